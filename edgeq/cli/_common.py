@@ -22,9 +22,12 @@ from edgeq.progress import SILENT, Advance, Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
+Lines = Iterable[Any]
+"""What a command prints for people: texts, each on a line of its own, tables, and texts with a style."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +43,26 @@ class Printer:
     verbose: bool
     budget: Budget | None = None
 
-    def result(self, record: Any, human: Callable[[Console], None]) -> None:
-        """Print a command's result: `record` (see `edgeq.records`) as JSON with --json, else what `human` draws."""
+    def result(self, record: Any, human: Callable[[], None]) -> None:
+        """Print a command's result: `record` (see `edgeq.records`) as JSON with --json, else what `human` prints."""
         from edgeq.records import plain
 
         try:
             if self.as_json:
                 click.echo(json_text(plain(record)))
             else:
-                human(self.console())
+                human()
             sys.stdout.flush()
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
             raise OutputError(f"standard output cannot be written: {error.strerror}", "Send it elsewhere") from error
 
-    def lines(self, record: Any, lines: Iterable[str]) -> None:
-        """Print a command's result as `result` does; for people it is plain text, one line each."""
+    def lines(self, record: Any, lines: Lines) -> None:
+        """Print a command's result as `result` does; `lines` are not made where nobody reads them."""
 
-        def draw(console: Console) -> None:
+        def draw() -> None:
+            console = self.console()
             for line in lines:
                 console.print(line)
 
@@ -84,6 +88,29 @@ class Printer:
         """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
         shown = SILENT if self.quiet else _StderrProgress()
         return shown if self.budget is None else _Renewing(shown, self.budget)
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **how: Any) -> Table:
+    """A table for people.
+
+    Args:
+        numbers_from: the column from which on all are aligned to the right.
+        how: as rich's tables take it.
+    """
+    from rich.table import Column, Table
+
+    first = numbers_from if numbers_from is not None else sys.maxsize
+    made = Table(*(Column(head, justify="right" if i >= first else "left") for i, head in enumerate(heads)), **how)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def styled(text: str, style: str) -> Text:
+    """A line in a colour, or bold."""
+    from rich.text import Text
+
+    return Text(printable(text), style=style)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from edgeq.cli._common import Lines, styled, table
 
+if TYPE_CHECKING:
     from edgeq.measure.agreement import Agreement
     from edgeq.measure.diagnosis import Diagnosis
 
@@ -19,65 +19,62 @@ _FIGURES, _LEAST_NAME, _WEIGHT_NAME = 90, 16, 40
 _LEAST_SHARE = 0.0001
 
 
-def draw_diagnosis(console: Console, found: Diagnosis, *, verbose: bool) -> None:
+def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
     """Outputs first, then the error sources, then the layers in the order in which they run."""
     request = found.request
     variant = f", variant {found.variant}" if found.variant else ""
-    console.print(f"{request.quantized}{variant} against {request.float_model}, {found.comparison.count} samples")
-    for note in found.notes:
-        console.print(f"note: {note}")
-    console.print(f"outputs: {_outputs(found.optimised)} in the optimised session,")
-    console.print(f"         {_outputs(found.written)} on the graph as written")
+    yield f"{request.quantized}{variant} against {request.float_model}, {found.comparison.count} samples"
+    yield from (f"note: {note}" for note in found.notes)
+    yield f"outputs: {_outputs(found.optimised)} in the optimised session,"
+    yield f"         {_outputs(found.written)} on the graph as written"
     style = {"healthy": "green", "noisy": "yellow", "poor": "red"}[found.verdict]
-    console.print(f"verdict: {found.verdict_text}", style=style)
-    _draw_error_sources(console, found)
-    _draw_layers(console, found, verbose=verbose)
-    _draw_weights(console, found, verbose=verbose)
-    _draw_engine(console, found, verbose=verbose)
-    for warning in found.warnings:
-        console.print(f"warning: {warning}", style="yellow")
+    yield styled(f"verdict: {found.verdict_text}", style)
+    yield from _draw_error_sources(found)
+    yield from _draw_layers(found, verbose=verbose)
+    yield from _draw_weights(found, verbose=verbose)
+    yield from _draw_engine(found, verbose=verbose)
+    yield from (styled(f"warning: {warning}", "yellow") for warning in found.warnings)
 
 
-def _draw_error_sources(console: Console, found: Diagnosis) -> None:
+def _draw_error_sources(found: Diagnosis) -> Lines:
     if not found.error_sources:
-        console.print()
-        console.print("no layer stands out: the noise comes from many alike")
+        yield ""
+        yield "no layer stands out: the noise comes from many alike"
         return
     what = (
         "layers with the largest part in what error there is"
         if found.verdict == "healthy"
         else "layers that cause the error"
     )
-    console.print()
-    console.print(f"{what}, each with the outputs' SQNR with its error alone")
+    yield ""
+    yield f"{what}, each with the outputs' SQNR with its error alone"
     for rank, error_source in enumerate(found.error_sources, 1):
         who = f"{error_source.node} ({error_source.op_type})" if error_source.node else f"input {error_source.name}"
-        console.print(
-            f"{rank:3}. {who}: {_db(error_source.output_sqnr_db)} dB; {error_source.cause}: {error_source.reason}"
-        )
-        console.print(f"     {_flags(error_source.exclude)}")
+        yield (f"{rank:3}. {who}: {_db(error_source.output_sqnr_db)} dB; {error_source.cause}: {error_source.reason}")
+        yield f"     {_flags(error_source.exclude)}"
     if len(found.error_sources) > 1:
-        console.print(f"all of them: {_flags(found.exclude)}")
+        yield f"all of them: {_flags(found.exclude)}"
 
 
-def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
+def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
+    from rich.console import Console
     from rich.table import Column, Table
 
     from edgeq.report.names import shorten
 
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
     # What the figures leave of the line; rich cuts at the end, where names differ.
-    width = max(_LEAST_NAME, (console.width - _FIGURES) // 2)
+    width = max(_LEAST_NAME, (Console().width - _FIGURES) // 2)
     pairs = list(zip(found.comparison.activations, found.noise, strict=True))
     shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.request.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
     tensor, layer = (Column(head, overflow="fold") for head in ("tensor", "layer"))
-    table = Table("", tensor, layer, "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
+    layers = Table("", tensor, layer, "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
     for activation, noise in pairs:
         if not verbose and id(noise) not in shown and activation.name not in ranks:
             continue
         operator = activation.op_type + (f"+{activation.folded}" if activation.folded else "")
-        table.add_row(
+        layers.add_row(
             str(ranks.get(activation.name, "")),
             shorten(activation.name, width),
             f"{shorten(activation.node, width)} {operator}".strip(),
@@ -88,52 +85,48 @@ def _draw_layers(console: Console, found: Diagnosis, *, verbose: bool) -> None:
             _share(activation.saturated_low + activation.saturated_high),
             _db(found.effects[noise.name].sqnr_db) if noise.name in found.effects else "",
         )
-    console.print(table)
+    yield layers
     if not verbose and len(shown) < len(pairs):
-        console.print(f"{len(pairs)} tensors were compared (-v shows all)")
+        yield f"{len(pairs)} tensors were compared (-v shows all)"
 
 
-def _draw_weights(console: Console, found: Diagnosis, *, verbose: bool) -> None:
-    from rich.table import Table
-
+def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
     from edgeq.report.names import shorten
 
     weights = [w for w in found.comparison.weights if verbose or len(w.shape) > 1]
     chosen = weights if verbose else sorted(weights, key=lambda w: w.sqnr_db)[:_WEIGHTS_SHOWN]
     if not chosen:
         return
-    table = Table(
-        "weight", "layer", "SQNR dB", "worst channels", "bits", title="weights" if verbose else "worst weights"
-    )
-    for weight in chosen:
-        table.add_row(
+    heads = ("weight", "layer", "SQNR dB", "worst channels", "bits")
+    rows = (
+        (
             shorten(weight.name, _WEIGHT_NAME),
             shorten(weight.node, _WEIGHT_NAME),
             _db(weight.sqnr_db),
             ", ".join(f"{channel}: {_db(db)}" for channel, db in weight.worst_channels),
             f"{weight.bits} {'per channel' if weight.per_channel else 'per tensor'}",
         )
-    console.print(table)
+        for weight in chosen
+    )
+    yield table(heads, rows, title="weights" if verbose else "worst weights")
 
 
-def _draw_engine(console: Console, found: Diagnosis, *, verbose: bool) -> None:
+def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
     """Where an engine's answers part from those of the CPU's kernels."""
-    from rich.table import Table
-
     from edgeq.report.names import shorten
 
     if found.request.engine is None:
         return
     worst = {id(layer) for layer in sorted(found.engine, key=lambda layer: -layer.lost_db)[: found.request.worst]}
     title = f"{found.request.engine.name} against onnxruntime's CPU kernels (SQNR in dB), the same file"
-    table = Table("tensor", "layer", "all so far", "what it reads", "alone", "steps", title=title)
+    rows = []
     for layer in found.engine:
         if verbose or id(layer) in worst:
             alone = "" if layer.alone_db is None else _db(layer.alone_db)
             name, node = (shorten(text, _WEIGHT_NAME) for text in (layer.name, layer.node))
             figures = (_db(layer.sqnr_db), _db(layer.inputs_db), alone, f"{layer.steps:.1f}")
-            table.add_row(name, f"{node} {layer.op_type}".strip(), *figures)
-    console.print(table)
+            rows.append((name, f"{node} {layer.op_type}".strip(), *figures))
+    yield table(("tensor", "layer", "all so far", "what it reads", "alone", "steps"), rows, title=title)
 
 
 def _outputs(agreement: Agreement) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from edgeq.cli._common import Lines, styled, table
 
+if TYPE_CHECKING:
     from edgeq.measure.agreement import Agreement, OutputAgreement
     from edgeq.pipeline.proof import Proof
     from edgeq.pipeline.saturation_mitigation import Decision
@@ -15,37 +15,33 @@ _FLOAT_NODES_SHOWN = 8
 _OUTPUTS_SHOWN = 4
 
 
-def draw_proof(console: Console, proof: Proof, *, verbose: bool) -> None:
+def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     """Coverage, agreement, accuracy, speed and warnings."""
     from edgeq_device.claim import SLOWER
-    from rich.table import Table
 
     from edgeq.engines import DEFAULT
 
     coverage, agreement = proof.coverage, proof.agreement
-    console.print(f"int8 coverage {coverage.summary()}")
+    yield f"int8 coverage {coverage.summary()}"
     if coverage.reason:
-        console.print(f"  not measured: {coverage.reason}")
+        yield f"  not measured: {coverage.reason}"
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
     for node in nodes if verbose else nodes[:_FLOAT_NODES_SHOWN]:
-        console.print(f"  {node.precision or 'float'}: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}")
+        yield f"  {node.precision or 'float'}: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}"
     if not verbose and len(nodes) > _FLOAT_NODES_SHOWN:
-        console.print(f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)")
+        yield f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)"
     in_engine = "" if proof.engine == DEFAULT else f"in {proof.engine}, "
-    console.print(f"{in_engine}against float32: {closeness(agreement)} ({proof.samples} samples)")
+    yield f"{in_engine}against float32: {closeness(agreement)} ({proof.samples} samples)"
     if len(agreement.outputs) > 1:
         outputs = sorted(agreement.outputs, key=lambda output: output.sqnr_db)
         for output in outputs if verbose else outputs[:_OUTPUTS_SHOWN]:
-            console.print(f"  output {output.name}: {closeness(output)}")
+            yield f"  output {output.name}: {closeness(output)}"
     if proof.accuracy:
-        table = Table("", *next(iter(proof.accuracy.values())).metrics)
-        for name, accuracy in proof.accuracy.items():
-            table.add_row(name, *(f"{value:.4f}" for value in accuracy.metrics.values()))
-        console.print(table)
+        rows = ((name, *(f"{value:.4f}" for value in one.metrics.values())) for name, one in proof.accuracy.items())
+        yield table(("", *next(iter(proof.accuracy.values())).metrics), rows)
     if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # a warning says that
-        console.print(proof.speed.ratio.sentence("int8", "float32"))
-    for warning in proof.warnings():
-        console.print(f"warning: {warning}", style="yellow")
+        yield proof.speed.ratio.sentence("int8", "float32")
+    yield from (styled(f"warning: {warning}", "yellow") for warning in proof.warnings())
 
 
 def closeness(found: Agreement | OutputAgreement) -> str:
@@ -57,17 +53,17 @@ def closeness(found: Agreement | OutputAgreement) -> str:
     return f"SQNR {found.sqnr_db:.1f} dB, {second}"
 
 
-def draw_decision(console: Console, decision: Decision, *, verbose: bool) -> None:
+def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
     """What was done about saturating kernels, and at what price."""
-    console.print(f"16-bit sums: {decision.why}")
+    yield f"16-bit sums: {decision.why}"
     if not verbose:
         return
     metric = "" if decision.exact_metric is None else f", {decision.exact_metric:.4f}"
-    console.print(f"  exact kernels: {decision.exact_db:.1f} dB{metric}")
+    yield f"  exact kernels: {decision.exact_db:.1f} dB{metric}"
     for mitigation in decision.mitigations:
         if mitigation.failed:
-            console.print(f"  {mitigation.name}: cannot be built: {mitigation.failed}")
+            yield f"  {mitigation.name}: cannot be built: {mitigation.failed}"
             continue
         metric = "" if mitigation.metric is None else f", {mitigation.metric:.4f}"
         safe = "" if mitigation.safe else ", can saturate"
-        console.print(f"  {mitigation.name}: {mitigation.sqnr_db:.1f} dB{metric}, time x{mitigation.cost:g}{safe}")
+        yield f"  {mitigation.name}: {mitigation.sqnr_db:.1f} dB{metric}, time x{mitigation.cost:g}{safe}"

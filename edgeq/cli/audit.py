@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import PATH, PREPROCESS, SESSION_OPTIONS, target_option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.pipeline.audit import Audited
 
 
@@ -65,30 +63,27 @@ def command(
         target=resolve(target) if target is not None else None,
         progress=printer.progress(),
     )
-    printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
+    printer.lines(result, _draw(result, verbose=printer.verbose))
 
 
-def _draw(console: Console, result: Audited, *, verbose: bool) -> None:
-    from rich.table import Table
-
+def _draw(result: Audited, *, verbose: bool) -> Lines:
     from edgeq.engines import DEFAULT
 
     found = result.audit
     engine = f" in {result.engine}" if result.engine != DEFAULT else ""
     target = f" on {result.target}" if result.target else ""
-    console.print(f"{result.name}{engine}{target}: {found.summary()}")
+    yield f"{result.name}{engine}{target}: {found.summary()}"
     shown = [layer for layer in found.layers if verbose or layer.can_saturate]
     if shown:
-        table = Table("layer", "operator", box=None, pad_edge=False)
-        for title in ("channels", "can saturate", "worst pair", "clipped"):
-            table.add_column(title, justify="right")
+        rows = []
         for layer in shown:
             share = f"{layer.clipped / layer.sums:.3%}" if layer.sums else ""
             known = [layer.channels, layer.suspects, layer.worst_pair]
             numbers = ["?" if value is None else str(value) for value in known]
-            table.add_row(layer.name, layer.op_type, *numbers, share)
-        console.print(table)
-        console.print("worst pair: the largest sum of two neighbouring weights of one sign; up to 128 cannot saturate")
+            rows.append((layer.name, layer.op_type, *numbers, share))
+        heads = ("layer", "operator", "channels", "can saturate", "worst pair", "clipped")
+        yield table(heads, rows, numbers_from=2, box=None, pad_edge=False)
+        yield "worst pair: the largest sum of two neighbouring weights of one sign; up to 128 cannot saturate"
     if found.float_db is not None:
         saturating, exact = found.float_db
-        console.print(f"against float32: {exact:.1f} dB SQNR on exact kernels, {saturating:.1f} dB where it saturates")
+        yield f"against float32: {exact:.1f} dB SQNR on exact kernels, {saturating:.1f} dB where it saturates"

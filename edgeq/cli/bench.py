@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS, THREADS, VARIANT, complete_board
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.measure.latency import Measurement
     from edgeq.remote.devices import Board
     from edgeq.remote.fleet import Fleet
@@ -112,14 +110,14 @@ def command(
         boards = fleet_of(on)
         if len(boards) > 1:
             fleet = _on_fleet(printer, boards, run)
-            printer.result(fleet, lambda console: _draw_fleet(console, fleet))
+            printer.lines(fleet, _draw_fleet(fleet))
             fleet.check()
             return
         found = bench_on(boards[0], run, progress=printer.progress())
     else:
         found = run(progress=printer.progress())
     lines = bench_lines(found.report, verbose=printer.verbose)
-    printer.result(found, lambda console: click.echo("\n".join(map(printable, lines))))
+    printer.result(found, lambda: click.echo("\n".join(map(printable, lines))))
 
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> Fleet:
@@ -147,13 +145,6 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
         return measure_fleet(boards, run, doing.__setitem__)
 
 
-def _draw_fleet(console: Console, fleet: Fleet) -> None:
-    from rich.table import Table
-
-    for heads, rows in fleet.tables():
-        table = Table(*heads)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for line in fleet.lines():
-        console.print(line)
+def _draw_fleet(fleet: Fleet) -> Lines:
+    yield from (table(*one) for one in fleet.tables())
+    yield from fleet.lines()

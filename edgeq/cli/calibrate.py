@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common
 from edgeq.cli._options import FIX, FORCE, PATH, PREPROCESS, THREADS, WORKERS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.calibrate.show import Shown
     from edgeq.calibrate.statistics import Statistics
 
@@ -80,7 +78,7 @@ def collect(
             "fix": parse_sizes(fixed),
         }
         statistics = calibrate(model, data, output, **named, workers=opened, progress=printer.progress(), **options)
-    printer.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
+    _print_written(printer, statistics, output)
 
 
 @command.command("merge")
@@ -93,7 +91,7 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
     from edgeq.calibrate.run import merge_to
 
     statistics = merge_to(parts, output, force=force)
-    printer.result(_plain(statistics, output), lambda console: _draw_written(console, statistics, output))
+    _print_written(printer, statistics, output)
 
 
 @command.command("show")
@@ -126,41 +124,37 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     shown = open_shown(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
     if svg is not None:
         write_svg(shown, svg, force=force)
-    printer.result(shown, lambda console: _draw(console, shown, plotted=bool(options["tensors"])))
+    printer.lines(shown, _draw(shown, plotted=bool(options["tensors"])))
 
 
-def _plain(statistics: Statistics, output: Path) -> dict[str, Any]:
-    return {
+def _print_written(printer: Printer, statistics: Statistics, output: Path) -> None:
+    record = {
         "output": str(output),
         "model": statistics.model_digest,
         "data": statistics.data_digest,
         "samples": statistics.samples,
         "tensors": len(statistics.tensors),
     }
+    printer.lines(record, [f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples"])
 
 
-def _draw_written(console: Console, statistics: Statistics, output: Path) -> None:
-    console.print(f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples")
-
-
-def _draw(console: Console, shown: Shown | dict[str, Any], *, plotted: bool) -> None:
+def _draw(shown: Shown | dict[str, Any], *, plotted: bool) -> Lines:
     from edgeq.calibrate.plot import sparkline, text_plot
     from edgeq.calibrate.show import Shown
 
     if not isinstance(shown, Shown):
         for entry in shown["tensors"]:
-            console.print(f"{entry['magnitude']:>14.6g}  {entry['name']}")
+            yield f"{entry['magnitude']:>14.6g}  {entry['name']}"
         return
     statistics = shown.statistics
     for name in statistics.tensors if plotted else ():
-        for line in text_plot(shown, name):
-            console.print(line)
+        yield from text_plot(shown, name)
     if plotted:
         return
     state = "" if statistics.complete else f" of {statistics.total}, unfinished"
-    console.print(f"{len(statistics.tensors)} tensors, {statistics.samples} samples{state}")
-    console.print(f"{'':24}  {'  '.join(f'{m:>21}' for m in shown.ranges)}")
+    yield f"{len(statistics.tensors)} tensors, {statistics.samples} samples{state}"
+    yield f"{'':24}  {'  '.join(f'{m:>21}' for m in shown.ranges)}"
     for name in statistics.tensors:
         spans = [found[name] for found in shown.ranges.values()]
         numbers = "  ".join(f"{s.low:>10.4g} {s.high:>10.4g}" for s in spans)
-        console.print(f"{sparkline(shown, name)}  {numbers}  {name}")
+        yield f"{sparkline(shown, name)}  {numbers}  {name}"

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, styled, table
 from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH, comparison_arguments, comparison_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.report.comparison import Comparison
 
 
@@ -46,26 +44,18 @@ def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     drop = share("--max-drop", options.pop("max_drop"))
     given = comparison_arguments(options)
     found = compare(a, b, timed=timed, max_drop=drop, progress=printer.progress(), **given)
-    printer.result(found, lambda console: _draw(console, found))
+    printer.lines(found, _draw(found))
     pair = found.debuggable
     fill_next(a=pair[0].path, b=pair[1].path) if pair is not None else fill_next(a=None)
     found.check()
 
 
-def _draw(console: Console, found: Comparison) -> None:
-    from rich.table import Table
-
+def _draw(found: Comparison) -> Lines:
     for name, side in (("A", found.a), ("B", found.b)):
         variant = f", variant {side.variant}" if side.variant else ""
-        console.print(f"{name}  {side.path}{variant}")
-    for difference in found.signature_differences:
-        console.print(f"differs: {difference}", style="yellow")
-    table = Table("", "A", "B", "B against A")
-    for row in found.rows():
-        table.add_row(*row)
-    if table.row_count:
-        console.print(table)
-    for sentence in found.verdict():
-        console.print(sentence, style="bold")
-    for note in found.notes:
-        console.print(f"note: {note}")
+        yield f"{name}  {side.path}{variant}"
+    yield from (styled(f"differs: {difference}", "yellow") for difference in found.signature_differences)
+    if rows := found.rows():
+        yield table(("", "A", "B", "B against A"), rows)
+    yield from (styled(sentence, "bold") for sentence in found.verdict())
+    yield from (f"note: {note}" for note in found.notes)

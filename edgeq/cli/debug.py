@@ -48,4 +48,4 @@ def command(
         memory=parse_bytes(memory) if memory is not None else None,
         progress=printer.progress(),
     )
-    printer.result(found, lambda console: draw_diagnosis(console, found, verbose=printer.verbose))
+    printer.lines(found, draw_diagnosis(found, verbose=printer.verbose))

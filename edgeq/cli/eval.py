@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import (
     ENGINE,
     OWN_PREPROCESS,
@@ -23,8 +23,6 @@ from edgeq.cli._options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.measure.evaluation import EvalResult
     from edgeq.measure.preprocess_trial import Trial
 
@@ -80,55 +78,53 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
             from edgeq.remote.evaluate import evaluate_on
 
             there = evaluate_on(request, one_board(on), progress=printer.progress())
-            printer.result(there, lambda console: _draw(console, there.result))
+            printer.lines(there, _draw(there.result))
         elif trial:
             from edgeq.measure.preprocess_trial import try_preprocess
 
             tried = try_preprocess(request, progress=printer.progress())
-            printer.result(tried, lambda console: _draw_trial(console, tried))
+            printer.lines(tried, _draw_trial(tried))
         else:
             found = run_evaluation(request, workers=opened, progress=printer.progress())
-            printer.result(found, lambda console: _draw(console, found))
+            printer.lines(found, _draw(found))
 
 
-def _draw_trial(console: Console, trial: Trial) -> None:
+def _draw_trial(trial: Trial) -> Lines:
     from edgeq_device.terminal import printable
-    from rich.table import Table
     from rich.text import Text
 
-    console.print(f"{trial.request.model}, {trial.count} samples, {trial.task}")
-    table = Table(trial.primary, "preprocessing", title="the best first")
+    yield f"{trial.request.model}, {trial.count} samples, {trial.task}"
+    rows = []
     for one in trial.tries:
         value = "" if one.accuracy is None else f"{one.accuracy.value:.4f}"
         lines = filter(None, (one.preprocess, one.reason or one.title))
-        table.add_row(value, Text("\n  ".join(map(printable, lines)), overflow="fold"))
-    console.print(table)
+        rows.append((value, Text("\n  ".join(map(printable, lines)), overflow="fold")))
+    yield table((trial.primary, "preprocessing"), rows, title="the best first")
     if len(trial.tied) > 1:
-        console.print(f"{trial.count} samples cannot distinguish these:")
-        for name in trial.tied:
-            console.print(f"  {name}")
+        yield f"{trial.count} samples cannot distinguish these:"
+        yield from (f"  {name}" for name in trial.tied)
 
 
-def _draw(console: Console, found: EvalResult) -> None:
-    from rich.table import Table
-
+def _draw(found: EvalResult) -> Lines:
     accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
     variant = f", variant {found.variant}" if found.variant else ""
-    console.print(f"{found.request.model}{variant}, {found.count} samples")
+    yield f"{found.request.model}{variant}, {found.count} samples"
     if accuracy is not None:
-        table = Table("metric", "value", *(("reference", "difference") if reference else ()), title=accuracy.task)
+        rows = []
         for name, value in accuracy.metrics.items():
             other = [reference.metrics[name], value - reference.metrics[name]] if reference else []
-            table.add_row(name, f"{value:.4f}", *(f"{number:.4f}" for number in other))
-        console.print(table)
+            rows.append((name, f"{value:.4f}", *(f"{number:.4f}" for number in other)))
+        heads = ("metric", "value", *(("reference", "difference") if reference else ()))
+        yield table(heads, rows, title=accuracy.task)
     if found.coverage is not None:
-        console.print(f"int8 coverage {found.coverage.summary()}")
+        yield f"int8 coverage {found.coverage.summary()}"
     if agreement is not None:
-        table = Table("output", "SQNR dB", "cosine", "max error", "top-1", title="agreement with the reference")
+        outputs = []
         for output in agreement.outputs:
             top1 = "" if output.top1 is None else f"{output.top1:.4f}"
             sqnr = "equal" if output.equal else f"{output.sqnr_db:.1f}"
             if output.same not in (None, 1):
                 sqnr = f"{output.same:.2%} same"
-            table.add_row(output.name, sqnr, f"{output.cosine:.6f}", f"{output.max_abs_error:.4g}", top1)
-        console.print(table)
+            outputs.append((output.name, sqnr, f"{output.cosine:.6f}", f"{output.max_abs_error:.4g}", top1))
+        heads = ("output", "SQNR dB", "cosine", "max error", "top-1")
+        yield table(heads, outputs, title="agreement with the reference")

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, styled, table
 from edgeq.cli._options import FORCE, PATH, comparison_arguments, comparison_options, on_board
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.report.gate import Gated
 
 
@@ -82,22 +80,15 @@ def command(
     if as_markdown and not printer.as_json:
         click.echo(markdown(found))
     else:
-        printer.result(found, lambda console: _draw(console, found))
+        printer.lines(found, _draw(found))
     found.check()
 
 
-def _draw(console: Console, found: Gated) -> None:
-    from rich.table import Table
-
+def _draw(found: Gated) -> Lines:
     if found.comparison is not None:
-        table = Table("", "baseline", "model", "model against baseline")
-        for row in found.rows():
-            table.add_row(*row)
-        console.print(table)
-        for check in found.checks:
-            console.print(f"{check.what}: {check.outcome}, limit: {check.limit}")
-        for note in found.comparison.notes:
-            console.print(f"note: {note}")
-        console.print(found.outcome, style="bold")
+        yield table(("", "baseline", "model", "model against baseline"), found.rows())
+        yield from (f"{check.what}: {check.outcome}, limit: {check.limit}" for check in found.checks)
+        yield from (f"note: {note}" for note in found.comparison.notes)
+        yield styled(found.outcome, "bold")
     if found.updated:
-        console.print(f"{found.baseline} is the new baseline")
+        yield f"{found.baseline} is the new baseline"

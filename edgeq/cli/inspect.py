@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import PATH, target_option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.model.inspect import ModelReport, TargetPrediction
 
 
@@ -35,52 +33,44 @@ def command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], prin
     with device_errors():
         given = parse_shapes(shapes)
     report = inspect(model, targets or ("auto",), shapes=given, progress=printer.progress())
-    printer.result(report, lambda console: _show(report, console, verbose=printer.verbose))
+    printer.lines(report, _show(report, verbose=printer.verbose))
 
 
-def _show(report: ModelReport, console: Console, *, verbose: bool) -> None:
-    from rich.table import Table
-
+def _show(report: ModelReport, *, verbose: bool) -> Lines:
     opsets = ", ".join(f"{domain} {version}" for domain, version in report.opsets.items())
-    console.print(f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}")
-    console.print(
-        f"{_number(report.parameters)} parameters ({_size(report.parameter_bytes)}), {_number(report.macs)} MACs"
-    )
+    yield f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}"
+    yield (f"{_number(report.parameters)} parameters ({_size(report.parameter_bytes)}), {_number(report.macs)} MACs")
     for title, specs in (("input", report.signature.inputs), ("output", report.signature.outputs)):
         for spec in specs:
-            console.print(f"{title}  {spec}")
-    for note in report.notes:
-        console.print(f"note: {note}")
-    table = Table("operator", box=None, pad_edge=False)
-    table.add_column("count", justify="right")
-    table.add_column("MACs", justify="right")
-    table.add_column("share", justify="right")
+            yield f"{title}  {spec}"
+    yield from (f"note: {note}" for note in report.notes)
+    rows = []
     for operator in report.operators:
         share = f"{operator.macs / report.macs:.1%}" if operator.macs else ""
-        table.add_row(operator.op_type, str(operator.count), _number(operator.macs) if operator.macs else "", share)
-    console.print()
-    console.print(table)
+        rows.append((operator.op_type, str(operator.count), _number(operator.macs) if operator.macs else "", share))
+    yield ""
+    yield table(("operator", "count", "MACs", "share"), rows, numbers_from=1, box=None, pad_edge=False)
     if report.preparation:
-        console.print()
-        console.print(f"quantizing prepares it: {'; '.join(report.preparation)}")
+        yield ""
+        yield f"quantizing prepares it: {'; '.join(report.preparation)}"
     for prediction in report.targets:
-        _show_prediction(prediction, console, verbose=verbose)
+        yield from _show_prediction(prediction, verbose=verbose)
 
 
-def _show_prediction(prediction: TargetPrediction, console: Console, *, verbose: bool) -> None:
+def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
     from edgeq.model.int8_rules import rules_title
 
     counted = [n for n in prediction.nodes if n.verdict != "other"]
     int8 = [n for n in counted if n.verdict == "int8"]
-    console.print()
-    console.print(
+    yield ""
+    yield (
         f"{prediction.target} ({prediction.backend}): about {prediction.int8_macs_share:.1%} of the MACs and "
         f"{len(int8)} of {len(counted)} nodes in int8, a forecast by "
         f"{rules_title(prediction.backend)}; `edgeq quantize` measures it"
     )
     if verbose:
         for node in prediction.nodes:
-            console.print(f"  {node.verdict:5}  {node.op_type:20} {node.name}: {node.reason}")
+            yield f"  {node.verdict:5}  {node.op_type:20} {node.name}: {node.reason}"
         return
     reasons: dict[tuple[str, str], list[str]] = {}
     for node in counted:
@@ -88,7 +78,7 @@ def _show_prediction(prediction: TargetPrediction, console: Console, *, verbose:
             reasons.setdefault((node.op_type, node.reason), []).append(node.name)
     for (op_type, reason), names in reasons.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        console.print(f"  float  {op_type} ({shown}): {reason}")
+        yield f"  float  {op_type} ({shown}): {reason}"
 
 
 def _number(value: int) -> str:

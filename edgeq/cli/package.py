@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, styled
 from edgeq.cli._options import PATH, build_options, target_option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.measure.checks import Check
     from edgeq.pipeline.package import Packaged
 
@@ -63,41 +61,36 @@ def command(
     result = package(
         model, output=output, targets=targets, engines=chosen, progress=printer.progress(), **extra, **arguments
     )
-    printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
+    printer.lines(result, _draw(result, verbose=printer.verbose))
 
 
-def _draw(console: Console, result: Packaged, *, verbose: bool) -> None:
+def _draw(result: Packaged, *, verbose: bool) -> Lines:
     from edgeq.cli._proof import draw_decision, draw_proof
 
     drawn: dict[tuple[Path, str], str] = {}
     for name, variant in result.variants.items():
         artifact = variant.built.artifact
         engine = f" in {artifact.plugin.name}" if artifact.plugin is not None else ""
-        console.print(
-            f"{name}: {artifact.scheme.title}{engine}, {variant.bytes / 1e6:.2f} MB, "
-            f"onnxruntime {variant.min_onnxruntime} or newer",
-            style="bold",
-        )
+        size = f"{variant.bytes / 1e6:.2f} MB, onnxruntime {variant.min_onnxruntime} or newer"
+        yield styled(f"{name}: {artifact.scheme.title}{engine}, {size}", "bold")
         if (artifact.model, engine) in drawn:
-            console.print(f"  the same model as {drawn[artifact.model, engine]}")
+            yield f"  the same model as {drawn[artifact.model, engine]}"
         else:
             drawn[artifact.model, engine] = name
-            draw_proof(console, variant.proof, verbose=verbose)
+            yield from draw_proof(variant.proof, verbose=verbose)
         if variant.decision is not None:
-            draw_decision(console, variant.decision, verbose=verbose)
-        _draw_checks(console, variant.checks, verbose=verbose)
-    for note in result.notes:
-        console.print(f"note: {note}")
-    for bundle in dict.fromkeys(result.bundles.values()):
-        console.print(f"bundle: {bundle}")
+            yield from draw_decision(variant.decision, verbose=verbose)
+        yield from _draw_checks(variant.checks, verbose=verbose)
+    yield from (f"note: {note}" for note in result.notes)
+    yield from (f"bundle: {bundle}" for bundle in dict.fromkeys(result.bundles.values()))
 
 
-def _draw_checks(console: Console, checks: Sequence[Check], *, verbose: bool) -> None:
+def _draw_checks(checks: Sequence[Check], *, verbose: bool) -> Lines:
     """What was checked, and on whose kernels; in one line, or one line each."""
     from edgeq.measure.checks import summarise
 
     if verbose:
         for check in checks:
-            console.print(f"  {check.name}: {check.kind} ({check.where}) {check.detail}")
+            yield f"  {check.name}: {check.kind} ({check.where}) {check.detail}"
         return
-    console.print(f"checked {summarise(checks)}")
+    yield f"checked {summarise(checks)}"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import ENGINE, PATH, build_options, target_option
 from edgeq.registry import RECOVERIES
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from edgeq.pipeline.quantize import Quantized
 
 
@@ -70,34 +66,24 @@ def command(
         progress=printer.progress(),
         **arguments,
     )
-    printer.result(result, lambda console: _draw(console, result, verbose=printer.verbose))
+    printer.lines(result, _draw(result, verbose=printer.verbose))
 
 
-def _draw(console: Console, result: Quantized, *, verbose: bool) -> None:
+def _draw(result: Quantized, *, verbose: bool) -> Lines:
     from edgeq.cli._proof import draw_decision, draw_proof
 
     scheme = result.scheme
-    console.print(f"{result.output}: {scheme.title} for {result.target.title}")
-    console.print(f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32")
-    draw_proof(console, result.proof, verbose=verbose)
+    yield f"{result.output}: {scheme.title} for {result.target.title}"
+    yield f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32"
+    yield from draw_proof(result.proof, verbose=verbose)
     if result.decision is not None:
-        draw_decision(console, result.decision, verbose=verbose)
+        yield from draw_decision(result.decision, verbose=verbose)
     for kind in result.block_compute.kinds if result.block_compute is not None else ():
-        console.print(f"products in blocks: {kind.summary()}")
+        yield f"products in blocks: {kind.summary()}"
     for key, value in result.session_options.items():
-        console.print(f"run it with the session option {key}={value}")
-    for note in result.notes:
-        console.print(f"note: {note}")
-    if verbose:
-        console.print(_time_table(result.seconds))
-
-
-def _time_table(seconds: Mapping[str, float]) -> Table:
-    """Where the time went."""
-    from rich.table import Column, Table
-
-    table = Table("stage", Column("seconds", justify="right"), box=None)
-    for title, taken in seconds.items():
-        table.add_row(title, f"{taken:.2f}")
-    table.add_row("all", f"{sum(seconds.values()):.2f}")
-    return table
+        yield f"run it with the session option {key}={value}"
+    yield from (f"note: {note}" for note in result.notes)
+    if verbose:  # where the time went
+        seconds = {**result.seconds, "all": sum(result.seconds.values())}
+        rows = ((title, f"{taken:.2f}") for title, taken in seconds.items())
+        yield table(("stage", "seconds"), rows, numbers_from=1, box=None)

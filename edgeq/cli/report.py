@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, styled
 from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.report.bundle import Reported
 
 
@@ -56,22 +54,21 @@ def command(
     result = report_bundle(
         bundle, output, measure=measure, variant=variant, fleet=fleet, force=force, progress=printer.progress()
     )
-    printer.result(result, lambda console: _draw(console, result))
+    printer.lines(result, _draw(result))
     if result.of_record:
         fill_next(bundle=None)  # there is nothing to verify
     if opened:
         click.launch(str(result.page.absolute()))
 
 
-def _draw(console: Console, result: Reported) -> None:
+def _draw(result: Reported) -> Lines:
     verdict = result.verdict
-    console.print(verdict.sentence)
+    yield verdict.sentence
     for figure in verdict.figures:
-        console.print(f"  {figure.label}: {figure.value}  {figure.note}".rstrip())
-    for warning in verdict.warnings:
-        console.print(f"warning: {warning}", style="yellow")
+        yield f"  {figure.label}: {figure.value}  {figure.note}".rstrip()
+    yield from (styled(f"warning: {warning}", "yellow") for warning in verdict.warnings)
     for line in verdict.commands:
         # Of a record it is not known which bundle it came from, or there was none.
         named = line if result.of_record else line.replace("BUNDLE", shlex.quote(str(result.bundle)))
-        console.print(f"look closer: {named}")
-    console.print(f"report: {result.page}")
+        yield f"look closer: {named}"
+    yield f"report: {result.page}"

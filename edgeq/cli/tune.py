@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Lines, Printer, common, styled, table
 from edgeq.cli._options import FORCE, PATH, complete_board, data_options, target_option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from edgeq.progress import Progress
     from edgeq.remote.clock import BoardClock
     from edgeq.tune.plan import Plan
@@ -94,7 +92,7 @@ def command(
             raise UsageError("--dry-run reaches no board", "Leave --on out, or name the board's target with -t")
         named = {name: arguments[name] for name in ("data", "validation", "statistics", "target", "engines")}
         steps = plan(model, **named, goal=goal, progress=printer.progress())
-        printer.result(steps, lambda console: _draw_plan(console, steps))
+        printer.lines(steps, _draw_plan(steps))
         return
     progress = printer.progress()
     try:
@@ -102,9 +100,9 @@ def command(
             result = tune(model, output=output, goal=goal, clock=clock, progress=progress, **arguments)
     except GoalNotMetError as error:
         found = error.record
-        printer.result(found, lambda console: _draw(console, found, verbose=printer.verbose))
+        printer.lines(found, _draw(found, verbose=printer.verbose))
         raise
-    printer.result(result, lambda console: _draw_result(console, result, verbose=printer.verbose))
+    printer.lines(result, _draw_result(result, verbose=printer.verbose))
 
 
 @contextmanager
@@ -119,85 +117,79 @@ def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[BoardClock | Non
         yield clock
 
 
-def _draw_result(console: Console, result: Tuned, *, verbose: bool) -> None:
+def _draw_result(result: Tuned, *, verbose: bool) -> Lines:
     from edgeq.cli._proof import draw_proof
 
     if not result.record.get("simulated"):
-        _draw(console, result.record, verbose=verbose)
+        yield from _draw(result.record, verbose=verbose)
         return
-    console.print(f"{result.target.title}, in simulation", style="bold")
-    _draw(console, result.record, verbose=verbose)
-    draw_proof(console, result.proof, verbose=verbose)
-    console.print(f"bundle: {result.bundle}")
+    yield styled(f"{result.target.title}, in simulation", "bold")
+    yield from _draw(result.record, verbose=verbose)
+    yield from draw_proof(result.proof, verbose=verbose)
+    yield f"bundle: {result.bundle}"
 
 
-def _draw_simulated(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
+def _draw_simulated(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     from edgeq.tune.simulated import summary
 
-    for title, text in summary(record).items():
-        console.print(f"{title}: {text}")
+    yield from (f"{title}: {text}" for title, text in summary(record).items())
     for form in record["trials"] if verbose else ():
         kept = ", ".join(form["kept_in_float"]) or "nothing"
         lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"
-        console.print(f"{form['method']}, {kept} in float: loss {lost}")
-    console.print(f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s")
+        yield f"{form['method']}, {kept} in float: loss {lost}"
+    yield f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s"
 
 
-def _draw_plan(console: Console, steps: Plan) -> None:
-    console.print(f"for {steps.target.title}, profile {steps.target.profile.name}")
+def _draw_plan(steps: Plan) -> Lines:
+    yield f"for {steps.target.title}, profile {steps.target.profile.name}"
     steps_of = "built, timed against float32 and screened" if steps.threads else "built and screened"
-    console.print(f"kernel choices, {steps_of}:")
-    for candidate in steps.candidates:
-        console.print(f"  {candidate.name}")
+    yield f"kernel choices, {steps_of}:"
+    yield from (f"  {candidate.name}" for candidate in steps.candidates)
     if steps.engines.plugins:
-        console.print(f"raced beside onnxruntime's own kernels: {', '.join(c.name for c in steps.engines.plugins)}")
-    console.print("calibration methods, on those that are worth it:")
-    for name in steps.methods:
-        console.print(f"  {name}")
+        yield f"raced beside onnxruntime's own kernels: {', '.join(c.name for c in steps.engines.plugins)}"
+    yield "calibration methods, on those that are worth it:"
+    yield from (f"  {name}" for name in steps.methods)
     if steps.threads:
-        console.print(f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}")
+        yield f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}"
     last = "tensors in 16 bits" if "wide" in steps.target.profile.search else "layers in float"
-    console.print(f"if accuracy falls short: {', '.join((*steps.recoveries, last))}")
+    yield f"if accuracy falls short: {', '.join((*steps.recoveries, last))}"
 
 
-def _draw(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
-    if record.get("simulated"):
-        _draw_simulated(console, record, verbose=verbose)
-    else:
-        _draw_timed(console, record, verbose=verbose)
+def _draw(record: Mapping[str, Any], *, verbose: bool) -> Lines:
+    return (_draw_simulated if record.get("simulated") else _draw_timed)(record, verbose=verbose)
 
 
-def _draw_timed(console: Console, record: Mapping[str, Any], *, verbose: bool) -> None:
+def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     from edgeq_device.claim import Claim
-    from rich.table import Table
 
     first, *details = record["verdict"]
-    console.print(first, style="bold")
-    for line in details:
-        console.print(line)
+    yield styled(first, "bold")
+    yield from details
     # A ratio and its milliseconds are of the same runs; those of several candidates may be of several races.
     heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
-    table = Table(*heads, title="Pareto front", title_justify="left")
+    rows = []
     timing = record["float32"]["timing"]
     if timing:
         size = record["float32"]["bytes"] / 1e6
-        table.add_row("float32", "1.00", f"{timing['latency']['p50_ms']:.3g} ms", "0.00", "", f"{size:.2f}", "")
+        rows.append(("float32", "1.00", f"{timing['latency']['p50_ms']:.3g} ms", "0.00", "", f"{size:.2f}", ""))
     front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
     for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"])):
         claim = Claim.read(one["timing"]["speedup"])
-        table.add_row(
-            one["name"],
-            f"{claim.interval[0]:.2f}" if claim.interval else "not measurable",
-            claim.figures(),
-            f"{100 * one['accuracy']['drop']:.2f}",
-            f"{100 * one['accuracy']['bound']:.2f}",
-            f"{one['screening']['bytes'] / 1e6:.2f}",
-            one["status"],
+        rows.append(
+            (
+                one["name"],
+                f"{claim.interval[0]:.2f}" if claim.interval else "not measurable",
+                claim.figures(),
+                f"{100 * one['accuracy']['drop']:.2f}",
+                f"{100 * one['accuracy']['bound']:.2f}",
+                f"{one['screening']['bytes'] / 1e6:.2f}",
+                one["status"],
+            )
         )
-    console.print(table)
+    yield table(heads, rows, title="Pareto front", title_justify="left")
     lost = [c for c in record["candidates"] if c["status"] != "chosen"]
     for one in lost if verbose else lost[:_LOSERS_SHOWN]:
-        console.print(f"{one['name']}: {one['reason']}")
+        yield f"{one['name']}: {one['reason']}"
     if not verbose and len(lost) > _LOSERS_SHOWN:
-        console.print(f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)")
-    console.print(f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s")
+        yield f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)"
+    yield f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s"

@@ -14,7 +14,7 @@ def test_names_in_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture
     table = Table("tensor", title=name)
     table.add_row(name)
     printer = Printer(as_json=False, quiet=False, verbose=False)
-    printer.result({}, lambda console: console.print(table))
+    printer.lines({}, [table])
     printer.lines({}, [name])
     assert capsys.readouterr().out.count(name) == 3
 
@@ -24,13 +24,13 @@ def test_names_stay_on_their_line_and_move_no_cursor(capsys: pytest.CaptureFixtu
     table = Table(name, title=name, caption=name)
     table.add_row(name)
     printer = Printer(as_json=False, quiet=False, verbose=False)
-    printer.result({}, lambda console: console.print(table))
+    printer.lines({}, [table])
     printer.lines({}, [name])
     printer.progress().note(name)
     printed = capsys.readouterr()
     assert printed.out.count(shown) == 5
     assert printed.err == f"{shown}\n"
     assert printed.out.replace("\n", "").isprintable()
-    Printer(as_json=True, quiet=False, verbose=False).result({"name": name + "\x7f"}, lambda console: None)
+    Printer(as_json=True, quiet=False, verbose=False).lines({"name": name + "\x7f"}, [])
     printed = capsys.readouterr()
     assert printed.out.replace("\n", "").isprintable()

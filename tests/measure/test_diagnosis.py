@@ -75,7 +75,9 @@ def test_a_verdict_comes_first(quantized: Quantized, sqnr_db: float, verdict: st
     assert dataclasses.replace(found, optimised=changed).verdict_text.startswith(f"{verdict}: the outputs ")
 
 
-def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(quantized: Quantized) -> None:
+def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(
+    quantized: Quantized, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from edgeq.cli._layers import draw_diagnosis
 
     found = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data, count=2))
@@ -84,7 +86,9 @@ def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(quantized:
     noise = [dataclasses.replace(n, name=a.name) for a, n in zip(long, found.noise, strict=True)]
     comparison = dataclasses.replace(found.comparison, activations=tuple(long))
     console = Console(width=140, file=io.StringIO(), record=True)
-    draw_diagnosis(console, dataclasses.replace(found, comparison=comparison, noise=tuple(noise)), verbose=True)
+    monkeypatch.setenv("COLUMNS", "140")
+    for line in draw_diagnosis(dataclasses.replace(found, comparison=comparison, noise=tuple(noise)), verbose=True):
+        console.print(line)
     text = console.export_text()
     assert "verdict: healthy: the outputs follow float32 closely" in text
     assert "layers that cause the error" not in text

@@ -128,7 +128,9 @@ def test_the_chosen_model_is_in_the_table_though_a_rival_seems_faster_and_as_acc
     record = {"verdict": ["said"], "candidates": shown, "elapsed_s": 1.0}
     record["float32"] = {"timing": {"latency": {"p50_ms": 2.0}}, "bytes": 100}
     drawn = io.StringIO()
-    _draw_timed(Console(file=drawn, width=150), record, verbose=False)
+    console = Console(file=drawn, width=150)
+    for line in _draw_timed(record, verbose=False):
+        console.print(line)
     assert re.search(r"^.*\bb .* 0\.39 .* chosen", drawn.getvalue(), re.MULTILINE)
 
 
