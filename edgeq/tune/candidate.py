@@ -19,7 +19,7 @@ class Candidate:
         scheme: how to quantize.
         recoveries: names of accuracy recoveries, in the order in which they are applied.
         threads: inside an operator; 0 lets ONNX Runtime take all cores.
-        builder: what builds it: "" is the target's backend; else a name in `edgeq.tune.builders`.
+        builder: what builds it: "" is the target's backend; "sequence" is `edgeq.tune.sequence`.
         engine: what runs it; None is onnxruntime's own kernels.
     """
 

@@ -16,12 +16,11 @@ from edgeq.progress import Progress
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.eight_bit import rank_products
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
+from edgeq.tune.more_bits import WIDE, rank_products, rank_tensors
 from edgeq.tune.recover.exclude import rank_static
 from edgeq.tune.sessions import judged, opened
-from edgeq.tune.wide_tensors import FIELD, rank_tensors
 from edgeq.workers.engine import Engines
 
 SCREENED = 8
@@ -73,7 +72,7 @@ class LayerRanker:
         if candidate.scheme.mode == "weight-only" and candidate.scheme.weight_bits < 8:
             with self._progress.stage("ranking products"):
                 return rank_products(model, read_model(built.artifact.model), noise_of, half)
-        if FIELD in self._target.profile.search:
+        if WIDE in self._target.profile.search:
             ranges = built.ranges
             if candidate.recoveries:
                 model = self._builder.recoverer.ranged(candidate.scheme, candidate.recoveries).prepared.model

@@ -19,9 +19,7 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT, Progress
-from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.engines import Field, find_field, with_entrants
 from edgeq.tune.goal import Goal
@@ -141,15 +139,10 @@ def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> 
     return kernel_candidates(target.profile, static=static, dynamic=worthwhile or not static)
 
 
-def extra_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
-    """What builders of other kinds have for the model (`edgeq.tune.builders`)."""
-    return tuple(c for builder in builders.BUILDERS.values() for c in builder.candidates(job, target))
-
-
 def promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """All candidates, so ordered that a short budget is spent on the right ones.
 
-    A builder that has something for this model knows why: matrix products of such a model bear ranges that are
+    What is made for this kind of model comes early: matrix products of such a model bear ranges that are
     measured at run time better than fixed ones.
     """
     if not extra:

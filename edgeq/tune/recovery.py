@@ -15,10 +15,10 @@ from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.float_layers import select_float_layers
 from edgeq.tune.goal import Deadline
 from edgeq.tune.halving import build_and_assess
+from edgeq.tune.more_bits import WIDE
 from edgeq.tune.record import Trial
 from edgeq.tune.timing import time_new
 from edgeq.tune.trials import FLOAT_MACS, WIDE_COST, TrialTable, loss_of, structure_of
-from edgeq.tune.wide_tensors import FIELD
 
 _BASES = 2
 _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
@@ -44,7 +44,7 @@ def recover_accuracy(
         time_new(table, evaluator, deadline, float_threads)
         if not _worthwhile(table, base):
             continue
-        widens = FIELD in profile.search
+        widens = WIDE in profile.search
         widest = _on_16_bits(table, evaluator, deadline, base, progress) if widens else None
         best = _apply_recoveries(table, evaluator, deadline, base, progress)
         if table.meets(best) or deadline.passed():
@@ -95,7 +95,7 @@ def _apply_recoveries(
 
 def _on_16_bits(table: TrialTable, evaluator: Evaluator, deadline: Deadline, base: Trial, progress: Progress) -> Trial:
     """`base` with all its tensors in 16 bits."""
-    scheme = base.candidate.scheme.replace(**{FIELD: (ALL_NODES,)})
+    scheme = base.candidate.scheme.replace(**{WIDE: (ALL_NODES,)})
     candidate = base.candidate.replace(name=f"{base.name}, all tensors in 16 bits", scheme=scheme)
     made = build_and_assess(table, evaluator, candidate, "exclusion", base.name, progress)
     return in_simulation(table, evaluator, made, deadline, progress)

@@ -32,6 +32,7 @@ from edgeq.tune.recover.methods.smoothquant import SmoothQuant, product_groups, 
 from edgeq.tune.recover.methods.weight_rounding import WeightRounding
 
 NAME = "sequence"
+"""What `Candidate.builder` has of candidates that `build_sequence` builds."""
 LEAST_SHARE = 0.5
 """Of the multiply-accumulates, in constant matrices and recurrent layers: below it, these candidates are not tried."""
 _FUSE, _SMOOTH, _ROUND = "fuse-attention", SmoothQuant.name, WeightRounding.name
@@ -41,35 +42,38 @@ _RECURRENT = ("GRU", "LSTM", "RNN")
 _BLOCKS = {8: 128, 4: 32}
 
 
-@dataclasses.dataclass(frozen=True)
-class SequenceBuilder:
-    name: str = NAME
+def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
+    """Those worth trying for the model; empty where it is not made of matrix products."""
+    profile = target.profile.scheme
+    model = job.prepared.model
+    if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < LEAST_SHARE:
+        return ()
+    found = _variants(model, profile, sampled=job.calibration is not None)
+    # Weights in blocks are a mode of the backend's own.
+    return tuple(
+        Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
+        for name, scheme, recoveries in found
+    )
 
-    def candidates(self, job: Job, target: Target) -> tuple[Candidate, ...]:
-        """See `edgeq.tune.builders.Builder`."""
-        profile = target.profile.scheme
-        model = job.prepared.model
-        if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < LEAST_SHARE:
-            return ()
-        found = _variants(model, profile, sampled=job.calibration is not None)
-        # Weights in blocks are a mode of the backend's own.
-        return tuple(
-            Candidate(name, scheme, recoveries, builder="" if scheme.mode == "weight-only" else NAME)
-            for name, scheme, recoveries in found
-        )
 
-    def build(self, job: Job, target: Target, candidate: Candidate, destination: Path, progress: Progress) -> Built:
-        """See `edgeq.tune.builders.Builder`."""
-        scheme, prepared = candidate.scheme, job.prepared
-        for position, recovery in enumerate(candidate.recoveries):
-            if job.calibration is None:
-                raise UsageError(f"{recovery} needs calibration samples", "Give them with --data")
-            prefix = "-".join(candidate.recoveries[: position + 1])
-            prepared = _transformed(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)
-        ranges: dict[str, Range] = {}
-        if scheme.mode == "static":
-            ranges = _ranges(job, prepared, scheme, progress)
-        return Built(target, backend_named(target.backend).build(prepared, ranges, scheme, destination), ranges)
+def build_sequence(job: Job, target: Target, candidate: Candidate, destination: Path, progress: Progress) -> Built:
+    """Write the model of a candidate whose `builder` is `NAME` to `destination`.
+
+    Raises:
+        EdgeqError: it cannot be built; the search drops it with that reason.
+    """
+    scheme, prepared = candidate.scheme, job.prepared
+    for position, recovery in enumerate(candidate.recoveries):
+        if job.calibration is None:
+            raise UsageError(f"{recovery} needs calibration samples", "Give them with --data")
+        prefix = "-".join(candidate.recoveries[: position + 1])
+        prepared = _transformed(recovery, prepared, job.calibration, f"{prefix}-{scheme.mode}", scheme, progress)
+    ranges: dict[str, Range] = {}
+    if scheme.mode == "static":
+        assert job.calibration is not None
+        found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
+        ranges = scheme_ranges(found, scheme)
+    return Built(target, backend_named(target.backend).build(prepared, ranges, scheme, destination), ranges)
 
 
 def product_share(model: ir.Model) -> float:
@@ -147,9 +151,3 @@ def _transformed(
             raise UsageError(f"{recovery} finds nothing to do in this model")
         draft.rename(folder)
     return dataclasses.replace(prepared, model=read_model(kept), path=kept, digest=model_digest(kept))
-
-
-def _ranges(job: Job, prepared: PreparedModel, scheme: Scheme, progress: Progress) -> dict[str, Range]:
-    assert job.calibration is not None
-    statistics = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
-    return scheme_ranges(statistics, scheme)

@@ -12,7 +12,7 @@ from edgeq.backends.weight_only import write_weight_only
 from edgeq.model.load import read_model
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
-from edgeq.tune.eight_bit import rank_products
+from edgeq.tune.more_bits import rank_products
 from tests.backends.networks import prepared
 from tests.graphs import proto
 

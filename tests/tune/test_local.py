@@ -20,7 +20,6 @@ from edgeq.measure.task import make_task
 from edgeq.model.fixed_sizes import free_sizes
 from edgeq.pipeline.job import Job, open_job
 from edgeq.session import SessionSettings, open_session
-from edgeq.tune import builders
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.float_layers import MacCosts, affordable, select_float_layers
 from edgeq.tune.local import LocalEvaluator
@@ -156,10 +155,6 @@ def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, n
     assert len(affordable(ranking, 1.0)) == len(ranking.layers) - 1
     mixed = candidate.replace(name="mixed", scheme=candidate.scheme.replace(exclude=ranking.layers[0].nodes))
     assert evaluator.build(mixed).int8_mac_share < evaluator.build(candidate).int8_mac_share
-
-
-def test_every_builder_is_named_as_it_is_registered() -> None:
-    assert all(name == builder.name for name, builder in builders.BUILDERS.items())
 
 
 class SlowEngine:

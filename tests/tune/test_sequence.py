@@ -17,8 +17,8 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT
 from edgeq.session import open_session
-from edgeq.tune.builders import BUILDERS, CandidateBuilder
-from edgeq.tune.sequence import SequenceBuilder, product_share
+from edgeq.tune.builders import CandidateBuilder
+from edgeq.tune.sequence import build_sequence, product_share, sequence_candidates
 from tests.backends.networks import model_of, operators, prepared, recurrent, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
 
@@ -33,11 +33,7 @@ def job_of(model: PreparedModel, samples: Samples | None) -> Job:
 
 
 def names(model: PreparedModel, target: Target, samples: Samples | None = None) -> list[str]:
-    return [c.name for c in SequenceBuilder().candidates(job_of(model, samples), target)]
-
-
-def test_the_search_knows_it() -> None:
-    assert BUILDERS["sequence"] == SequenceBuilder()
+    return [c.name for c in sequence_candidates(job_of(model, samples), target)]
 
 
 def test_each_model_gets_what_it_has_use_for(tmp_path: Path, target: Target) -> None:
@@ -82,7 +78,7 @@ def test_every_candidate_is_built_and_follows_float(tmp_path: Path, target: Targ
     least = {"weight-only 4 bits": 8.0, "weight-only 4 bits, rounded": 9.0}
     builder = CandidateBuilder(job, target, tmp_path)
     found: dict[str, float] = {}
-    for number, candidate in enumerate(SequenceBuilder().candidates(job, target)):
+    for number, candidate in enumerate(sequence_candidates(job, target)):
         destination = tmp_path / f"{number}.onnx"
         built = builder.build(candidate, destination)
         session = open_session(destination, built.artifact.settings())
@@ -96,26 +92,26 @@ def test_every_candidate_is_built_and_follows_float(tmp_path: Path, target: Targ
 
 def test_what_candidates_share_is_made_once(tmp_path: Path, target: Target) -> None:
     job = job_of(encoder(tmp_path), Sentences())
-    fused = [c for c in SequenceBuilder().candidates(job, target) if "fused" in c.name]
+    fused = [c for c in sequence_candidates(job, target) if "fused" in c.name]
     folders = []
     for candidate in fused:
-        SequenceBuilder().build(job, target, candidate, tmp_path / "q.onnx", SILENT)
+        build_sequence(job, target, candidate, tmp_path / "q.onnx", SILENT)
         folders.append(sorted(p.name for p in job.prepared.path.parent.iterdir() if p.is_dir()))
     assert len(folders[0]) == 1
     assert folders[0][0] in folders[1]
     kept = job.prepared.path.parent / folders[0][0] / "model.onnx"
     before = kept.stat().st_mtime_ns
-    SequenceBuilder().build(job, target, fused[0], tmp_path / "q.onnx", SILENT)
+    build_sequence(job, target, fused[0], tmp_path / "q.onnx", SILENT)
     assert kept.stat().st_mtime_ns == before
 
 
 def test_nothing_to_do_is_said(tmp_path: Path, target: Target) -> None:
     model = encoder(tmp_path)
     job = job_of(model, Sentences())
-    candidate = next(c for c in SequenceBuilder().candidates(job, target) if c.recoveries == ("smoothquant",))
+    candidate = next(c for c in sequence_candidates(job, target) if c.recoveries == ("smoothquant",))
     matrices = [n.name for n in onnx.load(model.path).graph.node if n.op_type in ("MatMul", "Gemm")]
     idle = candidate.replace(scheme=candidate.scheme.replace(exclude=tuple(matrices)))
     with pytest.raises(UsageError, match="smoothquant finds nothing to do"):
-        SequenceBuilder().build(job, target, idle, tmp_path / "q.onnx", SILENT)
+        build_sequence(job, target, idle, tmp_path / "q.onnx", SILENT)
     with pytest.raises(UsageError, match="smoothquant needs calibration samples"):
-        SequenceBuilder().build(job_of(model, None), target, candidate, tmp_path / "q.onnx", SILENT)
+        build_sequence(job_of(model, None), target, candidate, tmp_path / "q.onnx", SILENT)
