@@ -46,26 +46,27 @@ class BenchData(Displayed):
     shapes: Shapes | None = None
 
 
-class BenchPlace(Protocol):
-    """Where a benchmark runs, if not here: samples are given, or None for those of a self-test or made-up ones."""
+@dataclass(frozen=True)
+class Workload:
+    """What models are timed with.
 
-    def models(
-        self,
-        models: Mapping[str, tuple[Path, SessionSettings]],
-        settings: BenchSettings,
-        samples: Sequence[Feed] | None,
-        shapes: Shapes | None,
-    ) -> Measurement:
+    Attributes:
+        samples: None takes those of a bundle's self-test, or made-up ones.
+        shapes: of inputs with open sizes, where they are made up.
+    """
+
+    settings: BenchSettings
+    samples: Sequence[Feed] | None = None
+    shapes: Shapes | None = None
+
+
+class BenchPlace(Protocol):
+    """Where a benchmark runs, if not here."""
+
+    def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """Measure model files side by side."""
 
-    def bundle(
-        self,
-        bundle: Path,
-        variant: str | None,
-        settings: BenchSettings,
-        samples: Sequence[Feed] | None,
-        shapes: Shapes | None,
-    ) -> Measurement:
+    def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
         """Measure the variant of a bundle that runs there."""
 
 
@@ -132,7 +133,7 @@ def bench(
         settings = replace(settings, baseline=next(iter(models)))
     samples = _samples(data, signature, path, progress) if data.source is not None else None
     if place is not None:
-        return place.models(models, settings, samples, data.shapes)
+        return place.models(models, Workload(settings, samples, data.shapes))
     with Engines() as processes:
         return measure_models(
             [bench_model(name, p, how, processes.open) for name, (p, how) in models.items()],
@@ -176,7 +177,7 @@ def _bench_bundle(
                 data = replace(data, preprocess=variant_preprocessing(chosen))
             samples = _samples(data, signature, chosen.model, progress)
         if place is not None:
-            return place.bundle(path, variant, settings, samples, data.shapes)
+            return place.bundle(path, variant, Workload(settings, samples, data.shapes))
         own = None if data.shapes else bundle_feeds(variants)
         feeds = _feeds(samples) if samples is not None else own
         return measure_models(bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, progress=progress)

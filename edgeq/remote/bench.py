@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.arrays import write_npz
-from edgeq_device.bench_models import Shapes
-from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.scenarios import Feed
 
 from edgeq.device import device_errors
+from edgeq.measure.bench import Workload
 from edgeq.measure.latency import Measurement, measurement
 from edgeq.measure.loaded_model import LoadedModel
 from edgeq.progress import SILENT, Progress
@@ -37,27 +36,15 @@ class BoardBench:
         self._session = session
         self._progress = progress
 
-    def models(
-        self,
-        models: Mapping[str, tuple[Path, SessionSettings]],
-        settings: BenchSettings,
-        samples: Sequence[Feed] | None,
-        shapes: Shapes | None,
-    ) -> Measurement:
+    def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """See `BenchPlace.models`."""
         with BoardModels(self._session, self._progress) as opener:
             subjects = [
                 open_request(opener.place(path), with_carried(path, how), name) for name, (path, how) in models.items()
             ]
-        return self._bench({"models": subjects, "bundle": ""}, settings, samples, shapes)
+        return self._bench({"models": subjects, "bundle": ""}, work)
 
-    def loaded(
-        self,
-        models: Mapping[str, LoadedModel],
-        sessions: int,
-        settings: BenchSettings,
-        samples: Sequence[Feed] | None,
-    ) -> Measurement:
+    def loaded(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
         """Measure what is open there side by side, each in so many sessions; of a bundle the variant that is open."""
         with BoardModels(self._session, self._progress) as opener:
             subjects = [
@@ -72,32 +59,19 @@ class BoardBench:
                 }
                 for name, one in models.items()
             ]
-        return self._bench({"models": subjects, "bundle": ""}, settings, samples, None)
+        return self._bench({"models": subjects, "bundle": ""}, work)
 
-    def bundle(
-        self,
-        bundle: Path,
-        variant: str | None,
-        settings: BenchSettings,
-        samples: Sequence[Feed] | None,
-        shapes: Shapes | None,
-    ) -> Measurement:
+    def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
         """See `BenchPlace.bundle`; the bundle is sent, unless it lies there already."""
         place = self._session.send_bundle(bundle, self._progress)
-        return self._bench({"bundle": place, "variant": variant}, settings, samples, shapes)
+        return self._bench({"bundle": place, "variant": variant}, work)
 
-    def _bench(
-        self,
-        subject: Mapping[str, Any],
-        settings: BenchSettings,
-        samples: Sequence[Feed] | None,
-        shapes: Shapes | None,
-    ) -> Measurement:
-        session, plain = self._session, asdict(settings)
+    def _bench(self, subject: Mapping[str, Any], work: Workload) -> Measurement:
+        session, settings, plain = self._session, work.settings, asdict(work.settings)
         del plain["warm_up"]
-        request = {"do": "bench", **subject, "settings": plain, "shapes": dict(shapes or {}), "feeds": []}
-        if samples is not None:
-            request["feeds"] = self._send_samples(samples)
+        request = {"do": "bench", **subject, "settings": plain, "shapes": dict(work.shapes or {}), "feeds": []}
+        if work.samples is not None:
+            request["feeds"] = self._send_samples(work.samples)
         before = describe_board(session)
         limit_s = _BESIDES_S + _LONGEST_FACTOR * len(settings.scenarios) * max(settings.min_duration_s, 1.0)
         stage = self._progress.stage(f"measuring on {session.board.name}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from edgeq_device.bench_settings import BenchSettings
-from edgeq_device.scenarios import Feed
-
+from edgeq.measure.bench import Workload
 from edgeq.measure.latency import Measurement
 from edgeq.measure.loaded_model import LoadedModel
 from edgeq.progress import SILENT, Progress
@@ -26,15 +24,9 @@ class _BoardPlace(BoardModels):
         """The board's, as `devices.toml` has it."""
         return self._session.board.name
 
-    def measure(
-        self,
-        models: Mapping[str, LoadedModel],
-        sessions: int,
-        settings: BenchSettings,
-        samples: Sequence[Feed] | None,
-    ) -> Measurement:
+    def measure(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
         """Time the models on the board. See `edgeq.report.compare.ComparePlace`."""
-        return BoardBench(self._session, self._progress).loaded(models, sessions, settings, samples)
+        return BoardBench(self._session, self._progress).loaded(models, sessions, work)
 
 
 def gate_on(

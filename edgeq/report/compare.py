@@ -16,7 +16,7 @@ from edgeq_device.feeds import random_feeds
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import EdgeqError, UsageError
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
-from edgeq.measure.bench import SAMPLES
+from edgeq.measure.bench import SAMPLES, Workload
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
@@ -38,14 +38,8 @@ class ComparePlace(Opener, Protocol):
     def name(self) -> str:
         """For people."""
 
-    def measure(
-        self,
-        models: Mapping[str, LoadedModel],
-        sessions: int,
-        settings: BenchSettings,
-        samples: Sequence[Mapping[str, Any]] | None,
-    ) -> Measurement:
-        """`measure_models` of what was opened there, each in so many sessions; None makes samples up."""
+    def measure(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
+        """`measure_models` of what was opened there, each in so many sessions."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +241,7 @@ def _time(
         duration_s = request.duration_s * 2**attempt
         settings = BenchSettings(baseline=A, threads=request.threads, min_duration_s=duration_s)
         if place is not None:
-            measurement = place.measure({A: a, B: b}, count, settings, feeds)
+            measurement = place.measure({A: a, B: b}, count, Workload(settings, feeds))
         else:
             measurement = measure_models(
                 [replace(bench_model(key, s.model, s.settings), sessions=count) for key, s in ((A, a), (B, b))],
