@@ -40,7 +40,7 @@ class Page(Displayed):
 
     def _repr_html_(self) -> str:
         # By name, when something is drawn: what draws lies in a layer above most results.
-        drawn: str = importlib.import_module("edgeq.report.notebook").draw(self.__page__())
+        drawn: str = importlib.import_module("edgeq.report.record").draw(self.__page__())
         return drawn
 
 

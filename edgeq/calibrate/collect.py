@@ -12,7 +12,6 @@ import onnx_ir as ir
 from edgeq.calibrate.float_pass import FloatPass
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.on_workers import Merged, observe_on
-from edgeq.calibrate.partition import partition_tensors
 from edgeq.calibrate.reduced import ReducedModel
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.tensors import plan, quantizable_tensors
@@ -23,6 +22,7 @@ from edgeq.errors import CalibrationError, DataError
 from edgeq.graph.index import GraphIndex
 from edgeq.hardware.limits import usable_threads
 from edgeq.model.shapes import element_types
+from edgeq.model.sizes import partitions, tensor_sizes
 from edgeq.progress import SILENT, Progress
 
 MOST_AT_ONCE = 4
@@ -85,7 +85,7 @@ def collect(
     state = _initial(start, model_digest, data_digest, names, total)
     threads = threads or (1 if workers is not None else usable_threads())
     at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
-    partitions, at_once = partition_tensors(model, names, state, samples, total, memory, at_once)
+    passes, at_once = _passes(model, names, state, samples, total, memory, at_once)
 
     def snapshot() -> Statistics:
         """The statistics as they are now; samples that every tensor has been through count as done."""
@@ -98,8 +98,8 @@ def collect(
             checkpoint(snapshot())
 
     sharded = Sharded(samples, workers) if workers is not None else None
-    with progress.stage(f"calibrating {len(names)} tensors", total * len(partitions)) as advance:
-        for partition in partitions:
+    with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance:
+        for partition in passes:
             done = state[partition[0]].samples
             advance(done)
             steps = plan(model, partition, channels)
@@ -126,6 +126,40 @@ def collect(
                 _collect(seen.run(remaining), seen, state, advance, save, checkpoint_seconds)
             timed(seen.running_s, seen.counting_s)
     return snapshot()
+
+
+def _passes(
+    model: ir.Model,
+    names: Sequence[str],
+    state: Mapping[str, TensorStatistics],
+    samples: Samples,
+    total: int,
+    memory: int | None,
+    at_once: int,
+) -> tuple[list[tuple[str, ...]], int]:
+    """Partitions of the tensor names, one a pass, and how many samples may run at once.
+
+    Tensors of one pass are neighbours in the graph and have seen the same number of samples; those that have seen all
+    are in none. Fewer samples at once come before more passes, because each pass runs the model again. Sizes are those
+    of the first sample.
+    """
+    by_progress: dict[int, list[str]] = {}
+    for name in names:
+        if state[name].samples < total:
+            by_progress.setdefault(state[name].samples, []).append(name)
+    groups = list(by_progress.values())
+    if memory is None:
+        return [tuple(group) for group in groups], at_once
+    first = next(iter(samples), None)
+    if first is None:
+        raise DataError("there are no samples to calibrate with", "Give at least one")
+    sizes = tensor_sizes(model, first.inputs)
+    largest = max(sizes.values(), default=0)
+    sizes = {name: sizes.get(name, largest) for name in names}
+    at_once = max(1, min(at_once, memory // max(1, sum(sizes.values()))))
+    budget = memory // at_once
+    parts = (part for group in groups for part in partitions(((name, sizes[name]) for name in group), budget))
+    return [tuple(part) for part in parts], at_once
 
 
 def _collect(

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgeq.bundle.plan import tool_versions
 from edgeq.records import plain, rounded
-from edgeq.report.page import render
+from edgeq.report.page import fragment, render
 from edgeq.report.read import read_report
 
 SCHEMA = "edgeq.report/1"
@@ -61,3 +61,12 @@ def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = N
 def page_of(record: Mapping[str, Any]) -> bytes:
     """The HTML page of a record, which may come from anywhere."""
     return render(read_report(record)).encode("utf-8")
+
+
+def draw(record: Mapping[str, Any]) -> str:
+    """HTML for a notebook's cell: what a report would show of `record`, styled on its own, and its "tables" (caption,
+    heads, rows of text).
+
+    Names in it come from models; they are escaped and shortened as on the page.
+    """
+    return fragment(read_report(record), record.get("tables", ()))

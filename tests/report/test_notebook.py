@@ -9,7 +9,7 @@ import pytest
 import edgeq
 from edgeq import demo
 from edgeq.pipeline.quantize import Quantized
-from edgeq.report.notebook import draw
+from edgeq.report.record import draw
 
 from . import samples
 from .test_page import Parsed
