@@ -13,8 +13,7 @@ from typing import Any, Self, TypeVar
 
 from edgeq_device.arrays import write_npz
 from edgeq_device.distribution import Distribution
-from edgeq_device.latency import Bursts, WarmUp
-from edgeq_device.ranking import Ranking
+from edgeq_device.ranking import RaceRules, Ranking
 
 from edgeq.device import device_errors
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
@@ -32,6 +31,7 @@ from edgeq.session import SessionSettings, with_carried
 from edgeq.workers.guest import open_request
 
 T = TypeVar("T")
+_Model = tuple[Path, SessionSettings]
 COOL_S = 60.0
 """How long a board that throttled rests before its race is run again."""
 
@@ -114,27 +114,18 @@ class BoardClock:
         return self.on_one(run)
 
     def race(
-        self,
-        models: Mapping[str, tuple[Path, SessionSettings]],
-        feed: Mapping[str, Any],
-        *,
-        sessions: int,
-        warmup: WarmUp,
-        bursts: Bursts,
-        how: Mapping[str, Any],
-        on_round: Callable[[], None],
+        self, models: Mapping[str, _Model], feed: Mapping[str, Any], rules: RaceRules, on_round: Callable[[], None]
     ) -> Ranking:
         """See `Clock.race`; all of it runs on one board."""
-        plain = {"sessions": sessions, "warmup": asdict(warmup), "bursts": asdict(bursts), "how": dict(how)}
 
         def run(ready: _Ready) -> Ranking:
             requests = [
                 {**open_request(ready.models.place(model), with_carried(model, settings)), "name": name}
                 for name, (model, settings) in models.items()
             ]
-            request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **plain}
+            request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **asdict(rules)}
             guest = ready.models.guest()
-            guest.request_s = REQUEST_S + 2 * how["max_duration_s"]  # opening takes no longer than the race
+            guest.request_s = REQUEST_S + 2 * rules.how["max_duration_s"]  # opening takes no longer than the race
             found = _ranking(ready.session, *guest.exchange(request))
             on_round()
             return found

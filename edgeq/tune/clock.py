@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from edgeq_device.latency import Bursts, WarmUp
-from edgeq_device.ranking import Ranking, rank_until_settled
+from edgeq_device.ranking import RaceRules, Ranking, rank_until_settled
 from edgeq_device.scenarios import query_runner
 
 from edgeq.emulate.routes import ExecutionRoute
@@ -30,18 +29,8 @@ class Clock(Protocol):
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T | None:
         """What `judge` finds of a session on that machine; None where that is this machine, and nothing is opened."""
 
-    def race(
-        self,
-        models: Mapping[str, Model],
-        feed: Feed,
-        *,
-        sessions: int,
-        warmup: WarmUp,
-        bursts: Bursts,
-        how: Mapping[str, Any],
-        on_round: Callable[[], None],
-    ) -> Ranking:
-        """`rank_until_settled` with `how` and `on_round`, each model in so many sessions."""
+    def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
+        """`rank_until_settled` by `rules`."""
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
         """A session under the profiler, whose files lie where the settings say when it has ended."""
@@ -82,24 +71,12 @@ class LocalClock:
         """See `Clock.answers`."""
         del model, settings, judge
 
-    def race(
-        self,
-        models: Mapping[str, Model],
-        feed: Feed,
-        *,
-        sessions: int,
-        warmup: WarmUp,
-        bursts: Bursts,
-        how: Mapping[str, Any],
-        on_round: Callable[[], None],
-    ) -> Ranking:
+    def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
         """See `Clock.race`."""
-        seconds = how["max_duration_s"] / len(models)  # opening takes no longer than the race
-        runners = {
-            name: [query_runner(session, [feed]) for session in self._sessions.sessions(*model, sessions, seconds)]
-            for name, model in models.items()
-        }
-        ranking = rank_until_settled(runners, warmup=warmup, bursts=bursts, on_round=on_round, **how)
+        seconds = rules.how["max_duration_s"] / len(models)  # opening takes no longer than the race
+        opened = {name: self._sessions.sessions(*model, rules.sessions, seconds) for name, model in models.items()}
+        runners = {name: [query_runner(session, [feed]) for session in each] for name, each in opened.items()}
+        ranking = rank_until_settled(runners, warmup=rules.warmup, bursts=rules.bursts, on_round=on_round, **rules.how)
         self._sessions.trim()
         return ranking
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.latency import Bursts, WarmUp
-from edgeq_device.ranking import FEWEST_SESSIONS
+from edgeq_device.ranking import FEWEST_SESSIONS, RaceRules
 
 from edgeq.backends import Artifact, backend_named
 from edgeq.backends.base import RecoverableBackend
@@ -213,15 +213,14 @@ class LocalEvaluator:
         batch, feed = self._feed()
         few = len(runners) <= _RUNNERS_IN_SESSIONS
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
+        warmup = WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners))))
+        how = {"top": 1, "keep": baseline, "tie": tie, "min_rounds": _LEAST_ROUNDS, "max_duration_s": seconds}
         with self._progress.stage(f"timing {len(runners)} runners") as advance:
             ranking = self._clock.race(
                 {name: self._model(*runner) for name, runner in runners.items()},
                 feed,
-                sessions=count,
-                warmup=WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners)))),
-                bursts=_BURSTS,
-                how={"top": 1, "keep": baseline, "tie": tie, "min_rounds": _LEAST_ROUNDS, "max_duration_s": seconds},
-                on_round=lambda: advance(1),
+                RaceRules(count, warmup, _BURSTS, how),
+                lambda: advance(1),
             )
         return race_of(ranking, baseline, batch=batch)
 

@@ -67,7 +67,9 @@ def tiny(tmp_path: Path) -> Path:
 def test_a_race_on_a_board(board: FakeBoard, tiny: Path) -> None:
     plain = SessionSettings(intra_op_threads=1)
     with BoardClock([one_board(board.address)]) as clock:
-        found = clock.race({"a": (tiny, plain), "b": (tiny, plain)}, {"x": np.ones((1, 4), np.float32)}, **FEW)
+        found = clock.race(
+            {"a": (tiny, plain), "b": (tiny, plain)}, {"x": np.ones((1, 4), np.float32)}, FEW, lambda: None
+        )
         assert clock.peak_memory(tiny, plain, {"x": [1, 4]}) > 0
     assert set(found.order) == {"a", "b"}
     assert found.distributions["a"].p50 > 0
@@ -82,11 +84,11 @@ def test_boards_take_turns_and_one_that_fails_is_left_out(
         for board in (None, one, None):
             if board is not None:
                 board.cut()
-            clock.race(race, {"x": np.ones((1, 4), np.float32)}, **FEW)
+            clock.race(race, {"x": np.ones((1, 4), np.float32)}, FEW, lambda: None)
         assert list(clock.record()) == ["ssh://one", "ssh://two"]
         two.cut()
         with pytest.raises(BoardError, match="ssh://two: the link was cut"):
-            clock.race(race, {"x": np.ones((1, 4), np.float32)}, **FEW)
+            clock.race(race, {"x": np.ones((1, 4), np.float32)}, FEW, lambda: None)
 
 
 def test_why_the_link_was_cut_is_what_the_first_connection_says(board: FakeBoard) -> None:
@@ -126,7 +128,7 @@ def test_a_board_that_throttles_rests_and_is_left_out(
             lambda session: type(real(session))(clock.machine, {}, State(thermal_throttles=next(throttles))),
         )
         with pytest.raises(BoardError, match="throttles for heat again"):
-            clock.race({"a": (tiny, SessionSettings())}, {"x": np.ones((1, 4), np.float32)}, **FEW)
+            clock.race({"a": (tiny, SessionSettings())}, {"x": np.ones((1, 4), np.float32)}, FEW, lambda: None)
     assert slept == [clocks.COOL_S]
 
 

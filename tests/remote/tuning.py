@@ -3,6 +3,7 @@ benchmarks/boards.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.package import open_bundle
-from edgeq_device.ranking import Ranking, rank_until_settled
+from edgeq_device.ranking import RaceRules, Ranking, rank_until_settled
 
 import edgeq
 from edgeq import demo
@@ -30,13 +31,7 @@ from edgeq.tune.space import kernel_candidates
 from tests.tune.steady import SteadyRunner
 
 HOW = {"top": None, "keep": "a", "tie": 0.05, "min_rounds": 2, "max_duration_s": 0.5}
-FEW = {
-    "sessions": 1,
-    "warmup": WarmUp(min_s=0.0, max_s=0.05),
-    "bursts": Bursts(0.002, 0.0),
-    "how": HOW,
-    "on_round": lambda: None,
-}
+FEW = RaceRules(1, WarmUp(min_s=0.0, max_s=0.05), Bursts(0.002, 0.0), HOW)
 
 
 @contextmanager
@@ -49,10 +44,9 @@ def steady_boards() -> Iterator[None]:
         names = real(session, answer, arrays).distributions
         return rank_until_settled({n: SteadyRunner(n, lambda: None) for n in names}, keep=next(iter(names)))
 
-    def short(clock: BoardClock, models: Any, feed: Any, **given: Any) -> Ranking:
-        return race(
-            clock, models, feed, **{**FEW, "how": {**HOW, "keep": given["how"]["keep"], "max_duration_s": 0.05}}
-        )
+    def short(clock: BoardClock, models: Any, feed: Any, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
+        how = {**HOW, "keep": rules.how["keep"], "max_duration_s": 0.05}
+        return race(clock, models, feed, dataclasses.replace(FEW, how=how), on_round)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clocks, "_ranking", steady)

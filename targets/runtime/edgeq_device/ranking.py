@@ -6,7 +6,7 @@ import math
 import random
 import time
 from dataclasses import dataclass
-from typing import Callable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -119,6 +119,21 @@ class Ranking:
     ties: Tuple[Tuple[str, str], ...]
     rounds: int
     distributions: Mapping[str, Distribution]
+
+
+@dataclass(frozen=True)
+class RaceRules:
+    """How models are raced.
+
+    Attributes:
+        sessions: of each model.
+        warmup, bursts, how: for `rank_until_settled`; `how` has the rest of its arguments by name.
+    """
+
+    sessions: int
+    warmup: WarmUp
+    bursts: Bursts
+    how: Mapping[str, Any]
 
 
 def rank_until_settled(
