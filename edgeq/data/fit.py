@@ -140,6 +140,11 @@ def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *,
     """
     names = [spec.name for spec in signature.inputs]
     for name in inputs:
+        if not name:
+            raise DataError(
+                f"{where} is one array, the model takes {len(names)}",
+                f"Give a dict of {', '.join(names)}, or a tuple in that order",
+            )
         if name not in names:
             raise DataError(f"{where}: {name!r} is no input of the model", f"The inputs are {', '.join(names)}")
     result = {}

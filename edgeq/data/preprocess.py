@@ -211,6 +211,10 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
         return _declared("steps", value)
     if isinstance(value, Mapping):
         return _from_dict(value)
+    if callable(value):
+        raise DataError(
+            "a preprocessing is given as a function", "Name it with edgeq.register_preprocess, or as file.py:function"
+        )
     text = str(value)
     if text in _REGISTERED:
         return _REGISTERED[text]

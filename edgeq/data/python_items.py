@@ -39,13 +39,23 @@ class PythonItems:
         return self.count
 
     def read(self, indices: range) -> Iterator[Record]:
-        """The items of `indices`, from a fresh iterator each time."""
+        """The items of `indices`, from a fresh iterator each time.
+
+        Raises:
+            DataError: there are fewer items than at first.
+        """
+        index = -1
         for index, item in enumerate(self.again()):
             if index >= indices.stop:
                 return
             if index in indices:
                 raw, label = split_item(item, self.signature, self.target, f"item {index}")
                 yield Record(f"item {index}", raw, label, {"index": index})
+        if indices and index < indices[-1]:
+            raise DataError(
+                f"the data gave {self.count} items, and {index + 1} when they were read again",
+                "Give a list, or a function that makes a new iterator at each call",
+            )
 
     def update(self, digest: Hash, indices: range) -> None:
         """Hash names, dtypes, shapes and bytes of every item of `indices`."""
@@ -66,14 +76,23 @@ def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: st
             temporary file); a function that gives a fresh iterator at each call; or an object whose `get_next()`
             gives a dict or None, as ONNX Runtime's CalibrationDataReader.
         wanted: the model input that single arrays feed, where it has several.
+
+    Raises:
+        DataError: it is none of these, or an object with `get_next()` that was read to its end and has no `rewind()`.
     """
     target = first_input(signature, wanted)
     again: Callable[[], Iterator[Any]]
+    if isinstance(source, type):
+        raise DataError(f"the class {source.__name__} is not data", f"Give an object of it, {source.__name__}(...)")
     if callable(getattr(source, "get_next", None)):
         again, count = _spool(iter(source.get_next, None), signature, target)
         if not count and callable(getattr(source, "rewind", None)):  # read before, as scripts do
             source.rewind()
             again, count = _spool(iter(source.get_next, None), signature, target)
+        if not count:
+            raise DataError(
+                f"{type(source).__name__}.get_next() gives no samples", "If it was read before, make a new one"
+            )
     elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
         again, count = lambda: iter(source), len(source)
     elif callable(source):
@@ -85,7 +104,10 @@ def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: st
         again = lambda: iter(source)  # noqa: E731
         count = sum(1 for _ in again())
     else:
-        raise DataError(f"{type(source).__name__} is not data", "Give a path, an iterable of samples, or a function")
+        one = "One sample is a list of it: [sample]; or g" if isinstance(source, Mapping) else "G"
+        raise DataError(
+            f"{type(source).__name__} is not data", f"{one}ive a path, an iterable of samples, or a function"
+        )
     return PythonItems(again, count, signature, target, prepared)
 
 

@@ -27,7 +27,7 @@ from edgeq.data.records import Record, new_hash
 from edgeq.data.sample import Sample
 from edgeq.data.state import Array, Picture
 from edgeq.display import Displayed
-from edgeq.errors import DataError
+from edgeq.errors import DataError, UsageError
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.signature import Signature
@@ -242,7 +242,7 @@ def open_samples(
         source: a file, a folder, a pattern ("data/val_*.npz"), samples opened already, an iterable (dict of arrays,
             array, tuple of arrays, or (inputs, label)), a function that gives one, an object with `get_next()`, or
             `Data`, whose preprocessing, labels and count go before the arguments of these names.
-        signature: of the model.
+        signature: of the model: `edgeq.inspect(MODEL).signature`.
         preprocess: what `load_preprocess` takes. None: `preprocess.toml` in the data folder, then beside the model;
             else arrays and protobufs are model inputs already, and images are an error.
         labels: see `edgeq.data.labels`.
@@ -252,8 +252,12 @@ def open_samples(
 
     Raises:
         DataError: missing, unreadable or unfit data; the message names the file and the fix.
-        UsageError: a count, start or stride that is no whole number or makes no sense.
+        UsageError: no signature; a count, start or stride that is no whole number or makes no sense.
     """
+    if not isinstance(signature, Signature):
+        raise UsageError(
+            f"the signature is given as {type(signature).__name__}", "Give that of the model: inspect(MODEL).signature"
+        )
     while isinstance(source, Data):
         source, preprocess, labels, count = source.over(preprocess, labels, count)
     check_selection(start, stride, count)

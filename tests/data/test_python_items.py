@@ -89,3 +89,32 @@ def test_objects_are_never_pickled() -> None:
 def test_ragged_items_are_named() -> None:
     with pytest.raises(DataError, match="item 1 is not an array"):
         list(open_python([[1], [[1], [1, 2]]], IMAGE_MODEL, prepared=True, wanted=None).read(range(2)))
+
+
+class Shrinks:
+    """Gives four items, and two when it is read again."""
+
+    def __init__(self) -> None:
+        self.count = 8
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        self.count //= 2
+        return iter(ITEMS[: self.count])
+
+
+def test_data_that_give_fewer_items_the_second_time_say_so() -> None:
+    once = generator()
+    for source, second in ((lambda: once, 0), (Shrinks(), 2)):
+        items = open_python(source, IMAGE_MODEL, prepared=True, wanted=None)
+        with pytest.raises(DataError, match=f"gave 4 items, and {second} when they were read again"):
+            list(items.read(range(4)))
+        assert len(list(items.read(range(0)))) == 0
+
+
+def test_a_class_of_a_reader_and_a_reader_read_before_say_what_to_do() -> None:
+    with pytest.raises(DataError, match=r"the class Reader is not data. Give an object of it, Reader"):
+        open_python(Reader, IMAGE_MODEL, prepared=True, wanted=None)
+    reader = Reader()
+    open_python(reader, IMAGE_MODEL, prepared=True, wanted=None)
+    with pytest.raises(DataError, match=r"gives no samples\. If it was read before, make a new one"):
+        open_python(reader, IMAGE_MODEL, prepared=True, wanted=None)

@@ -400,3 +400,19 @@ def test_functions_may_change_what_they_get(tmp_path: Path) -> None:
         samples = open_samples(source, IMAGE_MODEL, preprocess=f"{tmp_path}/user.py:darker")
         for _ in range(2):
             assert np.allclose(fed(samples)[0][0], (image // 2 / 255).transpose(2, 0, 1))
+
+
+def test_a_model_in_place_of_a_signature_says_where_to_get_one() -> None:
+    with pytest.raises(UsageError, match=r"the signature is given as str. Give that of the model: inspect\(MODEL\)"):
+        open_samples([floats(3, 8, 8)], "model.onnx")  # type: ignore[arg-type]
+
+
+def test_one_array_for_a_model_of_several_inputs_names_them() -> None:
+    two = signature(spec("a", "N", 2), spec("b", "N", 2))
+    with pytest.raises(DataError, match=r"item 0 is one array, the model takes 2. Give a dict of a, b, or a tuple"):
+        list(open_samples([floats(2, 2)], two))
+
+
+def test_a_function_as_preprocessing_says_how_it_is_named() -> None:
+    with pytest.raises(DataError, match=r"given as a function. Name it with edgeq.register_preprocess"):
+        open_samples([floats(3, 8, 8)], IMAGE_MODEL, preprocess=lambda x: x)  # type: ignore[arg-type]
