@@ -4,8 +4,9 @@
     folder                  class sub-folders (the default for such folders)
     name:{label}_*          the part of the file name (without its suffix, or with it) where {label} stands; * is any
                             text, and digits become an integer
-    FILE.csv / .txt         lines of name and label, "name,label" or "name label"; a header line is allowed. Lines of
-                            numbers alone go by position
+    FILE.csv / .txt         lines of name and label, "name,label" or "name label"; with other columns, or in another
+                            order, below a header line that calls one column label (or class). Lines of numbers alone
+                            go by position
     FILE.json               {"name": label, …} or [{"name": …, "label": …}, …]
     FILE.npy / IDX          one label a sample, by position
 
@@ -15,11 +16,12 @@ A name in a file is the path below the data folder, the file name, or the file n
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,6 +33,10 @@ from edgeq.errors import DataError
 
 LabelOf = Callable[[int, Record], Any]
 """Index among all records, record → its label."""
+
+# What a header line calls its columns.
+_LABEL_COLUMNS = ("label", "class")
+_NAME_COLUMNS = ("name", "file", "filename", "file_name", "image", "path")
 
 
 def plain_label(value: Any) -> Any:
@@ -113,38 +119,83 @@ def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
 
 
 def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
-    """The cells of every line that holds any, without a header line."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    """The cells of every line that holds any: one, or name and label. Of a header line only the order counts.
+
+    Raises:
+        DataError: rows of more cells, and no header line that says which is the label.
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
     commas = sum("," in line for line in lines)
     # A name may hold a comma or a space: a .csv with any comma is one, and a .txt only with a comma in every line.
     if kind == ".tsv" or commas == len(lines) or (kind == ".csv" and commas):
-        with damage(path):
-            rows = list(csv.reader(lines, delimiter="\t" if kind == ".tsv" else ","))
+        rows = table_rows(text, path, "\t" if kind == ".tsv" else ",")
     else:
         rows = [line.rsplit(maxsplit=1) for line in lines]
-    return rows[1:] if rows and rows[0][-1].strip().lower() in ("label", "class") else rows
+    header = [cell.strip().lower() for cell in rows[0]] if rows else []
+    label = next((place for place, cell in enumerate(header) if cell in _LABEL_COLUMNS), None)
+    if label is None:
+        for number, row in enumerate(rows, 1):
+            if any(cell.strip() for cell in row[2:]):
+                raise DataError(
+                    f"{path}: row {number} has {len(row)} cells", "Keep name,label, or call the column 'label' on top"
+                )
+        return rows
+    others = [place for place in range(len(header)) if place != label]
+    name = next((place for place in others if header[place] in _NAME_COLUMNS), others[0] if others else None)
+    kept = (label,) if name is None else (name, label)
+    return [[row[place] for place in kept if place < len(row)] for row in rows[1:]]
+
+
+def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
+    """The rows of a table in text; a quoted cell may hold line breaks. Rows without any text are left out.
+
+    Raises:
+        DataError: a row that cannot be read.
+    """
+    with damage(path):
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    return [row for row in rows if any(cell.strip() for cell in row)]
+
+
+def is_header(row: Sequence[str], column: int) -> bool:
+    """Whether a row of text calls its column `column` the label."""
+    return -len(row) <= column < len(row) and row[column].strip().lower() in _LABEL_COLUMNS
 
 
 def _named(rows: list[list[str]], path: Path) -> dict[str, Any]:
     for number, row in enumerate(rows, 1):
         if len(row) < 2:
             raise DataError(f"{path}: row {number} has no label", "Write name,label in every row, or numbers alone")
-    return {row[0].strip(): plain_label(row[1]) for row in rows}
+    return _table(((row[0].strip(), plain_label(row[1])) for row in rows), path)
+
+
+def _table(pairs: Iterable[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    """Name → label.
+
+    Raises:
+        DataError: two labels of one name.
+    """
+    found: dict[str, Any] = {}
+    for name, label in pairs:
+        if name in found and found[name] != label:
+            raise DataError(f"{path}: {name!r} has two labels, {found[name]!r} and {label!r}", "Keep the right one")
+        found[name] = label
+    return found
 
 
 def _from_json(text: str, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=lambda pairs: _table(pairs, path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
     if isinstance(value, dict) and "annotations" in value and "images" in value:
         raise DataError(f"{path} holds COCO annotations, not one label a file", "Pass it as the annotations of `eval`")
     if isinstance(value, dict):
-        return {str(name): plain_label(label) for name, label in value.items()}
+        return {name: plain_label(label) for name, label in value.items()}
     if isinstance(value, list) and all(isinstance(row, dict) and "label" in row for row in value):
         names = [row.get("name", row.get("file")) for row in value]
         if all(isinstance(name, str) for name in names):
-            return {str(name): plain_label(row["label"]) for name, row in zip(names, value, strict=True)}
+            return _table(((str(n), plain_label(row["label"])) for n, row in zip(names, value, strict=True)), path)
     raise DataError(f"{path} has another form", 'Write {"name": label, …} or [{"name": …, "label": …}, …]')
 
 
@@ -163,11 +214,18 @@ def _by_position(values: Sequence[Any], count: int, where: str) -> LabelOf:
 
 
 def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
+    first: dict[str, str] = {}
+
     def label_of(index: int, record: Record) -> Any:
         """The label listed for the path, the file name, or the file name without suffix."""
         file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
         for name in (path, file, PurePosixPath(file).stem):
             if name in table:
+                if first.setdefault(name, path) != path:
+                    raise DataError(
+                        f"{where}: the label of {name!r} may be that of {first[name]} or of {path}",
+                        "Name both by their paths below the data folder",
+                    )
                 return table[name]
         raise DataError(f"{where}: no label for {path or file}", "Add it, or leave the sample out")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.data.arrays import damage
-from edgeq.data.labels import plain_label
+from edgeq.data.labels import is_header, plain_label, table_rows
 from edgeq.data.records import FileList, Hash, Record, Rows, read_text
 from edgeq.errors import DataError
 
@@ -50,17 +48,21 @@ class TextFile:
 
 
 def open_text(path: Path, target: str, label: str | None) -> TextFile:
-    """Read a text file (UTF-8, bounded) whole; empty lines are dropped."""
+    """Read a text file (UTF-8, bounded) whole; empty lines are dropped, and above a column of labels its header."""
     if label is not None and not label.removeprefix("-").isdigit():
         raise DataError(f"source.label = {label!r} names no column of {path}", "Give the number of the column, from 0")
-    lines: list[Any] = [line for line in read_text(path).splitlines() if line.strip()]
-    kind = path.suffix.lower()
-    if kind != ".txt":
-        with damage(path):
-            lines = list(csv.reader(lines, delimiter="," if kind == ".csv" else "\t"))
+    column = None if label is None else int(label)
+    text, kind = read_text(path), path.suffix.lower()
+    lines: list[Any]
+    if kind == ".txt":
+        lines = [line for line in text.split("\n") if line.strip()]
+    else:
+        lines = table_rows(text, path, "," if kind == ".csv" else "\t")
+        if column is not None and lines and is_header(lines[0], column):
+            lines = lines[1:]
     if not lines:
         raise DataError(f"{path} is empty", "Give one sample a line")
-    return TextFile(path, tuple(lines), target, None if label is None else int(label))
+    return TextFile(path, tuple(lines), target, column)
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,11 @@ def test_a_name_that_does_not_match_is_named() -> None:
         ("L.CSV", "cat_01,3"),
         ("L.TSV", "cat_01\t3"),
         ("L.JSON", json.dumps({"cat_01.jpg": 3})),
+        ("l.csv", "name,label,score\ncat_01.jpg,3,0.9\n"),
+        ("l.csv", "name,split,label\ncat_01.jpg,7,3\n"),
+        ("l.csv", "label,file_name\n3,cat_01.jpg\n"),
+        ("l.csv", ",image,class\n0,cat_01.jpg,3\n"),
+        ("l.csv", "cat_01.jpg,3,\ncat_01.jpg,3,\n"),
         ("l.tsv", "file\tlabel\ncat_01.jpg\t3\n"),
         ("l.json", json.dumps({"cat_01.jpg": 3})),
         ("l.json", json.dumps([{"name": "cat_01.jpg", "label": "3"}])),
@@ -131,6 +136,14 @@ def test_numbers_alone_go_by_position(tmp_path: Path, name: str, content: str) -
     [
         ("l.csv", "dog.jpg,3", "no label for pets/cat_01.jpg"),
         ("l.csv", "cat_01.jpg", "row 1 has no label"),
+        ("l.csv", "a.jpg,3\ncat_01.jpg,7,3", "row 2 has 3 cells. Keep name,label, or call the column 'label' on top"),
+        ("l.csv", "cat_01.jpg,3\ncat_01.jpg,4", "'cat_01.jpg' has two labels, 3 and 4"),
+        ("l.json", '{"cat_01.jpg": 3, "cat_01.jpg": 4}', "'cat_01.jpg' has two labels, 3 and 4"),
+        (
+            "l.json",
+            '[{"name": "cat_01", "label": 3}, {"name": "cat_01", "label": 4}]',
+            "'cat_01' has two labels, 3 and 4",
+        ),
         ("l.json", "{", "is not JSON"),
         ("l.json", "3", "another form"),
         ("l.json", '[{"label": 3}]', "another form"),
@@ -175,3 +188,13 @@ def test_a_sidecar_cannot_point_outside(tmp_path: Path, path: str) -> None:
     inside = load_labels_from("l.csv", folder, 1, inside=True)
     assert inside is not None
     assert inside(0, CAT) == 3
+
+
+def test_a_file_name_that_several_files_have_needs_their_paths() -> None:
+    labels = load_labels_from({"a.jpg": 1, "two/b.jpg": 2}, None, 4)
+    assert labels is not None
+    records = [Record(path, {}, None, {"file": Path(path).name, "path": path}) for path in ("one/a.jpg", "two/a.jpg")]
+    assert [labels(0, records[0]), labels(0, records[0])] == [1, 1]
+    with pytest.raises(DataError, match=r"the label of 'a.jpg' may be that of one/a.jpg or of two/a.jpg"):
+        labels(1, records[1])
+    assert labels(2, Record("b", {}, None, {"file": "b.jpg", "path": "two/b.jpg"})) == 2

@@ -23,9 +23,31 @@ def test_rows_and_lines(tmp_path: Path) -> None:
     assert [r.raw["ids"] for r in lines.read(range(1, 2))] == ["another"]
 
 
+def test_only_line_breaks_part_lines_and_quoted_cells_keep_theirs(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("a\u2028b\x0cc\r\nd\x85e\n", newline="")
+    lines = open_text(tmp_path / "x.txt", "", None)
+    assert [r.raw[""] for r in lines.read(range(len(lines)))] == ["a\u2028b\x0cc", "d\x85e"]
+    (tmp_path / "x.csv").write_text('"a\n\nb",1\nc\u2028d,2\n')
+    rows = open_text(tmp_path / "x.csv", "", "1")
+    assert [(r.raw[""][0], r.label) for r in rows.read(range(len(rows)))] == [("a\n\nb", 1), ("c\u2028d", 2)]
+
+
+def test_the_header_above_the_labels_is_no_sample(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("text,Label\na,1\n")
+    for column in ("1", "-1"):
+        rows = open_text(tmp_path / "x.csv", "", column)
+        assert [(r.raw[""], r.label) for r in rows.read(range(len(rows)))] == [(["a", "1"], 1)]
+    assert len(open_text(tmp_path / "x.csv", "", "0")) == 2
+
+
 @pytest.mark.parametrize(
     ("content", "label", "says"),
-    [("a,b", "5", "no column 5"), ("a,b", "Y", "names no column"), ("\n\n", None, "is empty")],
+    [
+        ('a,1\n"b,2\n', None, "x.csv cannot be read"),
+        ("a,b", "5", "no column 5"),
+        ("a,b", "Y", "names no column"),
+        ("\n\n", None, "is empty"),
+    ],
 )
 def test_what_cannot_be_read(tmp_path: Path, content: str, label: str | None, says: str) -> None:
     (tmp_path / "x.csv").write_text(content)
