@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays
+from edgeq.data.class_folders import place
 from edgeq.data.fit import LABEL_KEYS, Plan, first_input, match_names, plan_prepared
 from edgeq.data.images import decode_bytes
 from edgeq.data.records import Hash, Record, Rows, check_size, spans, update_with_file
@@ -41,11 +42,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """Records of a list of array files, in order."""
+    """Records of a list of array files, in order.
+
+    Attributes:
+        classes: class sub-folder → label of the files without labels of their own, or empty.
+    """
 
     root: Path
     entries: tuple[Entry, ...]
     prepared: bool
+    classes: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -61,7 +67,11 @@ class ArrayFiles:
     def read(self, indices: range) -> Iterator[Record]:
         """The records of `indices`, one slice of one file in memory at a time."""
         for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
-            yield from _read_entry(self.entries[number], local)
+            entry = self.entries[number]
+            context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
+            for record in _read_entry(entry, local):
+                own = label if entry.label is None else record.label
+                yield replace(record, label=own, context={**context, **record.context})
 
     def update(self, digest: Hash, indices: range) -> None:
         """Hash name and bytes of each file that `indices` touch, and the part of it that they take."""
@@ -78,11 +88,14 @@ def open_array_files(
     options: SourceOptions,
     *,
     prepared: bool,
+    classes: Mapping[str, int] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> ArrayFiles:
     """Read the headers of all files and decide how each is sliced.
 
     Args:
         prepared: whether the arrays are model inputs already.
+        classes, notes: of the reader.
 
     Raises:
         DataError: a file that is damaged, or does not fit the model or the options.
@@ -92,7 +105,7 @@ def open_array_files(
         headers = read_arrays(path)
         read = _prepared if prepared else _raw
         entries.append(read(path, headers, signature, options))
-    return ArrayFiles(root, tuple(entries), prepared)
+    return ArrayFiles(root, tuple(entries), prepared, classes or {}, notes)
 
 
 def holds_key(path: Path, options: SourceOptions) -> bool:
@@ -186,7 +199,6 @@ def _encoded(path: Path, headers: Mapping[str, Header], signature: Signature, op
 
 
 def _read_entry(entry: Entry, local: range) -> Iterator[Record]:
-    context = {"file": entry.path.name}
     with ArrayFile(entry.path) as file:
         labels: list[Any] | None = None
         if entry.label is not None:
@@ -204,7 +216,7 @@ def _read_entry(entry: Entry, local: range) -> Iterator[Record]:
             records = ((i, {name: _take(s, taken[name], i) for name, s in slices.items()}) for i in local)
         for index, raw in records:
             name = f"{entry.path}[{index}]" if entry.plan.count > 1 else str(entry.path)
-            yield Record(name, raw, labels[index] if labels else None, {**context, "index": index})
+            yield Record(name, raw, labels[index] if labels else None, {"index": index})
 
 
 def _take(slices: Slices, plan: Plan, index: int) -> Any:

@@ -70,15 +70,16 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
         root = Path(os.path.commonpath([p.parent for p in found]))
     else:
         found, root = (_walk(path), path) if path.is_dir() else ([path], path.parent)
-    found = [p for p in found if pattern is None or p.match(pattern)]
-    if paths:
-        chosen = [p for p in found if p.name not in _OWN]
-        if not chosen:
-            raise DataError(f"{source} holds no files", "Check the path, and source.pattern")
-        return Found(root, tuple(chosen), "other", len(found) - len(chosen))
-    if not found and pattern is not None:
+    found = [p for p in found if p.name not in _OWN]
+    fitting = tuple(p for p in found if pattern is None or p.match(pattern))
+    if not fitting and pattern is not None:
         raise DataError(f"{source} holds no file that matches {pattern!r}", "Correct source.pattern")
-    return _by_kind(source, root, found)
+    if paths and not fitting:
+        raise DataError(f"{source} holds no files", "Check the path")
+    if paths:
+        return Found(root, fitting, "other", len(found) - len(fitting))
+    chosen, kind = _by_kind(source, root, fitting)
+    return Found(root, chosen, kind, len(found) - len(chosen))
 
 
 def check_there(source: str | Path) -> list[Path]:
@@ -135,10 +136,10 @@ def _refuse(error: OSError) -> NoReturn:
     ) from error
 
 
-def _by_kind(source: str | Path, root: Path, found: list[Path]) -> Found:
+def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[tuple[Path, ...], Kind]:
+    """The files of the one kind of samples among `found`."""
     if len(found) == 1 and Path(source).is_file():
-        kind = kind_of(found[0])
-        return Found(root, tuple(found), kind, 0)
+        return found, kind_of(found[0])
     counts = Counter(kind_of(path) for path in found)
     kinds = [kind for kind in _FOLDER_KINDS if counts[kind]]
     if not kinds:
@@ -151,5 +152,4 @@ def _by_kind(source: str | Path, root: Path, found: list[Path]) -> Found:
         nested = "**" if len(first.relative_to(root).parts) > 1 else ""
         one_kind = Path(glob.escape(str(root)), nested, f"*{first.suffix or glob.escape(first.name)}")
         raise DataError(f"{source} holds several kinds of data ({held})", f"Name one kind, as '{one_kind}'")
-    chosen = tuple(path for path in found if kind_of(path) == kinds[0])
-    return Found(root, chosen, kinds[0], sum(1 for p in found if kind_of(p) != kinds[0] and p.name not in _OWN))
+    return tuple(path for path in found if kind_of(path) == kinds[0]), kinds[0]

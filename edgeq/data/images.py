@@ -1,4 +1,4 @@
-"""Image files: decoding with bounds, and the reader for folders (class sub-folders too) and image bytes in arrays."""
+"""Image files: decoding with bounds, and the reader for folders of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import logging
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,6 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
+from edgeq.data.class_folders import place
 from edgeq.data.records import MAX_PIXELS, FileList, Record, Rows
 from edgeq.data.state import Picture
 from edgeq.errors import DataError
@@ -80,13 +81,8 @@ def decode_bytes(data: bytes, where: str) -> Picture:
 
 @dataclass(frozen=True)
 class ImageFiles(FileList):
-    """A list of image files.
+    """A list of image files."""
 
-    Attributes:
-        classes: class sub-folder → label, or empty.
-    """
-
-    classes: dict[str, int]
     notes: tuple[str, ...] = ()
     rows: Rows = "one"
     prepared: bool = False
@@ -95,34 +91,5 @@ class ImageFiles(FileList):
         """Decode the images of `indices`, one at a time; the context has the file, its class folder and its path."""
         for index in indices:
             path = self.files[index]
-            context = {"file": path.name, "path": self.name(index)}
-            label = None
-            if self.classes:
-                context["class"] = path.relative_to(self.root).parts[0]
-                label = self.classes[context["class"]]
+            context, label = place(path, self.root, self.classes)
             yield Record(str(path), {self.target: decode(path, str(path))}, label, context)
-
-
-def class_folders(root: Path, files: tuple[Path, ...]) -> dict[str, int]:
-    """Labels from sub-folders: where every file lies in one of at least two folders below `root`, a folder named by a
-    number is that class, and other names are numbered in sorted order, with those of folders that hold none of `files`:
-    a class of which there is no sample keeps its number."""
-    parts = [path.relative_to(root).parts for path in files]
-    if not parts or min(map(len, parts)) < 2:
-        return {}
-    found = {part[0] for part in parts}
-    if len(found) < 2:
-        return {}
-    if all(name.isascii() and name.isdigit() for name in found) and len({int(n) for n in found}) == len(found):
-        return {name: int(name) for name in found}
-    beside = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
-    return {name: index for index, name in enumerate(sorted(found | beside))}
-
-
-def empty_classes(root: Path, files: tuple[Path, ...], classes: Mapping[str, int]) -> tuple[str, ...]:
-    """A note on the class folders that hold none of the files, where there are such."""
-    empty = sorted(set(classes) - {path.relative_to(root).parts[0] for path in files})
-    if not empty:
-        return ()
-    some = ", ".join(empty[:3]) + (" …" if len(empty) > 3 else "")
-    return (f"{root}: no samples of {len(empty)} of {len(classes)} class folders ({some}); they keep their numbers",)

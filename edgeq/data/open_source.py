@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.data.array_files import holds_key, open_array_files
+from edgeq.data.class_folders import class_folders, empty_classes, strays
 from edgeq.data.files import READABLE, Found, find_files
 from edgeq.data.fit import first_input
-from edgeq.data.images import ImageFiles, class_folders, empty_classes
+from edgeq.data.images import ImageFiles
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, find_sidecar, load_preprocess
 from edgeq.data.python_items import open_python
 from edgeq.data.records import Source
@@ -71,13 +72,12 @@ def _open(
     sidecar = named is None
     if named is None:
         named = _with_the_data(Path(source), notes)
-    found = _cases(source, named) or find_files(
-        source, named.source.pattern if named is not None else None, paths=named is not None and named.reads == "path"
-    )
+    pattern = named.source.pattern if named is not None else None
+    found = _cases(source, named) or find_files(source, pattern, paths=named is not None and named.reads == "path")
     if named is None:
         named = _with_the_data(found.root, notes) or _with_the_model(found, model, notes)
     if found.ignored:
-        notes.append(f"{source}: {found.ignored} files of other kinds ignored")
+        notes.append(f"{source}: {found.ignored} files of other kinds{' or names' if pattern else ''} ignored")
     records = _reader(source, found, signature, named)
     if named is not None and not records.prepared:
         notes.insert(0, f"preprocessing: {named.name}")
@@ -131,18 +131,20 @@ def _reader(source: str | Path, found: Found, signature: Signature, named: Prepr
     options = named.source if named is not None else SourceOptions()
     prepared = named is None or _only_stack(named)
     target = first_input(signature, options.input)
+    classes = class_folders(found.root, found.files)
+    notes = (*empty_classes(found.root, found.files, classes), *strays(found.root, found.files))
     if named is not None and named.reads == "path":
-        return Paths(found.root, found.files, target)
+        return Paths(found.root, found.files, target, classes, notes)
     if found.kind == "images":
         if named is None:
             raise NoPreprocessingError(
                 f"{source} holds images, no preprocessing is named and there is no preprocess.toml", choices()
             )
-        classes = class_folders(found.root, found.files)
-        notes = empty_classes(found.root, found.files, classes)
         return ImageFiles(found.root, found.files, target, classes, notes)
     if found.kind == "arrays":
-        return open_array_files(found.root, found.files, signature, options, prepared=prepared)
+        return open_array_files(
+            found.root, found.files, signature, options, prepared=prepared, classes=classes, notes=notes
+        )
     if found.kind == "pb":
         from edgeq.data.protobufs import open_cases, open_stacked
 

@@ -84,11 +84,13 @@ class FileList:
         root: the folder that names are relative to.
         files: in the order of reading.
         target: the model input they feed ("" where the preprocessing decides).
+        classes: class sub-folder → label, or empty.
     """
 
     root: Path
     files: tuple[Path, ...]
     target: str
+    classes: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.files)

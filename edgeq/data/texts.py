@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeq.data.class_folders import place
 from edgeq.data.labels import is_header, plain_label, table_rows
 from edgeq.data.records import FileList, Hash, Record, Rows, read_text
 from edgeq.errors import DataError
@@ -77,4 +78,5 @@ class Paths(FileList):
         """The paths of `indices`; the function reads the files itself."""
         for index in indices:
             path = self.files[index]
-            yield Record(str(path), {self.target: path}, None, {"file": path.name, "path": self.name(index)})
+            context, label = place(path, self.root, self.classes)
+            yield Record(str(path), {self.target: path}, label, context)

@@ -42,10 +42,14 @@ def test_an_existing_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
 
 def test_any_files_by_path(tmp_path: Path) -> None:
     touch(tmp_path, "a.wav", "b.wav", "c.txt", "preprocess.toml")
-    assert [p.name for p in find_files(tmp_path, "*.wav", paths=True).files] == ["a.wav", "b.wav"]
+    found = find_files(tmp_path, "*.wav", paths=True)
+    assert ([p.name for p in found.files], found.ignored) == (["a.wav", "b.wav"], 1)
     assert len(find_files(tmp_path, paths=True).files) == 3
-    with pytest.raises(DataError, match="holds no files"):
+    with pytest.raises(DataError, match=r"holds no file that matches '\*.mp3'"):
         find_files(tmp_path, "*.mp3", paths=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no files"):
+        find_files(tmp_path / "empty", paths=True)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.helpers import encoded, pixels, save_image
-from edgeq.data.images import class_folders, decode, decode_bytes, empty_classes
+from data.helpers import encoded, pixels
+from edgeq.data.images import decode, decode_bytes
 from edgeq.errors import DataError
 
 
@@ -117,35 +117,3 @@ def test_truncated_jpeg() -> None:
     data = encoded(np.asarray(Image.fromarray(pixels(8, 8)).resize((200, 200))), "JPEG")
     with pytest.raises(DataError, match="truncated"):
         decode_bytes(data[: len(data) // 2], "x.jpg")
-
-
-def files(root: Path, *names: str) -> tuple[Path, ...]:
-    for name in names:
-        save_image(root / name)
-    return tuple(root / name for name in names)
-
-
-def test_class_folders(tmp_path: Path) -> None:
-    for number, (names, classes) in enumerate(
-        (
-            (("cat/a.png", "dog/b.png", "dog/c/d.png"), {"cat": 0, "dog": 1}),
-            (("03/a.png", "10/b.png"), {"03": 3, "10": 10}),
-            (("3/a.png", "03/b.png"), {"03": 0, "3": 1}),
-            (("images/a.png",), {}),
-            (("top.png", "a/b.png", "c/d.png"), {}),
-            ((), {}),
-        )
-    ):
-        assert class_folders(tmp_path / str(number), files(tmp_path / str(number), *names)) == classes
-
-
-def test_a_class_without_samples_keeps_its_number(tmp_path: Path) -> None:
-    for name in ("bird", ".git", "__MACOSX"):
-        (tmp_path / name).mkdir()
-    found = files(tmp_path, "ant/a.png", "cat/b.png")
-    classes = class_folders(tmp_path, found)
-    assert classes == {"ant": 0, "bird": 1, "cat": 2}
-    assert empty_classes(tmp_path, found, classes) == (
-        f"{tmp_path}: no samples of 1 of 3 class folders (bird); they keep their numbers",
-    )
-    assert empty_classes(tmp_path, found, {"ant": 0, "cat": 2}) == ()
