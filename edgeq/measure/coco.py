@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
@@ -41,12 +43,38 @@ class Image:
 
 @dataclass(frozen=True)
 class CocoAnnotations:
-    """An annotation file: images by file name, category ids in ascending order (class index i is the i-th)."""
+    """An annotation file: images by `file_name`, category ids in ascending order (class index i is the i-th)."""
 
     source: str
     images: Mapping[str, Image]
     categories: tuple[int, ...]
     names: Mapping[int, str] = field(default_factory=dict)
+
+    def image(self, path: str) -> Image:
+        """The image of a file: the one listed with its path below the data folder, or else with its name.
+
+        Raises:
+            DataError: none is, or several are.
+        """
+        name = PurePath(path).name
+        listed = [path] if path in self.images else self._files_by_name.get(name, [])
+        if len(listed) != 1:
+            many = f" but {', '.join(map(repr, listed[:2]))}" if listed else ""
+            raise DataError(
+                f"{self.source} lists no image {name!r}{many}",
+                "Give the folder above, so that paths tell them apart" if listed else _ONE_SET,
+            )
+        return self.images[listed[0]]
+
+    @functools.cached_property
+    def _files_by_name(self) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for file in self.images:
+            found.setdefault(PurePath(file).name, []).append(file)
+        return found
+
+
+_ONE_SET = "Take images and annotations of one set"
 
 
 def load_annotations(path: Path) -> CocoAnnotations:
@@ -72,26 +100,45 @@ def load_annotations(path: Path) -> CocoAnnotations:
 
 def _annotations(path: Path, plain: Any) -> CocoAnnotations:
     objects: dict[int, list[Mapping[str, Any]]] = {}
-    categories = {int(category["id"]): str(category.get("name", "")) for category in plain["categories"]}
+    categories = {_identity(category["id"]): str(category.get("name", "")) for category in plain["categories"]}
     for annotation in plain["annotations"]:
+        image, category = _identity(annotation["image_id"]), _identity(annotation["category_id"])
         x, y, width, height = (float(number) for number in annotation["bbox"])
-        if int(annotation["category_id"]) not in categories:
-            raise ValueError(f"annotation of unknown category {annotation['category_id']}")
-        objects.setdefault(int(annotation["image_id"]), []).append(
+        if category not in categories:
+            raise ValueError(f"annotation of unknown category {category}")
+        if not all(map(math.isfinite, (x, y, width, height))) or min(width, height) < 0:
+            raise ValueError(f"annotation of image {image} with a box of {annotation['bbox']}")
+        objects.setdefault(image, []).append(
             {
-                "image_id": int(annotation["image_id"]),
-                "category_id": int(annotation["category_id"]),
+                "image_id": image,
+                "category_id": category,
                 "bbox": [x, y, width, height],
                 "area": float(annotation.get("area", width * height)),
                 "iscrowd": int(annotation.get("iscrowd", 0)),
             }
         )
-    images = {}
+    images: dict[str, Image] = {}
+    files: dict[int, str] = {}
     for image in plain["images"]:
         size = (int(image["width"]), int(image["height"])) if "width" in image and "height" in image else None
-        identity = int(image["id"])
-        images[Path(str(image["file_name"])).name] = Image(identity, size, tuple(objects.get(identity, ())))
+        # Tools on Windows write backslashes.
+        identity, file = _identity(image["id"]), str(image["file_name"]).replace("\\", "/")
+        if files.setdefault(identity, file) != file or (file in images and images[file].id != identity):
+            raise ValueError(f"image {file!r} shares its id {identity}, or its name, with another")
+        images[file] = Image(identity, size, tuple(objects.get(identity, ())))
     return CocoAnnotations(str(path), MappingProxyType(images), tuple(sorted(categories)), MappingProxyType(categories))
+
+
+def _identity(value: Any) -> int:
+    """An id, which may be written as text.
+
+    Raises:
+        ValueError, TypeError: it is no whole number.
+    """
+    number = int(value)
+    if isinstance(value, float) and value != number:
+        raise ValueError(f"id {value}")
+    return number
 
 
 def load_package(packages: Iterable[tuple[str, str, str]] = PACKAGES) -> tuple[Any, Any]:
@@ -139,7 +186,7 @@ def score_guesses(
         DataError: none of the images has an annotated object, or a result is not of that form.
     """
     truth = [annotation for image in images for annotation in image.annotations]
-    if not truth:
+    if all(annotation["iscrowd"] for annotation in truth):
         raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise --count")
     if not given:
         return dict.fromkeys(SUMMARY, 0.0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure import coco
 from edgeq.measure.boxes import Detections
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "images": [{"id": 1, "file_name": "a.jpg"}],
     "categories": [{"id": 4}, {"id": 2, "name": "dog"}],
     "annotations": [{"id": 1, "image_id": 1, "category_id": 2, "bbox": [1, 2, 3, 4]}],
 }
+
+BOX = GOOD["annotations"][0]
 
 
 def write(path: Path, plain: object) -> Path:
@@ -38,11 +41,27 @@ def test_what_is_read(tmp_path: Path) -> None:
         ({k: v for k, v in GOOD.items() if k != "categories"}, "'categories'"),
         (GOOD | {"annotations": [{"image_id": 1, "category_id": 2, "bbox": [1, 2]}]}, "not a COCO instances file"),
         (GOOD | {"annotations": [{"image_id": 1, "category_id": 5, "bbox": [1, 2, 3, 4]}]}, "unknown category 5"),
+        (GOOD | {"annotations": [BOX | {"bbox": [1, 2, -3, 4]}]}, r"image 1 with a box of \[1, 2, -3, 4\]"),
+        (GOOD | {"annotations": [BOX | {"bbox": [1, 2, float("nan"), 4]}]}, "image 1 with a box of"),
+        (GOOD | {"images": [{"id": 1.5, "file_name": "a.jpg"}]}, "id 1.5"),
+        (GOOD | {"images": [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]}, "shares its id 1"),
+        (GOOD | {"images": [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "a.jpg"}]}, "or its name"),
     ],
 )
 def test_damaged_files(tmp_path: Path, plain: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         coco.load_annotations(write(tmp_path / "i.json", plain))
+
+
+def test_images_are_found_by_path_and_by_a_name_that_is_theirs_alone(tmp_path: Path) -> None:
+    files = {1: "x/a.jpg", 2: "y/a.jpg", 3: "y\\b.jpg"}
+    images = [{"id": number, "file_name": file} for number, file in files.items()]
+    found = coco.load_annotations(write(tmp_path / "i.json", GOOD | {"images": images}))
+    assert [found.image(path).id for path in ("x/a.jpg", "y/a.jpg", "y/b.jpg", "b.jpg", "z/b.jpg")] == [1, 2, 3, 3, 3]
+    with pytest.raises(DataError, match=r"lists no image 'a.jpg' but 'x/a.jpg', 'y/a.jpg'"):
+        found.image("a.jpg")
+    with pytest.raises(DataError, match=r"lists no image .c.jpg."):
+        found.image("x/c.jpg")
 
 
 def test_files_that_are_no_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -139,16 +138,14 @@ class DetectionMeter:
         return mean_average_precisions([self._matches[i] for i in order], halves[:, order])
 
     def _image(self, sample: Sample) -> Image:
-        annotations = self._task.annotations
-        file = sample.context.get("file")
-        name = PurePath(str(file) if file is not None else sample.name).name
-        image = annotations.images.get(name)
-        if image is None:
-            raise DataError(
-                f"{sample.name}: {annotations.source} lists no image {name!r}", "Take images and annotations of one set"
-            )
+        context = sample.context
+        file = str(context.get("path", context.get("file", sample.name)))
+        try:
+            image = self._task.annotations.image(file)
+        except DataError as error:
+            raise DataError(f"{sample.name}: {error.problem}", error.fix) from error
         if image.id in self._seen:
-            raise DataError(f"{sample.name}: image {name!r} comes twice", "Give each image once")
+            raise DataError(f"{sample.name}: image {image.id} comes twice", "Give each image once")
         self._seen.add(image.id)
         return image
 

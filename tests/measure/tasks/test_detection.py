@@ -86,8 +86,9 @@ def test_nothing_found_is_zero(tmp_path: Path) -> None:
     assert set(meter.result().values()) == {0.0}
 
 
-def test_no_annotated_object_is_refused(tmp_path: Path) -> None:
-    meter = make(tmp_path, annotations=[]).start()
+@pytest.mark.parametrize("annotations", [[], [truth()["annotations"][0] | {"iscrowd": 1}]])
+def test_no_annotated_object_is_refused(tmp_path: Path, annotations: list[Any]) -> None:
+    meter = make(tmp_path, annotations=annotations).start()
     meter.update(outputs([10, 10, 40, 30], 0, A), A)
     with pytest.raises(DataError, match="no object is annotated"):
         meter.result()
