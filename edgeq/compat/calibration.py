@@ -13,6 +13,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.compat.enums import METHODS, name_of_member
+from edgeq.data.python_items import given_by
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.model.prepare import PreparedModel
@@ -63,7 +64,7 @@ def ranges_of(
     if chosen == "minmax" and options.get("CalibMovingAverage"):
         chosen = "moving-average"
     symmetric = bool(options.get("CalibTensorRangeSymmetric"))
-    percentile = {"percentile": float(options.get("CalibPercentile") or PERCENTILE)} if chosen == "percentile" else {}
+    percentile = {"percentile": _percentile(options.get("CalibPercentile"))} if chosen == "percentile" else {}
     found = derive_ranges(statistics, chosen, activation_type=activation_type, symmetric=symmetric, options=percentile)
     if chosen == "entropy":
         whole = derive_ranges(statistics, "minmax", symmetric=symmetric)
@@ -104,10 +105,30 @@ def _range(value: Any) -> Range:
     return Range(min(low, 0.0), max(high, 0.0))
 
 
-def _in_parts(reader: Any, size: int) -> Iterator[Any]:
-    total = len(reader)
-    if total % size:
+def _percentile(given: Any) -> float:
+    try:
+        return PERCENTILE if given is None else float(given)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"CalibPercentile is {given!r}", "Give a number such as 99.999") from error
+
+
+def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
+    if not isinstance(size, int):
+        raise UsageError(f"CalibStridedMinMax is {size!r}", "Give a whole number")
+    try:
+        total = len(reader)
+        rest = total % size
+        set_range = reader.set_range
+        if not rest:
+            set_range(start_index=0, end_index=size)
+    # onnxruntime's CalibrationDataReader has both, and they raise.
+    except (NotImplementedError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"CalibStridedMinMax is {size}, and {type(reader).__name__} has no length or no set_range",
+            "Leave it out: memory does not grow with the samples",
+        ) from error
+    if rest:
         raise UsageError(f"CalibStridedMinMax is {size}, the reader has {total} samples", "Let it divide them")
     for start in range(0, total, size):
-        reader.set_range(start_index=start, end_index=start + size)
-        yield from iter(reader.get_next, None)
+        set_range(start_index=start, end_index=start + size)
+        yield from given_by(reader)

@@ -22,7 +22,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import Statistics
 from edgeq.compat.calibration import as_ranges, ranges_of, statistics_of
 from edgeq.compat.enums import member, name_of_member
-from edgeq.compat.source import ModelInput, as_file, as_given
+from edgeq.compat.source import ModelInput, as_file, as_given, listed
 from edgeq.errors import CalibrationError
 from edgeq.graph.convert import to_proto
 from edgeq.model.load import load_model, read_model, save_model
@@ -60,7 +60,7 @@ class CalibraterBase:
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self.model_path = as_file(model_path, self._folder)
         self.model: onnx.ModelProto = onnx.shape_inference.infer_shapes(load_model(self.model_path))
-        self.op_types_to_calibrate = op_types_to_calibrate
+        self.op_types_to_calibrate = None if op_types_to_calibrate is None else listed(op_types_to_calibrate)
         self.augmented_model_path = augmented_model_path
         self.symmetric = symmetric
         self.use_external_data_format = use_external_data_format

@@ -14,6 +14,7 @@ from edgeq.compat.matmul_nbits_quantizer import in_blocks
 from edgeq.compat.source import ModelInput, Written
 from edgeq.compat.static import quantize_static
 from edgeq.errors import UsageError
+from edgeq.model.path import path_of
 
 _COMMON = (
     "op_types_to_quantize",
@@ -71,4 +72,4 @@ def quantize_with_config(model_input: ModelInput, model_output: str | Path, quan
             f"{type(quant_config).__name__} is no quantization configuration",
             "Give a StaticQuantConfig, a DynamicQuantConfig or a weight-only configuration",
         )
-    return in_blocks(model_input, Path(model_output), algo_config=quant_config)
+    return in_blocks(model_input, path_of(model_output, "output"), algo_config=quant_config)

@@ -13,8 +13,9 @@ from edgeq.backends.quantizer import needs_external_data, refusals
 from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.compat.enums import member, quant_type
 from edgeq.compat.extra_options import CALIBRATION, check_options, writer_options
-from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, siblings, warn_unknown_nodes
+from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import UsageError
+from edgeq.model.path import path_of
 
 
 def quantize_dynamic(
@@ -36,7 +37,7 @@ def quantize_dynamic(
     """Quantize weights; ranges of activations are measured at run time. Parameters as in the documentation.
 
     Args:
-        weight_type: QuantType or its name.
+        weight_type: QuantType or its name; products take QInt8 and QUInt8, tables of Gather others too.
         activation_type: of the documentation of 2020 to 2022; the runtime has QUInt8 only.
         optimize_model: of the documentation of 2021 to 2022; accepted.
         quant_format: of the documentation of 2022. QDQ is refused: onnxruntime's function does not take it either.
@@ -59,13 +60,14 @@ def quantize_dynamic(
     for name in sorted(CALIBRATION & set(options)):
         LOG.warning("extra option %r has no effect on dynamic quantization", name)
     chosen = quant_type(weight_type)
-    output = Path(model_output)
+    output = path_of(model_output, "output")
+    included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder,
         output_file(output, force=True, beside=siblings(model_input, output)) as draft,
     ):
         prepared = as_given(model_input, Path(folder))
-        warn_unknown_nodes(prepared.model, nodes_to_quantize, nodes_to_exclude)
+        warn_unknown_nodes(prepared.model, included, excluded)
         external = use_external_data_format or needs_external_data(prepared.path)
         with (
             refusals(prepared.source, "Keep the node in float with nodes_to_exclude, or choose other options"),
@@ -74,12 +76,12 @@ def quantize_dynamic(
             write(
                 prepared.path,
                 written,
-                op_types_to_quantize=list(op_types_to_quantize or []),
+                op_types_to_quantize=listed(op_types_to_quantize),
                 per_channel=per_channel,
                 reduce_range=reduce_range,
                 weight_type=chosen,
-                nodes_to_quantize=list(nodes_to_quantize or []),
-                nodes_to_exclude=[*(nodes_to_exclude or ()), *standard_attentions(prepared.model)],
+                nodes_to_quantize=included,
+                nodes_to_exclude=[*excluded, *standard_attentions(prepared.model)],
                 use_external_data_format=external,
                 extra_options=writer_options(options),
             )

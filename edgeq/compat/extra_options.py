@@ -55,8 +55,10 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     Unknown keys are ignored, as they always were, but no longer in silence.
 
     Raises:
-        UsageError: SmoothQuant is set, which no release of its dependency has.
+        UsageError: they are no mapping, or SmoothQuant is set, which no release of its dependency has.
     """
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
     options = dict(given or {})
     if options.get("SmoothQuant"):
         raise UsageError(

@@ -24,10 +24,11 @@ from edgeq.backends.weight_only import write_weight_only
 from edgeq.compat._command import ArgumentParser
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.compat.enums import member
-from edgeq.compat.source import ModelInput, Written, as_given, checked, siblings, warn_unknown_nodes
+from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model, save_model
+from edgeq.model.path import path_of
 from edgeq.process import ends_in_one_line
 from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
 
@@ -75,7 +76,7 @@ class MatMulNBitsQuantizer:
     ) -> None:
         self._given = model
         if not isinstance(model, onnx.ModelProto):
-            model = load_model(Path(model), external_data="all")
+            model = load_model(path_of(model), external_data="all")
         self._source = model
         if algo_config is None:
             algo_config = _theirs().DefaultWeightOnlyQuantConfig(
@@ -94,8 +95,8 @@ class MatMulNBitsQuantizer:
             "block_size": block_size,
             "is_symmetric": is_symmetric,
             "accuracy_level": accuracy_level,
-            "nodes_to_exclude": list(nodes_to_exclude or ()),
-            "nodes_to_include": list(nodes_to_include or ()),
+            "nodes_to_exclude": listed(nodes_to_exclude),
+            "nodes_to_include": listed(nodes_to_include),
             "algo_config": algo_config,
         }
         self.model = quantization_tools("onnx_model").ONNXModel(model)

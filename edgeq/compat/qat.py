@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from edgeq.compat.enums import quant_type
-from edgeq.compat.source import LOG, ModelInput, Written, as_file
+from edgeq.compat.source import LOG, ModelInput, Written, as_file, listed
 from edgeq.retarget.run import retarget
 
 _NAMES = {"QInt8": "int8", "QUInt8": "uint8"}
@@ -47,12 +47,14 @@ def quantize_qat(
     if per_channel or reduce_range:
         LOG.warning("per_channel and reduce_range were decided in training; they change nothing here")
 
+    types, included, excluded = map(listed, (op_types_to_quantize, nodes_to_quantize, nodes_to_exclude))
+
     def wanted(node: ir.Node) -> bool:
         """Whether the arguments let this node be quantized."""
         return (
-            (not op_types_to_quantize or node.op_type in op_types_to_quantize)
-            and (not nodes_to_quantize or node.name in nodes_to_quantize)
-            and node.name not in (nodes_to_exclude or ())
+            (not types or node.op_type in types)
+            and (not included or node.name in included)
+            and node.name not in excluded
         )
 
     with tempfile.TemporaryDirectory(prefix="edgeq-qat-") as folder:

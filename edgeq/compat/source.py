@@ -12,10 +12,11 @@ import onnx
 import onnx_ir as ir
 
 from edgeq.backends.cpu import settle
-from edgeq.errors import ModelError
+from edgeq.errors import ModelError, RuntimeUnavailableError
 from edgeq.graph.convert import from_proto
 from edgeq.graph.query import MAIN_DOMAINS
 from edgeq.model.load import data_beside, is_quantized, read_model, save_model
+from edgeq.model.path import path_of
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.session import SessionSettings, open_session
 
@@ -55,13 +56,17 @@ def as_given(model: ModelInput, folder: Path) -> PreparedModel:
 
 def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
     """`edgeq.model.load.data_beside` of a model by path; none of one in memory, which is no larger than a file."""
-    return () if isinstance(model, onnx.ModelProto) else data_beside(output, Path(model))
+    return () if isinstance(model, onnx.ModelProto) else data_beside(output, path_of(model))
 
 
 def as_file(model: ModelInput, folder: Path) -> Path:
-    """The path of a model; one in memory is written to `folder`."""
+    """The path of a model; one in memory is written to `folder`.
+
+    Raises:
+        UsageError: neither a path nor a ModelProto.
+    """
     if not isinstance(model, onnx.ModelProto):
-        return Path(model)
+        return path_of(model)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.onnx"
     save_model(from_proto(model), path)
@@ -91,10 +96,19 @@ def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
     options, why, changed = settle(model, guard=False)
     if changed:
         save_model(model, draft)
-    open_session(draft, SessionSettings(config=options))
+    try:
+        open_session(draft, SessionSettings(config=options))
+    except RuntimeUnavailableError as error:
+        problem = error.problem.replace(str(draft), str(output))
+        raise RuntimeUnavailableError(problem, "Choose other types, operators or nodes") from error
     for note in why:
         LOG.warning("%s: %s", output, note)
     return Written(output, options, (*notes, *why))
+
+
+def listed(names: str | Iterable[str] | None) -> list[str]:
+    """Names of nodes, or operator types, as a list: one name alone is a list of one."""
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 def warn_unknown_nodes(model: ir.Model, *lists: Iterable[str] | None) -> None:

@@ -16,12 +16,13 @@ from edgeq.compat.calibration import as_ranges, ranges_of, read_cache, statistic
 from edgeq.compat.calibrators import CalibraterBase
 from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
-from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, siblings, warn_unknown_nodes
+from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.graph.query import clamp_bounds, is_op, name_of, single_reader_clamps
 from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
+from edgeq.model.path import path_of
 from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.scheme import IntegerType
 
@@ -69,13 +70,14 @@ def quantize_static(
     types = quant_type(activation_type), quant_type(weight_type)
     if [t.name for t in types] == ["QInt8", "QUInt8"]:
         raise UsageError("int8 activations with uint8 weights have no kernels", "Make weight_type QuantType.QInt8")
-    output = Path(model_output)
+    output = path_of(model_output, "output")
+    included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-static-") as folder,
         output_file(output, force=True, beside=siblings(model_input, output)) as draft,
     ):
         prepared = _with_plain_gemms(as_given(model_input, Path(folder)), Path(folder))
-        warn_unknown_nodes(prepared.model, nodes_to_quantize, nodes_to_exclude)
+        warn_unknown_nodes(prepared.model, included, excluded)
         cache = Path(calibration_cache_path) if calibration_cache_path is not None else None
         signed = types[0].name.startswith("QInt")
         ranges = _ranges(
@@ -83,12 +85,12 @@ def quantize_static(
         )
         arguments = {
             "quant_format": member("QuantFormat", quant_format),
-            "op_types_to_quantize": list(op_types_to_quantize or []),
+            "op_types_to_quantize": listed(op_types_to_quantize),
             "per_channel": per_channel,
             "reduce_range": reduce_range,
             "activation_type": types[0],
             "weight_type": types[1],
-            "nodes_to_quantize": list(nodes_to_quantize or []),
+            "nodes_to_quantize": included,
             "use_external_data_format": use_external_data_format,
             "fix": "Keep the node in float with nodes_to_exclude, or choose other options",
             "fix_ranges": "The cache does not cover this tensor: delete it",
@@ -96,7 +98,7 @@ def quantize_static(
         }
         overridden = options.get("TensorQuantOverrides") or ()
         kept = {
-            *(nodes_to_exclude or ()),
+            *excluded,
             *clamps_that_must_stay(prepared.model, overridden),
             *gemms_with_factors(prepared.model),
         }

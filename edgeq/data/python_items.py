@@ -85,10 +85,10 @@ def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: st
     if isinstance(source, type):
         raise DataError(f"the class {source.__name__} is not data", f"Give an object of it, {source.__name__}(...)")
     if callable(getattr(source, "get_next", None)):
-        again, count = _spool(iter(source.get_next, None), signature, target)
+        again, count = _spool(given_by(source), signature, target)
         if not count and callable(getattr(source, "rewind", None)):  # read before, as scripts do
             source.rewind()
-            again, count = _spool(iter(source.get_next, None), signature, target)
+            again, count = _spool(given_by(source), signature, target)
         if not count:
             raise DataError(
                 f"{type(source).__name__}.get_next() gives no samples", "If it was read before, make a new one"
@@ -109,6 +109,18 @@ def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: st
             f"{type(source).__name__} is not data", f"{one}ive a path, an iterable of samples, or a function"
         )
     return PythonItems(again, count, signature, target, prepared)
+
+
+def given_by(reader: Any) -> Iterator[Any]:
+    """What `reader.get_next()` gives until it is None, or raises StopIteration."""
+    while True:
+        try:
+            item = reader.get_next()
+        except StopIteration:
+            return
+        if item is None:
+            return
+        yield item
 
 
 def split_item(item: Any, signature: Signature, target: str, where: str) -> tuple[dict[str, Any], Any]:

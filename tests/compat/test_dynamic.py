@@ -13,7 +13,7 @@ import pytest
 
 from compat.networks import assert_same_quantization, relative_error, run
 from edgeq.compat import QuantType, quantize_dynamic
-from edgeq.errors import ModelError, UsageError
+from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,9 @@ def test_nothing_quantized_is_no_success(model: Path, tmp_path: Path) -> None:
 
 
 def test_what_it_cannot_do_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeUnavailableError, match=r"refuses .*/16\.onnx: .*int16.*Choose other types") as caught:
+        quantize_dynamic(model, tmp_path / "16.onnx", weight_type="QInt16")
+    assert ".partial" not in str(caught.value)
     with pytest.raises(UsageError, match="as uint8"):
         quantize_dynamic(model, tmp_path / "q.onnx", activation_type=QuantType.QInt8)
     quantize_dynamic(model, tmp_path / "once.onnx")

@@ -245,6 +245,10 @@ def test_a_bias_that_differs_from_row_to_row_is_refused_per_channel(tmp_path: Pa
         quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), per_channel=True)
 
 
+class Lengthless(Reader, theirs.CalibrationDataReader):
+    """Its length and `set_range` are those of onnxruntime's base class, which raise."""
+
+
 class RangesOfMyOwn(CalibraterBase):
     """A user's calibrator of 2021: augments the graph, opens the session, gives pairs."""
 
@@ -298,12 +302,40 @@ def test_what_it_cannot_do_is_refused_and_nothing_is_written(model: Path, tmp_pa
         quantize_static(model, output)
     with pytest.raises(DataError, match="no samples"):
         quantize_static(model, output, Reader([]))
-    with pytest.raises(UsageError, match="CalibStridedMinMax is 3"):
-        quantize_static(model, output, PartialReader(), extra_options={"CalibStridedMinMax": 3})
+    for stride in (3, "3"):
+        with pytest.raises(UsageError, match=r"CalibStridedMinMax is '?3"):
+            quantize_static(model, output, PartialReader(), extra_options={"CalibStridedMinMax": stride})
+    with pytest.raises(UsageError, match="CalibStridedMinMax is 2, and Lengthless has no length or no set_range"):
+        quantize_static(model, output, Lengthless(), extra_options={"CalibStridedMinMax": 2})
+    for percentile in (0, "high"):
+        with pytest.raises(UsageError, match=r"ercentile is .*(0\.0|high)"):
+            quantize_static(
+                model, output, Reader(), calibrate_method="Percentile", extra_options={"CalibPercentile": percentile}
+            )
+    with pytest.raises(UsageError, match="extra_options are given as str"):
+        quantize_static(model, output, Reader(), extra_options="ActivationSymmetric")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the model is given as bytes"):
+        quantize_static(model.read_bytes(), output, Reader())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the output is given as NoneType"):
+        quantize_static(model, None, Reader())  # type: ignore[arg-type]
     quantize_static(model, tmp_path / "once.onnx", Reader())
     with pytest.raises(ModelError, match="edgeq retarget"):
         quantize_static(tmp_path / "once.onnx", output, Reader())
     assert output.read_text() == "what was there"
+
+
+def test_one_name_is_a_list_of_one(model: Path, tmp_path: Path) -> None:
+    node = next(node.name for node in onnx.load(model).graph.node if node.op_type == "Conv")
+    written = {}
+    for number, given in enumerate((node, [node])):
+        quantize_static(model, tmp_path / f"{number}.onnx", Reader(), nodes_to_exclude=given)
+        quantize_static(model, tmp_path / f"{number}n.onnx", Reader(), nodes_to_quantize=given)
+        quantize_static(
+            model, tmp_path / f"{number}t.onnx", Reader(), op_types_to_quantize="Conv" if number else ["Conv"]
+        )
+        written[number] = [(tmp_path / f"{number}{kind}.onnx").read_bytes() for kind in ("", "n", "t")]
+    assert written[0] == written[1]
+    assert len(set(written[0])) == 3
 
 
 def test_unknown_options_are_named(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -116,5 +116,12 @@ def test_a_class_of_a_reader_and_a_reader_read_before_say_what_to_do() -> None:
         open_python(Reader, IMAGE_MODEL, prepared=True, wanted=None)
     reader = Reader()
     open_python(reader, IMAGE_MODEL, prepared=True, wanted=None)
+
+    class Arrays(Reader):
+        def get_next(self) -> Any:
+            """One array, which cannot be compared with None as a whole."""
+            return self.left.pop(0) if self.left else None
+
+    assert len(open_python(Arrays(), IMAGE_MODEL, prepared=True, wanted=None)) == 4
     with pytest.raises(DataError, match=r"gives no samples\. If it was read before, make a new one"):
         open_python(reader, IMAGE_MODEL, prepared=True, wanted=None)
