@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgeq.measure.bench import BenchData, bench
     from edgeq.measure.debug import debug
     from edgeq.measure.inspect import inspect
-    from edgeq.measure.task import TaskOptions
+    from edgeq.measure.task import TaskOptions, make_task
     from edgeq.oci.transfer import pull_bundle as pull
     from edgeq.oci.transfer import push_bundle as push
     from edgeq.pipeline.package import package
@@ -59,6 +59,7 @@ _PUBLIC = {
     "detect": "edgeq.hardware.detect:detect_machine",
     "evaluate": "edgeq.measure.accuracy:evaluate",
     "inspect": "edgeq.measure.inspect:inspect",
+    "make_task": "edgeq.measure.task:make_task",
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.pipeline.package:package",
     "plain": "edgeq.records:plain",
@@ -93,6 +94,7 @@ __all__ = [
     "detect",
     "evaluate",
     "inspect",
+    "make_task",
     "open_samples",
     "package",
     "plain",

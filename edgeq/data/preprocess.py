@@ -171,8 +171,10 @@ def register(
         source: source options, as in the [source] table.
 
     Raises:
-        DataError: the name is taken by a shipped preprocessing, or an option is unknown.
+        DataError: there is no name, a shipped preprocessing has it, or an option is unknown.
     """
+    if not isinstance(name, str):
+        raise DataError("a preprocessing is registered without a name", "Write @register_preprocess(NAME)")
     if name in BUILTIN or name in ALIASES or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise DataError(f"a preprocessing cannot be registered as {name!r}", "Choose another name (letters, digits, _)")
     if reads not in ("array", "path", "text"):

@@ -212,7 +212,7 @@ def evaluate(
             opened.
         samples: labelled; `edgeq.Data`, or whatever else `edgeq.open_samples` takes or gives. For an open session,
             which does not carry its model's signature, only what it gives.
-        task: a task, or the name of one that needs no options.
+        task: a task, or the name of one that needs no options; `edgeq.make_task` makes one with options.
         count: take at most so many samples.
 
     Raises:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +69,26 @@ class Task(Protocol):
         """A fresh meter, for one model over all samples."""
 
 
+_NUMBER = (numbers.Real, "a number from 0 to 1")
+_NAME = (str, "a name")
+# Field of TaskOptions → its type, and what that is called.
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "class_offset": (numbers.Integral, "a whole number"),
+    "annotations": ((str, os.PathLike), "a path"),
+    "decoder": _NAME,
+    "confidence": _NUMBER,
+    "iou": _NUMBER,
+    "output": _NAME,
+}
+
+
 @dataclass(frozen=True)
 class TaskOptions(Displayed):
     """Options of tasks; None leaves a task's own default.
 
     Attributes:
         class_offset: scores in front of class 0 that are no class (1 for MobileNet's background).
-        annotations: COCO annotation file (instances).
+        annotations: COCO annotation file (instances); text becomes a Path.
         decoder: name of a detector-head decoder, or "path.py:function".
         confidence: detections that score at most this are dropped.
         iou: overlap above which the lower-scored of two boxes of a class is dropped.
@@ -86,6 +101,14 @@ class TaskOptions(Displayed):
     confidence: float | None = None
     iou: float | None = None
     output: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            kind, what = _KINDS[name]
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise UsageError(f"the task option {name} is {value!r}", f"Give {what}")
+        if self.annotations is not None:
+            object.__setattr__(self, "annotations", Path(self.annotations))
 
     def given(self) -> dict[str, object]:
         """The options that were set."""

@@ -55,6 +55,19 @@ def read_paths(model: Path, samples: Sequence[Data | None], statistics: Path | N
     return [*model_files(model), *sample_paths(samples), *([statistics] if statistics is not None else [])]
 
 
+def as_overrides(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of the scheme by name.
+
+    Raises:
+        UsageError: they are given as something else.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(
+            f"the overrides are given as {type(given).__name__}", 'Give a dict such as {"weight_type": "int8"}'
+        )
+    return dict(given or {})
+
+
 def check_request(
     targets: Sequence[Target], overrides: Mapping[str, Any], *, task: Task | None, max_drop: float | None
 ) -> None:

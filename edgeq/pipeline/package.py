@@ -26,7 +26,7 @@ from edgeq.measure.task import Task, as_task
 from edgeq.model.identify import check_bundle_name, is_named_bundle
 from edgeq.model.path import path_of
 from edgeq.pipeline.builds import Builds
-from edgeq.pipeline.checks import check_output, check_request
+from edgeq.pipeline.checks import as_overrides, check_output, check_request
 from edgeq.pipeline.engine_variants import check_engines
 from edgeq.pipeline.job import open_job, scheme_for
 from edgeq.pipeline.target_coverage import check_measurable
@@ -121,7 +121,7 @@ def package(
         check_bundle_output(place, force=force, model=model, samples=(data, validation), statistics=statistics)
         if split:  # the user did not name these files
             check_archive(place)
-    overrides = dict(overrides or {})
+    overrides = as_overrides(overrides)
     check_request(chosen, overrides, task=task, max_drop=max_drop)
     if require_coverage is not None:
         check_measurable(chosen, machine, emulate=emulate)

@@ -19,6 +19,7 @@ from edgeq.data.given import Data, as_data
 from edgeq.display import Page
 from edgeq.distributed.workers import open_workers
 from edgeq.engines import EngineChoice, as_engine
+from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.measure.task import Task, as_task
@@ -27,7 +28,7 @@ from edgeq.model.load import data_beside, model_bytes
 from edgeq.model.path import path_of
 from edgeq.pipeline.block_race import must_race, race_compute
 from edgeq.pipeline.builds import Builds, check_gain, prove_built
-from edgeq.pipeline.checks import check_output, check_request
+from edgeq.pipeline.checks import as_overrides, check_output, check_request
 from edgeq.pipeline.clipping import with_unclipped
 from edgeq.pipeline.job import Built, Job, build, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
@@ -152,6 +153,8 @@ def quantize(
     """
     progress = watch = Stopwatch(progress)
     model, output = path_of(model), path_of(output, "output")
+    if builder is not None and not callable(builder):
+        raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
     statistics = path_of(statistics, "statistics") if statistics is not None else None
     task, engine = as_task(task), as_engine(engine) if engine is not None else None
     data, validation = samples = as_data(data), as_data(validation)
@@ -159,7 +162,7 @@ def quantize(
     check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
     machine = detect_machine()
     chosen = resolve(target, machine)
-    overrides = dict(overrides or {})
+    overrides = as_overrides(overrides)
     check_request([chosen], overrides, task=task, max_drop=max_drop)
     if require_coverage is not None:
         check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import numbers
 import re
 import time
 from collections.abc import Callable
@@ -35,6 +36,11 @@ class Goal(Displayed):
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise UsageError(f"objective is {self.objective!r}", f"It can be {', '.join(OBJECTIVES)}")
+        for name, number in (("max_drop", self.max_drop), ("budget_s", self.budget_s)):
+            if number is not None and not isinstance(number, numbers.Real):
+                raise UsageError(
+                    f"{name} is {number!r}", f"Give a number: {name}={'0.01' if name == 'max_drop' else '60'}"
+                )
         if not 0 <= self.max_drop <= 1:
             raise UsageError(f"the largest drop is {self.max_drop}", "It lies between 0 and 1")
         if self.budget_s is not None and not self.budget_s > 0:

@@ -18,6 +18,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from data.helpers import IMAGE_MODEL, encoded, floats, pixels, save_image, signature, spec
+from edgeq.data.preprocess import register as register_preprocess
 from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.errors import DataError, UsageError
 
@@ -411,6 +412,11 @@ def test_one_array_for_a_model_of_several_inputs_names_them() -> None:
     two = signature(spec("a", "N", 2), spec("b", "N", 2))
     with pytest.raises(DataError, match=r"item 0 is one array, the model takes 2. Give a dict of a, b, or a tuple"):
         list(open_samples([floats(2, 2)], two))
+
+
+def test_a_preprocessing_is_registered_with_a_name() -> None:
+    with pytest.raises(DataError, match="registered without a name"):
+        register_preprocess(lambda x: x)  # type: ignore[arg-type]
 
 
 def test_a_function_as_preprocessing_says_how_it_is_named() -> None:

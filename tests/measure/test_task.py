@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,20 @@ def test_shipped_tasks_are_made_by_name() -> None:
 def test_unknown_names_list_the_known() -> None:
     with pytest.raises(UsageError, match=r"anomaly, classification, detection, similarity, or path\.py:factory"):
         make_task("segmentation")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"class_offset": "1"}, "class_offset is '1'. Give a whole number"),
+        ({"confidence": "0.5"}, "confidence is '0.5'. Give a number from 0 to 1"),
+        ({"annotations": 3}, "annotations is 3. Give a path"),
+        ({"decoder": ["yolox"]}, r"decoder is \['yolox'\]. Give a name"),
+    ],
+)
+def test_options_of_another_type_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TaskOptions(**options)
 
 
 def test_options_of_another_task_are_refused() -> None:

@@ -44,7 +44,17 @@ def test_a_deadline_in_shares() -> None:
     assert not Deadline(None, clock).until(0.5).passed()
 
 
-@pytest.mark.parametrize("wrong", [{"objective": "joy"}, {"max_drop": -0.1}, {"max_drop": 2}, {"budget_s": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"objective": "joy"},
+        {"max_drop": -0.1},
+        {"max_drop": 2},
+        {"max_drop": "0.1"},
+        {"budget_s": 0},
+        {"budget_s": "60s"},
+    ],
+)
 def test_goals_that_make_no_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Goal(**wrong)  # type: ignore[arg-type]

@@ -35,6 +35,8 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
     if min_sqnr_db is not None and not math.isfinite(min_sqnr_db):
         raise UsageError(f"--min-sqnr {min_sqnr_db} is no number of decibels", "Write one such as 20")
     for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"a recovery is given as {type(name).__name__}", "Give names, one after the other")
         RECOVERIES.check(name)
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:

@@ -34,7 +34,7 @@ def truth(**changes: Any) -> dict[str, Any]:
 def make(tmp_path: Path, *, decoder: str = "ssd", **changes: Any) -> Any:
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(truth(**changes)))
-    return make_task("detection", TaskOptions(annotations=path, decoder=decoder))
+    return make_task("detection", TaskOptions(annotations=str(path), decoder=decoder))  # type: ignore[arg-type]
 
 
 def sample(name: str, **context: Any) -> FakeSample:

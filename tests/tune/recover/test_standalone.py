@@ -81,6 +81,8 @@ def test_what_cannot_be_reached_is_said_with_what_can(workspace: Path) -> None:
 def test_unknown_names_are_refused_before_anything_is_done() -> None:
     with pytest.raises(UsageError, match="unknown recovery 'magic'"):
         edgeq.recovering("bias-correction", "magic")
+    with pytest.raises(UsageError, match=r"a recovery is given as list\. Give names, one after the other"):
+        edgeq.recovering(["bias-correction"])  # type: ignore[arg-type]
 
 
 def test_dynamic_has_nothing_to_recover(workspace: Path) -> None:
