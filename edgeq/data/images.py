@@ -30,7 +30,7 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "LAB", "HSV")
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 # What Pillow raises for damaged files.
-_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, MemoryError, struct.error, Image.DecompressionBombError)
+_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, MemoryError, struct.error)
 
 
 def decode(stream: IO[bytes] | Path, where: str) -> Picture:
@@ -46,7 +46,8 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
             with Image.open(stream, formats=_FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise DataError(
-                        f"{where} is an image of {image.width}x{image.height} pixels", f"At most {MAX_PIXELS} are read"
+                        f"{where} is an image of {image.width}x{image.height} pixels, more than {MAX_PIXELS}",
+                        "Give fewer pixels",
                     )
                 if image.mode not in _EIGHT_BIT or _is_deep(image):
                     raise DataError(
@@ -54,6 +55,8 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
                         "Convert it, or store it as an array",
                     )
                 return Picture(np.asarray(image.convert("RGB")))
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{where} is an image of more than {MAX_PIXELS} pixels", "Give fewer pixels") from error
     except UnidentifiedImageError as error:
         raise DataError(f"{where} is not an image that can be read", "Replace or remove the file") from error
     except _DAMAGED as error:

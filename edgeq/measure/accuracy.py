@@ -101,7 +101,7 @@ def evaluate_sessions(
     running = RunningEvaluation(tuple(sessions), task, reference)
     for sample, outputs in inferences(sessions, samples, count=count, progress=progress):
         running.update(sample, outputs)
-    return running.result(settings or {})
+    return running.result(settings or {}, progress)
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,8 @@ class RunningEvaluation:
             comparison.merge(part.comparisons[name])
         self._seen += part.count
 
-    def result(self, settings: Mapping[str, SessionSettings]) -> Evaluation:
-        """The figures. `settings`: how each session was opened, for the record.
+    def result(self, settings: Mapping[str, SessionSettings], progress: Progress = SILENT) -> Evaluation:
+        """The figures. `settings`: how each session was opened, for the record; what meters note goes to `progress`.
 
         Raises:
             CheckFailedError: a metric is not finite.
@@ -177,6 +177,8 @@ class RunningEvaluation:
             assert self._task is not None
             how = settings.get(name) or SessionSettings()
             accuracy[name] = _accuracy(name, meter.result(), self._seen, self._task, how)
+            for note in meter.notes() if hasattr(meter, "notes") else ():
+                progress.note(f"{name}: {note}")
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
         return Evaluation(MappingProxyType(accuracy), MappingProxyType(agreement), self._seen)
 

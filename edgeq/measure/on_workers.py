@@ -97,4 +97,4 @@ def evaluate_on(
             advance(part.count)
     if not seen:
         raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-    return running.result(settings or {})
+    return running.result(settings or {}, progress)

@@ -34,6 +34,8 @@ class Meter(Protocol):
 
         collected() -> Any      what it holds of the samples so far, without the task: values that pickle
         take(collected) -> None   add what another meter, of later samples, collected
+
+    It may have `notes() -> Sequence[str]`: what the labels and outputs so far give reason to doubt, a sentence each.
     """
 
     def update(self, outputs: Outputs, sample: Sample) -> None:

@@ -48,11 +48,17 @@ def classification(options: TaskOptions) -> Classification:
     return Classification(class_offset=options.class_offset or 0, output=options.output)
 
 
+_LEAST_BESIDE = 8
+"""Rows with the best class beside the label from which on that is no chance."""
+
+
 class ClassificationMeter:
     def __init__(self, task: Classification) -> None:
         self._task = task
         self._ranks: list[int] = []
         self._classes = 0
+        # Rows whose best class is the one behind the label, or the one before it.
+        self._beside = (0, 0)
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Count the rows whose label is the best, or among the five best, of the scores [rows, classes].
@@ -78,15 +84,34 @@ class ClassificationMeter:
                 "Check the labels and --class-offset",
             )
         self._ranks += ranks(scores, labels).tolist()
+        best = scores.argmax(axis=1)
+        self._add_beside(int((best == labels + 1).sum()), int((best == labels - 1).sum()))
 
-    def collected(self) -> tuple[list[int], int]:
-        """Ranks of the rows, and how many classes there are."""
-        return self._ranks, self._classes
+    def collected(self) -> tuple[list[int], int, tuple[int, int]]:
+        """Ranks of the rows, how many classes there are, and how many rows have their best class beside the label."""
+        return self._ranks, self._classes, self._beside
 
-    def take(self, collected: tuple[list[int], int]) -> None:
+    def take(self, collected: tuple[list[int], int, tuple[int, int]]) -> None:
         """Add the rows of another meter."""
-        ranks, self._classes = collected
+        ranks, self._classes, beside = collected
         self._ranks += ranks
+        self._add_beside(*beside)
+
+    def _add_beside(self, behind: int, before: int) -> None:
+        self._beside = self._beside[0] + behind, self._beside[1] + before
+
+    def notes(self) -> tuple[str, ...]:
+        """Whether the labels seem to be counted from another number than the model's classes."""
+        rows, right = len(self._ranks), sum(rank < 1 for rank in self._ranks)
+        fixes = (
+            ("plus", f"--class-offset {self._task.class_offset + 1} where the model has a class in front of theirs"),
+            ("minus", "count the labels from 0, or give a smaller --class-offset"),
+        )
+        return tuple(
+            f"the best class is the label {sign} 1 in {found} of {rows} rows and the label in {right}: {fix}"
+            for found, (sign, fix) in zip(self._beside, fixes, strict=True)
+            if self._classes > 2 and found >= _LEAST_BESIDE and found > 4 * right
+        )
 
     def scores(self) -> NDArray[np.float64]:
         """For each row 1 where it is right, else 0."""

@@ -107,3 +107,26 @@ def test_scores_beside_class_numbers_need_no_name() -> None:
     assert dict(meter.result())["top1"] == 1
     with pytest.raises(UsageError, match=r"outputs are a, b\. Choose one with --task-output"):
         meter.update({"a": np.zeros((1, 2)), "b": np.zeros((1, 2))}, FakeSample(label=1))
+
+
+@pytest.mark.parametrize(
+    ("shift", "note"),
+    [(1, "the label plus 1 in 8 of 10 rows and the label in 1: --class-offset 1"), (-1, "count the labels from 0")],
+)
+def test_labels_counted_from_another_number_are_noted(shift: int, note: str) -> None:
+    labels = np.array([1, 2, 3, 4, 1, 2, 3, 4, 2, 2])
+    best = labels + shift
+    best[-2:] = (2, 5)  # one right, one of another class
+    meter = Classification().start()
+    parts = []
+    for part in (slice(0, 5), slice(5, 10)):
+        one = Classification().start()
+        one.update({"y": np.eye(6)[best[part]]}, FakeSample("s", {"x": np.zeros((5, 1))}, label=tuple(labels[part])))
+        parts.append(one)
+        assert one.notes() == ()  # too few to tell
+        meter.take(one.collected())
+    assert len(meter.notes()) == 1
+    assert note in meter.notes()[0]
+    right = Classification().start()
+    right.update({"y": np.eye(6)[labels]}, FakeSample("s", {"x": np.zeros((10, 1))}, label=tuple(labels)))
+    assert right.notes() == ()
