@@ -43,6 +43,8 @@ _ONNXRUNTIMES = frozenset(
         "CalibrationDataReader",
         "CalibrationMethod",
         "DynamicQuantConfig",
+        "MinMaxCalibrater",
+        "QDQQuantizer",
         "QuantFormat",
         "QuantType",
         "QuantizationMode",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq import compat
 from edgeq.callable_package import make_callable
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, says
+from edgeq.compat._names import own_or_theirs
 from edgeq.compat.own_preprocess import own_preprocess
 from edgeq.compat.readers import RESNET50
 from edgeq.errors import ModelError, UsageError
@@ -174,7 +174,7 @@ def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(compat, name)
+    return own_or_theirs(name, "calibrate")
 
 
 if __name__ == "__main__":

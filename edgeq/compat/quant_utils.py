@@ -1,5 +1,5 @@
 """Stands for `onnxruntime.quantization.quant_utils`: QuantType, QuantFormat, write_calibration_table,
-load_model_with_shape_infer."""
+load_model_with_shape_infer. Other helpers are onnxruntime's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeq import compat
+from edgeq.compat._names import own_or_theirs
 
 if TYPE_CHECKING:
     import onnx
@@ -29,4 +29,4 @@ def load_model_with_shape_infer(model_path: str | Path) -> onnx.ModelProto:
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(compat, name)
+    return own_or_theirs(name, "quant_utils")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeq import compat
 from edgeq.callable_package import make_callable
+from edgeq.compat._names import own_or_theirs
 
 make_callable(__name__, "edgeq.compat.configs:quantize")
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(compat, name)
+    return own_or_theirs(name, "quantize")

@@ -7,6 +7,7 @@ of the example folders have tests of their own.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -297,3 +298,14 @@ def test_the_runner_is_a_command_that_ends_in_one_line(workdir: Path) -> None:
     assert done.returncode == UsageError.exit_code
     assert done.stderr.startswith("edgeq: bad.json holds no overrides")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["quantize", "calibrate", "quant_utils"])
+def test_modules_have_every_public_name_of_onnxruntimes(name: str) -> None:
+    theirs = importlib.import_module(f"onnxruntime.quantization.{name}")
+    ours = importlib.import_module(f"edgeq.compat.{name}")
+    for attribute, value in vars(theirs).items():
+        if getattr(value, "__module__", None) == theirs.__name__ and not attribute.startswith("_"):
+            assert getattr(ours, attribute) is not None
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        ours.nothing_of_the_kind  # noqa: B018
