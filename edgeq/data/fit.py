@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -151,6 +152,8 @@ def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *,
     for spec in signature.inputs:
         if spec.name not in inputs:
             raise DataError(f"{where} has nothing for the model input {spec.name!r}", "Give every input")
+        if isinstance(inputs[spec.name], str | Path):
+            raise DataError(f"{where}: input {spec.name!r} is text or a path", "Name the --preprocess that reads it")
         array = np.asarray(inputs[spec.name])
         if spec.shape is not None and array.ndim == len(spec.shape) - 1:
             array = array[None]

@@ -60,7 +60,7 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
     except UnidentifiedImageError as error:
         raise DataError(f"{where} is not an image that can be read", "Replace or remove the file") from error
     except _DAMAGED as error:
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{where} cannot be decoded: {text}", "Replace or remove the file") from error
 
 

@@ -64,7 +64,9 @@ def _open(
     if not isinstance(source, str | Path):
         wanted = named.source.input if named is not None else None
         prepared = named is None or _only_stack(named)
-        items = open_python(source, signature, prepared=prepared, wanted=wanted)
+        # Steps take no text, so that text can only be the path of an image.
+        files = named is not None and not prepared and (named.spec is not None or named.reads == "path")
+        items = open_python(source, signature, prepared=prepared, wanted=wanted, files=files)
         return Opened(f"Python {type(source).__name__}", items, named, items.notes)
     if Path(source).is_dir():
         os.scandir(source).close()  # distinguishes a folder that may not be listed from an empty one

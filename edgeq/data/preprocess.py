@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgeq.data.builtin import ALIASES, BUILTIN
+from edgeq.data.images import decode
 from edgeq.data.records import check_size
 from edgeq.data.source_options import SourceOptions, parse_source
 from edgeq.data.spec import Spec, parse_spec, parse_text
@@ -64,7 +65,7 @@ class Preprocess:
     identity: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, raw: Any, spec: TensorSpec | None = None) -> Prepared:
-        """Preprocess one raw item: a `Picture`, an array, or (functions only) a path or text.
+        """Preprocess one raw item: a `Picture`, an array, the path of an image, or (functions only) text or any path.
 
         Args:
             raw: the item. An array with more axes than `source.layout` is a batch of items.
@@ -75,6 +76,8 @@ class Preprocess:
         """
         if self.spec is None:
             return self._call_function(raw)
+        if isinstance(raw, Path):
+            raw = decode(raw, str(raw))
         if not isinstance(raw, Picture | np.ndarray):
             raise DataError(f"preprocessing {self.name} takes images and arrays", "Use a function of your own for text")
         if isinstance(raw, np.ndarray) and raw.dtype.kind not in "biuf":

@@ -6,17 +6,19 @@ memory stays flat.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from edgeq.data.fit import first_input
-from edgeq.data.records import Hash, Record, Rows
+from edgeq.data.records import Hash, Record, Rows, update_with_file
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
@@ -25,13 +27,18 @@ _IN_MEMORY = 64 << 20
 
 @dataclass(frozen=True)
 class PythonItems:
-    """Records of items that `again` gives, as often as it is called, always the same."""
+    """Records of items that `again` gives, as often as it is called, always the same.
+
+    Attributes:
+        files: whether text stands for a file's path, as a path does.
+    """
 
     again: Callable[[], Iterator[Any]]
     count: int
     signature: Signature
     target: str
     prepared: bool
+    files: bool = False
     notes: tuple[str, ...] = ()
     rows: Rows = "unknown"
 
@@ -50,7 +57,11 @@ class PythonItems:
                 return
             if index in indices:
                 raw, label = split_item(item, self.signature, self.target, f"item {index}")
-                yield Record(f"item {index}", raw, label, {"index": index})
+                if self.files:
+                    raw = {name: Path(value) if isinstance(value, str) else value for name, value in raw.items()}
+                path = next((value for value in raw.values() if isinstance(value, Path)), None)
+                place = {} if path is None else {"file": path.name, "path": path.as_posix()}
+                yield Record(f"item {index}" if path is None else str(path), raw, label, {"index": index, **place})
         if indices and index < indices[-1]:
             raise DataError(
                 f"the data gave {self.count} items, and {index + 1} when they were read again",
@@ -64,11 +75,15 @@ class PythonItems:
                 if isinstance(value, np.ndarray):
                     digest.update(f"{name}\0{value.dtype.str}\0{value.shape}\0".encode())
                     digest.update(np.ascontiguousarray(value).tobytes())
+                elif isinstance(value, Path):
+                    update_with_file(digest, value, value.name)
                 else:
                     digest.update(f"{name}\0{value!r}\0".encode())
 
 
-def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: str | None) -> PythonItems:
+def open_python(
+    source: Any, signature: Signature, *, prepared: bool, wanted: str | None, files: bool = False
+) -> PythonItems:
     """A reader for `source`.
 
     Args:
@@ -76,6 +91,7 @@ def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: st
             temporary file); a function that gives a fresh iterator at each call; or an object whose `get_next()`
             gives a dict or None, as ONNX Runtime's CalibrationDataReader.
         wanted: the model input that single arrays feed, where it has several.
+        files: whether text stands for a file's path.
 
     Raises:
         DataError: it is none of these, or an object with `get_next()` that was read to its end and has no `rewind()`.
@@ -108,7 +124,7 @@ def open_python(source: Any, signature: Signature, *, prepared: bool, wanted: st
         raise DataError(
             f"{type(source).__name__} is not data", f"{one}ive a path, an iterable of samples, or a function"
         )
-    return PythonItems(again, count, signature, target, prepared)
+    return PythonItems(again, count, signature, target, prepared, files)
 
 
 def given_by(reader: Any) -> Iterator[Any]:
@@ -145,6 +161,8 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
 def _array(value: Any, where: str) -> Any:
     if isinstance(value, str):
         return value
+    if isinstance(value, os.PathLike):
+        return Path(value)
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -157,18 +175,19 @@ class _Spool:
 
     def __init__(self) -> None:
         self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by finalize
-        self.kept: list[tuple[list[tuple[str, int]], dict[str, str], Any]] = []
+        self.kept: list[tuple[list[tuple[str, int]], dict[str, str | Path], Any]] = []
         weakref.finalize(self, self.file.close)
 
     def add(self, inputs: Mapping[str, Any], label: Any, where: str) -> None:
-        """Write one item's arrays to the temporary file; texts and the label stay in memory.
+        """Write one item's arrays to the temporary file; texts, paths and the label stay in memory.
 
         Raises:
             DataError: an array of Python objects.
         """
-        arrays, texts = [], {}
+        arrays: list[tuple[str, int]] = []
+        texts: dict[str, str | Path] = {}
         for name, value in inputs.items():
-            if isinstance(value, str):
+            if isinstance(value, str | Path):
                 texts[name] = value
                 continue
             if value.dtype.hasobject:

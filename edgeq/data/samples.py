@@ -240,8 +240,8 @@ def open_samples(
 
     Args:
         source: a file, a folder, a pattern ("data/val_*.npz"), samples opened already, an iterable (dict of arrays,
-            array, tuple of arrays, or (inputs, label)), a function that gives one, an object with `get_next()`, or
-            `Data`, whose preprocessing, labels and count go before the arguments of these names.
+            array, tuple of arrays, path of an image, or (inputs, label)), a function that gives one, an object with
+            `get_next()`, or `Data`, whose preprocessing, labels and count go before the arguments of these names.
         signature: of the model: `edgeq.inspect(MODEL).signature`.
         preprocess: what `load_preprocess` takes. None: `preprocess.toml` in the data folder, then beside the model;
             else arrays and protobufs are model inputs already, and images are an error.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from data.helpers import IMAGE_MODEL, floats, signature, spec
+from data.helpers import IMAGE_MODEL, floats, save_image, signature, spec
+from edgeq.data.preprocess import register as register_preprocess
 from edgeq.data.python_items import open_python, split_item
+from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
 
 TWO = signature(spec("a", "N", 2), spec("b", "N", 3))
@@ -84,6 +87,42 @@ def test_what_is_no_data(source: Any) -> None:
 def test_objects_are_never_pickled() -> None:
     with pytest.raises(DataError, match="Python objects"):
         open_python(iter([np.array([object()])]), IMAGE_MODEL, prepared=True, wanted=None)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("given", [list, iter])
+def test_paths_of_images_are_decoded(tmp_path: Path, kind: Any, given: Any) -> None:
+    first, second = (save_image(tmp_path / name, seed=i) for i, name in enumerate(("a.png", "b.png")))
+    paths = [kind(tmp_path / name) for name in ("a.png", "b.png")]
+    samples = open_samples(given(paths), IMAGE_MODEL, preprocess="layout=NCHW", labels={"a.png": 4, "b": 5})
+    got = list(samples)
+    assert [(s.name, s.label, s.context["file"]) for s in got] == [
+        (str(tmp_path / "a.png"), 4, "a.png"),
+        (str(tmp_path / "b.png"), 5, "b.png"),
+    ]
+    for sample, pixels in zip(got, (first, second), strict=True):
+        assert np.array_equal(sample.inputs["x"][0], pixels.transpose(2, 0, 1))
+    before = samples.digest()
+    save_image(tmp_path / "b.png", seed=9)
+    assert samples.digest() != before
+    missing = open_samples([kind(tmp_path / "c.png")], IMAGE_MODEL, preprocess="layout=NCHW")
+    with pytest.raises(DataError, match=r"^\S+c.png cannot be decoded: No such file or directory"):
+        list(missing)
+    with pytest.raises(DataError, match=r"input 'x' is text or a path. Name the --preprocess"):
+        list(open_samples(given(paths), IMAGE_MODEL))
+
+
+def test_functions_that_read_paths_get_paths(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    @register_preprocess("seen-paths", reads="path")
+    def loaded(path: Any) -> np.ndarray:
+        seen.append(path)
+        return floats(3, 8, 8)
+
+    list(open_samples([str(tmp_path), tmp_path], IMAGE_MODEL, preprocess="seen-paths"))
+    list(open_samples(iter([str(tmp_path), tmp_path]), IMAGE_MODEL, preprocess="seen-paths"))
+    assert seen == [tmp_path] * 4
 
 
 def test_ragged_items_are_named() -> None:
