@@ -10,7 +10,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 
 from edgeq.data.fit import first_input
 from edgeq.data.records import Hash, Record, Rows, update_with_file
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
@@ -61,7 +62,10 @@ class PythonItems:
                     raw = {name: Path(value) if isinstance(value, str) else value for name, value in raw.items()}
                 path = next((value for value in raw.values() if isinstance(value, Path)), None)
                 place = {} if path is None else {"file": path.name, "path": path.as_posix()}
-                yield Record(f"item {index}" if path is None else str(path), raw, label, {"index": index, **place})
+                name = f"item {index}" if path is None else str(path)
+                if isinstance(item, Sample):
+                    name, place = item.name, {**item.context}
+                yield Record(name, raw, label, {"index": index, **place})
         if indices and index < indices[-1]:
             raise DataError(
                 f"the data gave {self.count} items, and {index + 1} when they were read again",
@@ -116,6 +120,10 @@ def open_python(
         count = sum(1 for _ in again())
     elif isinstance(source, Iterator):
         again, count = _spool(source, signature, target)
+        if not count:
+            raise DataError(
+                f"Python {type(source).__name__} holds no samples", "If it was read before, make a new one, or a list"
+            )
     elif isinstance(source, Iterable) and not isinstance(source, str | bytes | Mapping):
         again = lambda: iter(source)  # noqa: E731
         count = sum(1 for _ in again())
@@ -140,12 +148,15 @@ def given_by(reader: Any) -> Iterator[Any]:
 
 
 def split_item(item: Any, signature: Signature, target: str, where: str) -> tuple[dict[str, Any], Any]:
-    """Inputs and label of one item: a dict of inputs, an array, a tuple of one array an input, or (inputs, label).
+    """Inputs and label of one item: a `Sample`, a dict of inputs, an array, a tuple of one array an input, or such with
+    a label: (inputs, label).
 
     Raises:
         DataError: a tuple that does not match the model's inputs.
     """
     names = [spec.name for spec in signature.inputs]
+    if isinstance(item, Sample):
+        return dict(item.inputs), item.label
     if isinstance(item, Mapping):
         return {str(name): _array(value, where) for name, value in item.items()}, None
     if isinstance(item, tuple) and len(item) == 2 and (isinstance(item[0], Mapping | tuple) or len(names) != 2):
@@ -176,6 +187,7 @@ class _Spool:
     def __init__(self) -> None:
         self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115  # closed by finalize
         self.kept: list[tuple[list[tuple[str, int]], dict[str, str | Path], Any]] = []
+        self.samples: dict[int, Sample] = {}
         weakref.finalize(self, self.file.close)
 
     def add(self, inputs: Mapping[str, Any], label: Any, where: str) -> None:
@@ -198,16 +210,19 @@ class _Spool:
 
     def again(self) -> Iterator[Any]:
         """The items that were added, in their order, arrays read back from the file."""
-        for arrays, texts, label in self.kept:
+        for number, (arrays, texts, label) in enumerate(self.kept):
             inputs: dict[str, Any] = dict(texts)
             for name, position in arrays:
                 self.file.seek(position)
                 inputs[name] = npy.read_array(self.file, allow_pickle=False)
-            yield (inputs, label)
+            sample = self.samples.get(number)
+            yield (inputs, label) if sample is None else replace(sample, inputs=inputs)
 
 
 def _spool(items: Iterator[Any], signature: Signature, target: str) -> tuple[Callable[[], Iterator[Any]], int]:
     spool = _Spool()
     for index, item in enumerate(items):
         spool.add(*split_item(item, signature, target, f"item {index}"), f"item {index}")
+        if isinstance(item, Sample):
+            spool.samples[index] = replace(item, inputs={})
     return spool.again, len(spool.kept)

@@ -259,6 +259,10 @@ def open_samples(
             f"the signature is given as {type(signature).__name__}", "Give that of the model: inspect(MODEL).signature"
         )
     while isinstance(source, Data):
+        if isinstance(source.source, Samples) and not (source.preprocess is None and source.labels is None):
+            raise UsageError(
+                "samples that are opened already keep their preprocessing and labels", "Name both when they are opened"
+            )
         source, preprocess, labels, count = source.over(preprocess, labels, count)
     check_selection(start, stride, count)
     if isinstance(source, Samples):

@@ -101,6 +101,8 @@ def bench(
     """
     path, engines = path_of(path), as_engines(engines)
     against = path_of(against) if against is not None else None
+    if settings is not None and not isinstance(settings, BenchSettings):
+        raise UsageError(f"the settings are given as {type(settings).__name__}", "Give edgeq.BenchSettings(...)")
     settings, data = settings or BenchSettings(), data if isinstance(data, BenchData) else BenchData(data)
     _refuse_unused(data)
     if is_bundle(path):

@@ -77,10 +77,7 @@ def audit_saturation(
         features = target.features if target is not None else frozenset[str]()
         samples = None
         if data is not None:
-            preprocess = data.preprocess if data.preprocess is not None else loaded.preprocess
-            samples = open_samples(
-                data.source, loaded.signature, preprocess=preprocess, labels=data.labels, progress=progress
-            )
+            samples = open_samples(data, loaded.signature, preprocess=loaded.preprocess, progress=progress)
         found = audit(
             loaded.model,
             _own(loaded.settings) if plugin is not None else loaded.settings,

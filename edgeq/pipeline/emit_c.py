@@ -91,9 +91,7 @@ def emit_c(
     program = load_program(place)
     tensors = [program.tensors[name] for name in program.inputs]
     specs = tuple(TensorSpec(tensor.name, np.dtype(tensor.dtype), tensor.shape) for tensor in tensors)
-    samples = open_samples(
-        data.source, Signature(specs, ()), preprocess=data.preprocess, labels=data.labels, progress=progress
-    )
+    samples = open_samples(data, Signature(specs, ()), progress=progress)
     inputs = first_inputs(program, samples, images)
     if any(len(values) < images for values in inputs.values()):
         raise DataError(f"{data.source} holds fewer than {images} samples", "Give more, or fewer --images")

@@ -198,15 +198,7 @@ def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
 
 def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
     try:
-        opened = open_samples(
-            data.source,
-            prepared.signature,
-            preprocess=data.preprocess,
-            labels=data.labels,
-            count=data.count,
-            model=prepared.source,
-            progress=progress,
-        )
+        opened = open_samples(data, prepared.signature, model=prepared.source, progress=progress)
     except NoPreprocessingError as error:
         raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error
     return replace(opened, hold=_HELD_BYTES) if isinstance(opened, SourceSamples) else opened

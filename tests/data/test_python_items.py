@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from data.helpers import IMAGE_MODEL, floats, save_image, signature, spec
+from edgeq.data.given import Data
 from edgeq.data.preprocess import register as register_preprocess
 from edgeq.data.python_items import open_python, split_item
+from edgeq.data.sample import Sample
 from edgeq.data.samples import open_samples
-from edgeq.errors import DataError
+from edgeq.errors import DataError, UsageError
 
 TWO = signature(spec("a", "N", 2), spec("b", "N", 3))
 ITEMS = [floats(1, 3, 8, 8, seed=i) for i in range(4)]
@@ -110,6 +112,29 @@ def test_paths_of_images_are_decoded(tmp_path: Path, kind: Any, given: Any) -> N
         list(missing)
     with pytest.raises(DataError, match=r"input 'x' is text or a path. Name the --preprocess"):
         list(open_samples(given(paths), IMAGE_MODEL))
+
+
+@pytest.mark.parametrize("given", [list, iter])
+def test_samples_keep_names_labels_and_contexts(given: Any) -> None:
+    made = [Sample(f"s{i}", {"x": floats(1, 3, 8, 8, seed=i)}, i, {"scale": (i, i)}) for i in range(3)]
+    got = list(open_samples(given(made), IMAGE_MODEL))
+    assert [(s.name, s.label, s.context["scale"]) for s in got] == [(f"s{i}", i, (i, i)) for i in range(3)]
+    assert all(np.array_equal(a.inputs["x"], b.inputs["x"]) for a, b in zip(got, made, strict=True))
+
+
+def test_an_iterator_that_was_read_before_says_so() -> None:
+    once = iter(ITEMS)
+    assert len(open_samples(once, IMAGE_MODEL)) == 4
+    with pytest.raises(DataError, match=r"holds no samples\. If it was read before, make a new one, or a list"):
+        open_samples(once, IMAGE_MODEL)
+
+
+def test_samples_that_are_opened_take_no_other_labels_or_preprocessing() -> None:
+    samples = open_samples(ITEMS, IMAGE_MODEL)
+    for more in ({"labels": [1, 2, 3, 4]}, {"preprocess": "divide=2"}):
+        with pytest.raises(UsageError, match="opened already"):
+            open_samples(Data(samples, **more), IMAGE_MODEL)
+    assert len(open_samples(Data(samples, count=2), IMAGE_MODEL)) == 2
 
 
 def test_functions_that_read_paths_get_paths(tmp_path: Path) -> None:
