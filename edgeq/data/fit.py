@@ -12,7 +12,7 @@ import numpy as np
 from edgeq.data.records import check_size
 from edgeq.data.state import Array
 from edgeq.errors import DataError
-from edgeq.signature import Signature, TensorSpec
+from edgeq.signature import Dimension, Signature, TensorSpec
 
 Shape = tuple[int, ...]
 Kind = Literal["whole", "rows", "items", "single"]
@@ -87,7 +87,7 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
             f"({', '.join(f'{name} {list(shape)}' for name, shape in shapes.items())})",
             f"Store the same number for every input, in shapes that fit {_list(signature)}",
         )
-    added = _missing_axis({name: shape[1:] for name, shape in shapes.items()}, signature)
+    added = _missing_step({name: shape[1:] for name, shape in shapes.items()}, signature)
     raise DataError(
         f"{where}: {_misfit(shapes, signature)}",
         "Store the model's shape, or name a --preprocess" + (f" with {added} in it" if added else ""),
@@ -172,7 +172,7 @@ def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) 
     shapes = {name: array.shape for name, array in inputs.items()}
     wrong = _misfit(shapes, signature, free_batch=fixed_batch(signature) is not None)
     if wrong is not None:
-        added = _missing_axis(shapes, signature)
+        added = _missing_step(shapes, signature)
         fix = f"Add {added} to --preprocess" if added else "Correct the data or its preprocessing"
         raise DataError(f"{where}: {wrong}", fix)
 
@@ -230,16 +230,29 @@ def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bo
     return None
 
 
-def _missing_axis(items: Mapping[str, Shape], signature: Signature) -> str:
-    """The preprocessing step that gives an item without batch axis the model's shape by one more axis, as grey images
-    without channels lack it; "" where there is none."""
+def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
+    """The preprocessing step that gives an item the model's shape: one axis more, as grey images without channels lack
+    it, or channels in their place; "" where there is none."""
     for spec in signature.inputs:
-        item, wanted = items.get(spec.name), (spec.shape or ())[1:]
-        for axis in range(len(wanted) if item is not None and len(item) == len(wanted) - 1 else 0):
-            sizes = zip((*item[:axis], 1, *item[axis:]), wanted, strict=True)  # type: ignore[index]
-            if wanted[axis] == 1 and all(have == want for have, want in sizes if isinstance(want, int)):
+        item, wanted = items.get(spec.name, ()), (spec.shape or ())[1:]
+        for axis in range(len(wanted) if len(item) == len(wanted) - 1 else 0):
+            if wanted[axis] == 1 and _equal((*item[:axis], 1, *item[axis:]), wanted):
                 return f"expand={axis}"
+        if len(wanted) == 3 and len(item) in (3, 4):
+            rows, columns, channels = item[-3:]
+            if _equal((channels, rows, columns), wanted):
+                return "layout=NCHW"
+            channels, rows, columns = item[-3:]
+            if _equal((rows, columns, channels), wanted):
+                return "layout=NHWC"
     return ""
+
+
+def _equal(sizes: Shape, wanted: Sequence[Dimension]) -> bool:
+    """Whether sizes are those that the model fixes, of which there is one at least."""
+    return any(isinstance(want, int) for want in wanted) and all(
+        have == want for have, want in zip(sizes, wanted, strict=True) if isinstance(want, int)
+    )
 
 
 def _list(signature: Signature) -> str:

@@ -68,6 +68,8 @@ def _open(
         files = named is not None and not prepared and (named.spec is not None or named.reads == "path")
         items = open_python(source, signature, prepared=prepared, wanted=wanted, files=files)
         return Opened(f"Python {type(source).__name__}", items, named, items.notes)
+    if not str(source):
+        raise DataError("the path of the data is empty", "Give a file, a folder or a pattern")
     if Path(source).is_dir():
         os.scandir(source).close()  # distinguishes a folder that may not be listed from an empty one
     notes: list[str] = []

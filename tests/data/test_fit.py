@@ -184,6 +184,19 @@ def test_an_axis_that_lacks_is_named_as_the_step_that_adds_it() -> None:
         check_shapes("f", {"x": np.zeros((27, 28))}, GREY)
 
 
+def test_channels_in_another_place_are_named_as_the_step_that_moves_them() -> None:
+    first, last = signature(spec("x", "N", 3, 8, 9)), signature(spec("x", "N", "H", "W", 3))
+    with pytest.raises(DataError, match="Add layout=NCHW to --preprocess"):
+        check_shapes("f", {"x": np.zeros((1, 8, 9, 3))}, first)
+    with pytest.raises(DataError, match="Add layout=NHWC to --preprocess"):
+        check_shapes("f", {"x": np.zeros((1, 3, 8, 9))}, last)
+    with pytest.raises(DataError, match="name a --preprocess with layout=NCHW in it"):
+        plan_prepared({"x": (100, 8, 9, 3)}, first, "f")
+    for shape in ((1, 9, 8, 3), (1, 3, 9, 8), (1, 8, 9, 4)):
+        with pytest.raises(DataError, match="Correct the data or its preprocessing"):
+            check_shapes("f", {"x": np.zeros(shape)}, first)
+
+
 def test_steps_on_all_of_several_inputs_are_named() -> None:
     model = signature(spec("a", "N", 2), spec("b", "N", 2, dtype=np.int64))
     arrays = {"a": np.zeros((1, 2), np.float32), "b": np.zeros((1, 2), np.float32)}

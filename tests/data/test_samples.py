@@ -403,6 +403,11 @@ def test_functions_may_change_what_they_get(tmp_path: Path) -> None:
             assert np.allclose(fed(samples)[0][0], (image // 2 / 255).transpose(2, 0, 1))
 
 
+def test_an_empty_path_is_no_folder() -> None:
+    with pytest.raises(DataError, match="the path of the data is empty"):
+        open_samples("", IMAGE_MODEL)
+
+
 def test_a_model_in_place_of_a_signature_says_where_to_get_one() -> None:
     with pytest.raises(UsageError, match=r"the signature is given as str. Give that of the model: inspect\(MODEL\)"):
         open_samples([floats(3, 8, 8)], "model.onnx")  # type: ignore[arg-type]
