@@ -22,7 +22,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import Statistics
 from edgeq.compat.calibration import as_ranges, ranges_of, statistics_of
 from edgeq.compat.enums import member, name_of_member
-from edgeq.compat.source import ModelInput, as_file, as_given, listed
+from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed
 from edgeq.errors import CalibrationError
 from edgeq.graph.convert import to_proto
 from edgeq.model.load import load_model, read_model, save_model
@@ -36,6 +36,14 @@ _OPTIONS = {
     "moving_average": "CalibMovingAverage",
     "percentile": "CalibPercentile",
 }
+_NOT_NEEDED = (
+    "averaging_constant",
+    "max_intermediate_outputs",
+    "num_bins",
+    "num_quantized_bins",
+    "per_channel",
+    "scenario",
+)
 
 
 class CalibraterBase:
@@ -135,6 +143,8 @@ class EdgeqCalibrater(CalibraterBase):
             model_path, op_types_to_calibrate, augmented_model_path, use_external_data_format=use_external_data_format
         )
         self.method = member("CalibrationMethod", method)
+        for name in sorted(set(options or {}) - {*_OPTIONS, *_NOT_NEEDED}):
+            LOG.warning("unknown option %r of the calibrator is ignored", name)
         self.options = {_OPTIONS[name]: value for name, value in (options or {}).items() if name in _OPTIONS}
         self._prepared: PreparedModel = as_given(self.model_path, self._folder)
         self._statistics: Statistics | None = None

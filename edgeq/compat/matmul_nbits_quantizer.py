@@ -75,6 +75,9 @@ class MatMulNBitsQuantizer:
         algo_config: Any = None,
     ) -> None:
         self._given = model
+        size = getattr(algo_config, "block_size", block_size)
+        if not isinstance(size, int) or size < 16 or size & (size - 1):
+            raise UsageError(f"block_size is {size!r}", "Give a power of two from 16 on")
         if not isinstance(model, onnx.ModelProto):
             model = load_model(path_of(model), external_data="all")
         self._source = model

@@ -7,7 +7,6 @@ docs/migration-tools.md.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,20 +65,23 @@ def quant_pre_process(
         ModelError: the model is damaged, or onnxruntime refuses it.
         OutputError: the output cannot be written.
     """
+    import onnx
+
     from edgeq.model.load import INLINE_LIMIT, save_model
+    from edgeq.model.path import path_of
     from edgeq.model.shapes import SymbolicOptions
 
     source = input_model if input_model is not None else input_model_path
     if source is None or output_model_path is None:
         raise UsageError("a model and a place for the result are needed", "Give input_model and output_model_path")
     symbolic = None if skip_symbolic_shape else SymbolicOptions(int_max, auto_merge, guess_output_rank, verbose)
-    output = Path(output_model_path)
+    output = path_of(output_model_path, "output")
     with tempfile.TemporaryDirectory(prefix="edgeq-preprocess-") as folder:
-        if isinstance(source, str | os.PathLike):
-            path = Path(source)
-        else:
+        if isinstance(source, onnx.ModelProto):
             path = Path(folder) / "model.onnx"
             save_model(from_proto(source), path, inline_limit=INLINE_LIMIT)
+        else:
+            path = path_of(source)
         model = preprocessed(
             path,
             Path(folder),

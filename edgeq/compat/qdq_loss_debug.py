@@ -50,8 +50,9 @@ def modify_model_output_intermediate_tensors(
     """
     from edgeq.compat.preprocess import write
     from edgeq.model.load import read_model
+    from edgeq.model.path import path_of
 
-    source, output = Path(input_model_path), Path(output_model_path)
+    source, output = path_of(input_model_path), path_of(output_model_path, "output")
     model = read_model(source)
     _add_outputs(model, _float_tensors(model, op_types_for_saving))
     write(

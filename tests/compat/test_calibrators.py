@@ -65,6 +65,13 @@ def test_methods_and_their_options(model: Path, method: str) -> None:
     assert calibrator.compute_data().calibration_method == CalibrationMethod[method]
 
 
+def test_unknown_options_are_named(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    create_calibrator(model, extra_options={"num_bins": 8, "symetric": True})
+    assert [record.getMessage() for record in caplog.records] == [
+        "unknown option 'symetric' of the calibrator is ignored"
+    ]
+
+
 def test_nothing_collected(model: Path) -> None:
     calibrator = create_calibrator(onnx.load(model))
     with pytest.raises(CalibrationError, match="nothing was collected"):

@@ -225,3 +225,6 @@ def test_a_name_that_is_not_there() -> None:
         _ = matmul_nbits_quantizer.nothing
     with pytest.raises(UsageError, match="QuantFormat has no 'Other'"):
         matmul_nbits_quantizer.MatMulNBitsQuantizer(onnx.ModelProto(), quant_format="Other")
+    for size in (7, 8, "32"):
+        with pytest.raises(UsageError, match=f"block_size is {size!r}. Give a power of two from 16 on"):
+            matmul_nbits_quantizer.MatMulNBitsQuantizer(onnx.ModelProto(), block_size=size)  # type: ignore[arg-type]

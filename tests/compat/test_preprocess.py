@@ -178,6 +178,8 @@ def test_mistakes(tmp_path: Path) -> None:
     before = source.read_bytes()
     with pytest.raises(UsageError):
         quant_pre_process(source)
+    with pytest.raises(UsageError, match="the model is given as bytes"):
+        quant_pre_process(before, tmp_path / "out.onnx")  # type: ignore[arg-type]
     with pytest.raises(OutputError, match="input"):
         quant_pre_process(source, source)
     assert source.read_bytes() == before

@@ -152,6 +152,8 @@ def test_mistakes(float_model: Path, tmp_path: Path) -> None:
         ours.compute_signal_to_quantization_noice_ratio(np.zeros(3), np.zeros(4))
     with pytest.raises(UsageError):
         ours.compute_signal_to_quantization_noice_ratio([], [])
+    with pytest.raises(UsageError, match="the model is given as NoneType"):
+        ours.modify_model_output_intermediate_tensors(None, tmp_path / "a.onnx")  # type: ignore[arg-type]
     ours.modify_model_output_intermediate_tensors(float_model, tmp_path / "a.onnx")
     with pytest.raises(DataError):
         ours.collect_activations(tmp_path / "a.onnx", [{"other": batch()}])
