@@ -116,7 +116,7 @@ def open_python(
     elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
         again, count = lambda: iter(source), len(source)
     elif callable(source):
-        again = lambda: iter(source())  # noqa: E731
+        again = lambda: _called(source)  # noqa: E731
         count = sum(1 for _ in again())
     elif isinstance(source, Iterator):
         again, count = _spool(source, signature, target)
@@ -148,8 +148,8 @@ def given_by(reader: Any) -> Iterator[Any]:
 
 
 def split_item(item: Any, signature: Signature, target: str, where: str) -> tuple[dict[str, Any], Any]:
-    """Inputs and label of one item: a `Sample`, a dict of inputs, an array, a tuple of one array an input, or such with
-    a label: (inputs, label).
+    """Inputs and label of one item: a `Sample`, a dict of inputs, an array, a tuple or list of one array an input, or
+    such with a label: (inputs, label).
 
     Raises:
         DataError: a tuple that does not match the model's inputs.
@@ -159,6 +159,8 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
         return dict(item.inputs), item.label
     if isinstance(item, Mapping):
         return {str(name): _array(value, where) for name, value in item.items()}, None
+    if isinstance(item, list) and _is_several(item, len(names)):
+        item = tuple(item)
     if isinstance(item, tuple) and len(item) == 2 and (isinstance(item[0], Mapping | tuple) or len(names) != 2):
         inputs, _ = split_item(item[0], signature, target, where)
         return inputs, item[1].item() if isinstance(item[1], np.generic) else item[1]
@@ -169,6 +171,17 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
     return {target: _array(item[0] if isinstance(item, tuple) else item, where)}, None
 
 
+def _is_several(item: list[Any], inputs: int) -> bool:
+    """Whether a list is no array but what a tuple would be, as PyTorch's loaders give lists: arrays for several inputs,
+    or arrays of several shapes."""
+    first = item[0] if item else None
+    if not isinstance(first, Mapping | tuple) and not hasattr(first, "shape"):
+        return False
+    if all(isinstance(value, Mapping) for value in item):  # samples, in a list too many
+        return False
+    return inputs > 1 or isinstance(first, Mapping | tuple) or len({np.shape(value) for value in item}) > 1
+
+
 def _array(value: Any, where: str) -> Any:
     if isinstance(value, str):
         return value
@@ -176,9 +189,16 @@ def _array(value: Any, where: str) -> Any:
         return Path(value)
     try:
         return np.asarray(value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: a tensor of PyTorch's that has a gradient
         text = " ".join(str(error).split())
         raise DataError(f"{where} is not an array ({text})", "Give numbers of one shape") from error
+
+
+def _called(function: Callable[[], Any]) -> Iterator[Any]:
+    items = function()
+    if not isinstance(items, Iterable):
+        raise DataError(f"the function of the data gives {type(items).__name__}", "Return or yield samples")
+    return iter(items)
 
 
 class _Spool:

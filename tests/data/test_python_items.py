@@ -114,6 +114,41 @@ def test_paths_of_images_are_decoded(tmp_path: Path, kind: Any, given: Any) -> N
         list(open_samples(given(paths), IMAGE_MODEL))
 
 
+class Tensor:
+    """As PyTorch's tensors: an array by request, unless it has a gradient."""
+
+    def __init__(self, array: np.ndarray, gradient: bool = False) -> None:
+        self.array, self.shape, self.gradient = array, array.shape, gradient
+
+    def __array__(self, *arguments: Any, **options: Any) -> np.ndarray:
+        if self.gradient:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+        return self.array
+
+
+def test_lists_of_loaders_are_inputs_and_labels() -> None:
+    images, labels = Tensor(floats(2, 3, 8, 8)), Tensor(np.array([4, 5]))
+    (sample,) = open_samples([[images, labels]], IMAGE_MODEL)
+    assert np.array_equal(sample.inputs["x"], images.array)
+    assert np.asarray(sample.label).tolist() == [4, 5]
+    a, b = floats(1, 2), floats(1, 3)
+    for item in ([a, b], [(a, b), 7], [{"a": a, "b": b}, 7]):
+        (two,) = open_samples([item], TWO)
+        assert np.array_equal(two.inputs["b"], b)
+    rows = [floats(3, 8, 8), floats(3, 8, 8, seed=1)]
+    (stacked,) = open_samples([rows], IMAGE_MODEL)
+    assert np.array_equal(stacked.inputs["x"], np.stack(rows))
+    with pytest.raises(DataError, match="item 0"):
+        list(open_samples([[{"x": floats(1, 3, 8, 8)}, {"x": floats(1, 3, 8, 8)}]], IMAGE_MODEL))
+    with pytest.raises(DataError, match=r"item 0 is not an array .*requires grad"):
+        list(open_samples([Tensor(floats(1, 3, 8, 8), gradient=True)], IMAGE_MODEL))
+
+
+def test_a_function_without_samples_says_so() -> None:
+    with pytest.raises(DataError, match=r"the function of the data gives NoneType\. Return or yield samples"):
+        open_samples(lambda: None, IMAGE_MODEL)
+
+
 @pytest.mark.parametrize("given", [list, iter])
 def test_samples_keep_names_labels_and_contexts(given: Any) -> None:
     made = [Sample(f"s{i}", {"x": floats(1, 3, 8, 8, seed=i)}, i, {"scale": (i, i)}) for i in range(3)]
