@@ -19,6 +19,8 @@ from edgeq.data.source_options import SourceOptions
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
+_MOST_NOTES = 3
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -104,7 +106,12 @@ def open_array_files(
     for path in files:
         headers = read_arrays(path)
         read = _prepared if prepared else _raw
-        entries.append(read(path, headers, signature, options))
+        entry = read(path, headers, signature, options)
+        entries.append(entry)
+        beside = [key for key in LABEL_KEYS if key in headers and key not in (entry.label, *entry.arrays.values())]
+        if beside and entry.label is None and options.label is None and len(notes) < _MOST_NOTES:
+            shape = list(headers[beside[0]].shape)
+            notes = (*notes, f"{path}: {beside[0]!r} of shape {shape} is not one label a sample and is left out")
     return ArrayFiles(root, tuple(entries), prepared, classes or {}, notes)
 
 

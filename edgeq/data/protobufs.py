@@ -108,7 +108,7 @@ def open_cases(root: Path, folders: tuple[Path, ...], signature: Signature, *, p
             raise DataError(
                 f"{folder} holds {len(numbers)} inputs ({', '.join(f'input_{n}.pb' for n in numbers) or 'none'}), "
                 f"the model takes {count} ({', '.join(spec.name for spec in signature.inputs)})",
-                f"Store input_0.pb to input_{count - 1}.pb",
+                "Store input_0.pb" + (f" to input_{count - 1}.pb" if count > 1 else ""),
             )
         cases.append(tuple(folder / f"input_{number}.pb" for number in numbers))
     return Cases(root, tuple(cases), signature, prepared)
