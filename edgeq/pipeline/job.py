@@ -46,7 +46,7 @@ class Job:
         source: the user's model.
         calibration: samples for ranges; None where statistics were given, or nothing static is built.
         validation: samples for the proof.
-        held_out: whether validation samples are others than the calibration's.
+        held_out: whether validation samples come from somewhere else than the calibration's.
         statistics: None where nothing static is built.
         adopted: ranges that a model which was quantized already came with; they go before the statistics'.
         workers: that what is not timed may be shared among.
@@ -123,7 +123,7 @@ def open_job(
         raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
     check_names(prepared, exclude)
     calibration = _open(data, prepared, progress) if data is not None else None
-    held_out = validation is not None
+    held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
     proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
     assert proof_samples is not None
     if not adopted:
@@ -194,6 +194,13 @@ def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
 def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
     """The profile's scheme with what the user set instead; None means not set."""
     return target.profile.scheme.replace(**overrides)
+
+
+def _same_source(one: Any, other: Any) -> bool:
+    """Whether two sources are one file or folder, or one object: both are read from their beginning."""
+    if isinstance(one, str | Path) and isinstance(other, str | Path):
+        return Path(one).absolute() == Path(other).absolute()
+    return one is other
 
 
 def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:

@@ -147,7 +147,7 @@ class Proof(Displayed):
                 f"{plain:.1f} dB on the graph as written"
             )
         if not self.held_out:
-            found.append("accuracy was measured on the calibration samples; give --val for held-out ones")
+            found.append("accuracy was measured on the calibration samples; give --val others, which were held out")
         return tuple(found)
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:

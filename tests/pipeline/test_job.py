@@ -157,3 +157,10 @@ def test_what_is_prepared_once_serves_every_target(place: Path, monkeypatch: pyt
         assert built.target.name == name
         assert built.artifact.model.is_file()
     assert prepare_model(NET, place / "again").digest == job.prepared.digest
+
+
+def test_the_calibration_samples_given_again_are_not_held_out(place: Path) -> None:
+    assert not open_job(NET, CALIB, Data("./calib.npz"), place / "work").held_out
+    samples = [random(1, 8, 8, 8)]
+    assert not open_job(NET, Data(samples), Data(samples), place / "work").held_out
+    assert open_job(NET, Data(samples), Data(list(samples)), place / "work").held_out
