@@ -24,6 +24,11 @@ from edgeq.display import Displayed
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import Measurement
+from edgeq.measure.task import Task
+from edgeq.measure.tasks.anomaly import Anomaly
+from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks.detection import Detection
+from edgeq.measure.tasks.similarity import Similarity
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.quantize import Quantized
 from edgeq.pipeline.variants import PackagedVariant
@@ -54,11 +59,12 @@ def returned() -> Iterator[type]:
             kind = found
         else:
             kind = vars(sys.modules[found.__module__]).get(str(inspect.signature(found).return_annotation))
-        if isinstance(kind, type) and not issubclass(kind, Exception) and kind not in (str, Any, edgeq.Samples):
+        if isinstance(kind, type) and not issubclass(kind, Exception) and kind not in (str, Any, edgeq.Samples, Task):
             yield kind
 
 
-PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, PackagedVariant)
+TASKS = (Anomaly, Classification, Detection, Similarity)  # what `make_task` makes
+PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, PackagedVariant, *TASKS)
 RESULTS = sorted({*returned(), *PARTS}, key=lambda kind: kind.__qualname__)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
+from edgeq.display import Displayed
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import integer_labels, only_input, pick_output
@@ -19,7 +20,7 @@ from edgeq.measure.tasks.similarity import mean_ranks
 
 
 @dataclass(frozen=True)
-class Anomaly:
+class Anomaly(Displayed):
     """The score is the mean squared difference of output and input.
 
     A sample with one label gives one score over its whole batch (the windows of one recording); a sample with a label

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
+from edgeq.display import Displayed
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import integer_labels, pick_output
@@ -17,7 +18,7 @@ from edgeq.measure.task import TaskKind, TaskOptions
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(Displayed):
     """Class scores [N, classes] (further axes of length 1 allowed), the label an integer per row.
 
     One score a row is a binary classifier with a sigmoid: class 1 above one half. A row with NaN is never right.

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
 from edgeq.data.state import to_original
+from edgeq.display import Displayed
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.average_precision import Matches, mean_average_precisions
 from edgeq.measure.boxes import Detections, Floats, suppress
@@ -31,7 +32,7 @@ from edgeq.registry import DECODERS
 
 
 @dataclass(frozen=True)
-class Detection:
+class Detection(Displayed):
     """One image a sample, known to the annotations by its file's name.
 
     Boxes go back to the original image by the geometry that resize or letterbox left in the sample's context, and are

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
+from edgeq.display import Displayed
 from edgeq.errors import DataError
 from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import pick_output
@@ -20,7 +21,7 @@ _MASK = "mask"
 
 
 @dataclass(frozen=True)
-class Similarity:
+class Similarity(Displayed):
     """A sample is a batch of pairs: rows 0 and 1 belong together, rows 2 and 3, and so on; one score a pair.
 
     An output [rows, width] is taken as embeddings. An output [rows, positions, width] is averaged over the positions
