@@ -118,8 +118,8 @@ def retarget(
         weight_type = weight_type or scheme.weight_type
     _check_request(format, activation_type, weight_type)
     check_model_name(output)
-    for place in (output, output.with_name(data_name(output))):
-        check_apart(place, model_files(model))
+    for written in (output, output.with_name(data_name(output))):
+        check_apart(written, model_files(model))
     with output_file(output, force=force, beside=data_beside(output, model)) as draft:
         graph, changes = _opened(model)
         before = read_form(graph)
