@@ -12,8 +12,7 @@ import math
 import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, replace_value
-from edgeq.graph.query import clamp_bounds, is_op, only_reader
-from edgeq.model.constants import float_constant
+from edgeq.graph.query import clamp_bounds, constant_tensor, is_op, only_reader
 
 # Of m, which exporters store as 6, or as 1 / 6 in float32.
 _SAME = 1e-6
@@ -26,19 +25,19 @@ def write_hard_sigmoids(model: ir.Model) -> int:
     Returns:
         How many were rewritten.
     """
-    return sum(_write(node, Editor(model, graph)) for graph in model.graphs() for node in _clips(graph))
-
-
-def _clips(graph: ir.Graph) -> list[ir.Node]:
-    return [node for node in graph if is_op(node, "Clip") and (clamp_bounds(node) or (1.0, 0.0))[0] == 0]
+    written = 0
+    for graph in model.graphs():
+        clips = [node for node in graph if is_op(node, "Clip")]
+        editor = Editor(model, graph) if clips else None
+        written += sum(_write(node, editor) for node in clips) if editor is not None else 0
+    return written
 
 
 def _write(clip: ir.Node, editor: Editor) -> bool:
-    bounds, sum_of = clamp_bounds(clip), clip.inputs[0]
-    assert bounds is not None
-    most = bounds[1]
+    least, most = clamp_bounds(clip) or (math.nan, math.nan)
+    sum_of = clip.inputs[0]
     added = sum_of.producer() if sum_of is not None else None
-    if added is None or sum_of is None or not is_op(added, "Add") or not 0 < most < math.inf:
+    if added is None or sum_of is None or not is_op(added, "Add") or least != 0 or not 0 < most < math.inf:
         return False
     operand, offset = _with_number(added)
     reader = only_reader(clip.outputs[0])
@@ -65,11 +64,12 @@ def _write(clip: ir.Node, editor: Editor) -> bool:
 
 
 def _with_number(node: ir.Node) -> tuple[ir.Value | None, float]:
-    """The other operand of a node with one number, and the number; None where both are computed, or it is no number."""
+    """The other operand of a node with one float32, and that number; None where both are computed, or it is no such
+    number: onnxruntime has a HardSigmoid of float32 alone."""
     for place in (0, 1):
-        values = float_constant(node.inputs[place])
-        if values is not None and values.size == 1 and values.ndim <= 1:
-            return node.inputs[1 - place], float(values.reshape(()))
+        tensor = constant_tensor(node.inputs[place])
+        if tensor is not None and tensor.dtype == ir.DataType.FLOAT and tensor.size == 1 and len(tensor.shape) <= 1:
+            return node.inputs[1 - place], float(tensor.numpy().reshape(()))
     return None, 0.0
 
 

@@ -65,3 +65,9 @@ def test_the_forms_of_exporters(tmp_path: Path, nodes: list[onnx.NodeProto], lef
 def test_what_is_none_stays(nodes: list[onnx.NodeProto]) -> None:
     after, count = rewritten(written_out(*nodes))
     assert (count, [n.op_type for n in after.graph.node]) == (0, [n.op_type for n in nodes])
+
+
+def test_float64_stays() -> None:
+    weights = {name: np.asarray(value, np.float64) for name, value in NUMBERS.items()}
+    nodes = [*CLIP, node("Div", ["c", "six"], ["y"])]
+    assert rewritten(model(nodes, {"x": ["N", 8]}, ["y"], weights, dtype=onnx.TensorProto.DOUBLE))[1] == 0
