@@ -139,14 +139,9 @@ def retarget(
         session_options, why, _ = settle(graph)
         if place is not None:
             check_target(graph, place, model, before)
-        limits = _limits(graph, place) if place is not None else ()
-        for row in limits:
-            count = limit_weights(graph, row.weight_limit)
-            changes.append(
-                f"{count} weights below -{row.weight_limit} → -{row.weight_limit}: {row.what} ({row.source})"
-            )
+            changes += _limit(graph, place)
         save_model(graph, draft)
-        same_operators = format is None and before.format == "QDQ" and not limits
+        same_operators = format is None and before.format == "QDQ"
         branches = any(True for node in graph.graph for _ in bodies(node))
         comparison = compare(model, draft, same_operators=same_operators, branches=branches)
         problem = optimiser_problem(model, draft, branches=branches)
@@ -160,6 +155,17 @@ def retarget(
                 "steps; compare both on data of yours (`edgeq compare`)"
             )
     return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, session_options)
+
+
+def _limit(graph: ir.Model, target: Target) -> list[str]:
+    """Make weights smaller, in place, where releases that the target has, or may have, compute wrongly otherwise; a
+    line for each reason that was one."""
+    lines = []
+    for row in _limits(graph, target):
+        count = limit_weights(graph, row.weight_limit)
+        if count:
+            lines.append(f"{count} weights below -{row.weight_limit} → -{row.weight_limit}: {row.what} ({row.source})")
+    return lines
 
 
 def _limits(graph: ir.Model, target: Target) -> list[WrongKernels]:

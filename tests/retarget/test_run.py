@@ -307,6 +307,8 @@ def test_no_least_weight_goes_where_kernels_overflow_on_it(tmp_path: Path) -> No
         assert min(values.min() for values in made if values.shape == weight.shape) == least
         assert any("12 weights below -127" in line for line in result.changes) is (least == -127)
         assert plain(result)["identical"] is (least == -128)  # of what was written
+    again = retarget(tmp_path / "raspberry-pi-4.onnx", tmp_path / "again.onnx", target="raspberry-pi-4")
+    assert not any("weights below" in line for line in again.changes), "there are none left"
 
 
 @pytest.mark.parametrize(
