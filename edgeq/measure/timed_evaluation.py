@@ -62,7 +62,7 @@ def evaluate_timed(
         line = _Line(sessions, samples, running, advance)
         timed = race({name: [line.runner(name, s) for s in own] for name, own in sessions.items()}, line.move_on)
         line.finish()
-    return running.result(settings or {}), timed
+    return running.result(settings or {}, progress), timed
 
 
 @dataclass

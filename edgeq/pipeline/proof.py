@@ -226,7 +226,6 @@ def prove(
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     opened = {FLOAT: SessionSettings(intra_op_threads=threads), INT8: artifact.proof_settings(threads=threads)}
-    first = next(iter(samples))
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None and workers is None:  # spread over all: data are often sorted by class
         samples = Subset(samples, range(0, len(samples), max(1, len(samples) // count))[:count])
@@ -256,7 +255,7 @@ def prove(
             optimiser = _optimiser_effect(singles, artifact, samples, threads, agreement.sqnr_db)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
-                latency = race(runners(sessions, [first.inputs]), lambda: advance(0))
+                latency = race(runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
     return Proof(
         coverage=coverage,
         agreement=agreement,

@@ -17,6 +17,7 @@ from edgeq.measure import timed_evaluation
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.tasks.classification import Classification
 from edgeq.measure.timed_evaluation import evaluate_timed
+from edgeq.progress import SILENT
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 
 
@@ -134,3 +135,25 @@ def test_a_sample_that_a_model_refuses() -> None:
     arrays = [np.full((1, 5), i, np.float32) for i in range(5)]
     with pytest.raises(DataError, match="sample3: int8 refuses it: no threes"):
         evaluate_timed({**sessions(), "int8": [FakeSession(refuse, ["y"])]}, vectors(arrays), reference="float32")
+
+
+def test_what_meters_note_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Notes:
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def stage(self, title: str, total: int | None = None) -> Any:
+            return SILENT.stage(title, total)
+
+        def note(self, text: str) -> None:
+            self.seen.append(text)
+
+    monkeypatch.setattr(timed_evaluation, "race", race_of(0, 3))
+    arrays = [np.eye(5, dtype=np.float32)[[(i + 1) % 5]] for i in range(40)]
+    one_behind = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
+    notes = Notes()
+    evaluate_timed(
+        {"int8": [one_behind]}, vectors(arrays, [i % 5 for i in range(40)]), task=Classification(), progress=notes
+    )
+    assert len(notes.seen) == 1
+    assert "int8: the best class is the label plus 1 in 32 of 40 rows" in notes.seen[0]
