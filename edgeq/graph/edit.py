@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,14 +26,24 @@ class Editor:
     def __init__(self, model: ir.Model, graph: ir.Graph | None = None) -> None:
         self.model = model
         self.graph = graph if graph is not None else model.graph
-        # Names must be free in every scope: a body sees the names of the graphs around it.
-        self._values, self._nodes = _Names(), _Names()
-        for scope in model.graphs():
-            self._values.taken |= {value.name for value in scope.inputs} | set(scope.initializers)
-            for node in scope:
-                self._values.taken |= {v.name for v in (*node.inputs, *node.outputs) if v is not None}
-                self._nodes.taken.add(node.name)
         self._made: dict[tuple[str, bytes, str], ir.Value] = {}
+
+    # Names must be free in every scope: a body sees the names of the graphs around it. They are collected when the
+    # first one is wanted: passes that find nothing to do want none.
+    @functools.cached_property
+    def _values(self) -> _Names:
+        names = _Names()
+        for scope in self.model.graphs():
+            names.taken |= {value.name for value in scope.inputs} | set(scope.initializers)
+            for node in scope:
+                names.taken |= {v.name for v in (*node.inputs, *node.outputs) if v is not None}
+        return names
+
+    @functools.cached_property
+    def _nodes(self) -> _Names:
+        names = _Names()
+        names.taken |= {node.name for scope in self.model.graphs() for node in scope}
+        return names
 
     def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
         """A new initializer called `name`, or what is free; the same one again for the same name and values."""

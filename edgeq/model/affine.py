@@ -29,10 +29,9 @@ def fold_affine(model: ir.Model) -> int:
     """
     folded = 0
     for graph in model.graphs():
-        steps = [node for node in graph if is_op(node, *_STEPS)]
-        # Behind one that is folded the next one reads the layer.
-        editor = Editor(model, graph) if any(_layer(node) is not None for node in steps) else None
-        folded += sum(_fold(node, editor) for node in steps) if editor is not None else 0
+        editor = Editor(model, graph)
+        # In the order of the graph: behind one that is folded the next one reads the layer.
+        folded += sum(_fold(node, editor) for node in list(graph) if is_op(node, *_STEPS))
     return folded
 
 

@@ -30,10 +30,8 @@ def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
     """
     folded = 0
     for graph in model.graphs():
-        norms = [node for node in graph if is_op(node, "BatchNormalization")]
-        editor = Editor(model, graph) if norms else None
-        for norm in norms:
-            assert editor is not None
+        editor = Editor(model, graph)
+        for norm in [node for node in graph if is_op(node, "BatchNormalization")]:
             reason = _fold(norm, editor)
             folded += not reason
             if reason and kept is not None:

@@ -28,12 +28,11 @@ def plain_gemms(model: ir.Model, *, add_nodes: bool = True) -> int:
     changed = 0
     for graph in model.graphs():
         layers = [node for node in graph if is_op(node, "Gemm", "MatMul") and _is_matrix(node_input(node, 1))]
-        editor = Editor(model, graph) if layers else None
+        editor = Editor(model, graph)
         for node in layers:
-            if editor is not None and node.op_type == "Gemm":
+            if node.op_type == "Gemm":
                 changed += any([_without_factors(node, editor), _without_other_shapes(node, editor, add_nodes)])
-        if editor is not None:
-            changed += _one_way(layers, editor)
+        changed += _one_way(layers, editor)
     return changed
 
 

@@ -27,9 +27,8 @@ def write_hard_sigmoids(model: ir.Model) -> int:
     """
     written = 0
     for graph in model.graphs():
-        clips = [node for node in graph if is_op(node, "Clip")]
-        editor = Editor(model, graph) if clips else None
-        written += sum(_write(node, editor) for node in clips) if editor is not None else 0
+        editor = Editor(model, graph)
+        written += sum(_write(node, editor) for node in list(graph) if is_op(node, "Clip"))
     return written
 
 
