@@ -7,15 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edgeq_device.claim import claim
-from edgeq_device.distribution import Distribution, histogram, shared_edges
-from edgeq_device.ranking import Ranking as RaceRanking
-
-from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment, Screening, Timing
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.float_layers import Ranking
-from edgeq.tune.trials import TIE
 
 FLOAT = "float32"
 Runner = tuple[Candidate | None, int]
@@ -37,32 +31,6 @@ class Race:
     settled: bool
     histograms: Mapping[str, Any] = field(default_factory=dict)
     tied: tuple[str, ...] = ()
-
-
-def race_of(ranking: RaceRanking, baseline: str, *, batch: int) -> Race:
-    """The race whose latencies are `ranking`.
-
-    Args:
-        batch: samples in a query.
-    """
-    whole = ranking.distributions
-    measured = {name: distribution.undisturbed() for name, distribution in whole.items()}
-    timings = {}
-    for name, distribution in measured.items():
-        figures = plain(distribution)
-        figures["samples_per_s"] *= batch
-        timings[name] = Timing(figures, None if name == baseline else claim(whole[baseline], whole[name]))
-    edges = shared_edges(list(measured.values()))
-    counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
-    order = [name for name in ranking.order if name != baseline]
-    tied = tuple(name for name in order if not slower(whole[name], whole[order[0]]))
-    return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts}, tied)
-
-
-def slower(one: Distribution, other: Distribution) -> bool:
-    """Whether `one` takes longer than `other` beyond doubt, and by more than the share `TIE`."""
-    found = claim(one, other).interval
-    return found is not None and found[1] > 1 + TIE
 
 
 class Evaluator(Protocol):

@@ -33,12 +33,13 @@ from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.builders import CandidateBuilder
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.clock import Clock, LocalClock, Model
-from edgeq.tune.evaluator import Race, Runner, race_of
+from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import Ranking
 from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import digest
 from edgeq.tune.layer_ranking import SCREENED, LayerRanker
 from edgeq.tune.on_workers import AssessmentJob, assess_on, assessor
+from edgeq.tune.race import race_of
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.sessions import SessionPool, judged, opened
 from edgeq.tune.slow_layers import slow_layers

@@ -25,9 +25,10 @@ from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import StageTime
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.confirm import confirm
-from edgeq.tune.decision import decide, fall_back
+from edgeq.tune.decision import decide
 from edgeq.tune.engines import Field, with_entrants
 from edgeq.tune.evaluator import Evaluator
+from edgeq.tune.fallback import fall_back
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.halving import halve
 from edgeq.tune.record import Outcome

@@ -22,9 +22,9 @@ from edgeq.tune.engines import Field
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.memory import FILE, Memory, Space, layer_kinds, recall
-from edgeq.tune.prepared_run import Searched, find_best
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
+from edgeq.tune.searches import Searched, find_best
 from tests.graphs import proto
 from tests.tune.fakes import Fact, FakeEvaluator, Notes, profile
 

@@ -1,0 +1,38 @@
+"""What a measured race says: milliseconds, claims against the baseline, and which candidates are tied."""
+
+from __future__ import annotations
+
+from edgeq_device.claim import claim
+from edgeq_device.distribution import Distribution, histogram, shared_edges
+from edgeq_device.ranking import Ranking
+
+from edgeq.records import plain
+from edgeq.report.tuning_record import Timing
+from edgeq.tune.evaluator import Race
+from edgeq.tune.trials import TIE
+
+
+def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
+    """The race whose latencies are `ranking`.
+
+    Args:
+        batch: samples in a query.
+    """
+    whole = ranking.distributions
+    measured = {name: distribution.undisturbed() for name, distribution in whole.items()}
+    timings = {}
+    for name, distribution in measured.items():
+        figures = plain(distribution)
+        figures["samples_per_s"] *= batch
+        timings[name] = Timing(figures, None if name == baseline else claim(whole[baseline], whole[name]))
+    edges = shared_edges(list(measured.values()))
+    counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
+    order = [name for name in ranking.order if name != baseline]
+    tied = tuple(name for name in order if not slower(whole[name], whole[order[0]]))
+    return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts}, tied)
+
+
+def slower(one: Distribution, other: Distribution) -> bool:
+    """Whether `one` takes longer than `other` beyond doubt, and by more than the share `TIE`."""
+    found = claim(one, other).interval
+    return found is not None and found[1] > 1 + TIE
