@@ -128,10 +128,10 @@ def open_python(
         again = lambda: iter(source)  # noqa: E731
         count = sum(1 for _ in again())
     else:
-        one = "One sample is a list of it: [sample]; or g" if isinstance(source, Mapping) else "G"
-        raise DataError(
-            f"{type(source).__name__} is not data", f"{one}ive a path, an iterable of samples, or a function"
-        )
+        fix = "Give a path, an iterable of samples, or a function"
+        if isinstance(source, Mapping):
+            fix = f"{fix}; of one sample a list: [sample]"
+        raise DataError(f"{type(source).__name__} is not data", fix)
     return PythonItems(again, count, signature, target, prepared, files)
 
 

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -49,9 +50,13 @@ def host_reference_model(program: Program, signature: Signature) -> ir.Model:
 
 
 class _ReferenceWriter(GraphWriter):
+    @functools.cached_property
+    def _read_in_float(self) -> frozenset[str]:
+        """Names of the tensors that parts in float read."""
+        return frozenset(name for step in self._program.steps if isinstance(step, Float) for name in step.inputs)
+
     def _dequantize(self, step: Dequantize) -> None:
-        floats = (other for other in self._program.steps if isinstance(other, Float))
-        if not any(step.output in other.inputs for other in floats):
+        if step.output not in self._read_in_float:
             super()._dequantize(step)
             return
         tensor = self._program.tensors[step.input]
