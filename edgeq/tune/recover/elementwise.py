@@ -23,8 +23,8 @@ from edgeq.session import SessionSettings
 from edgeq.tune.recover.layers import initializer
 from edgeq.tune.recover.piece import open_piece
 
-Function = Callable[[NDArray[Any]], NDArray[np.float64]]
-"""Numbers → float64 [ends, numbers]."""
+Function = Callable[[NDArray[Any]], NDArray[Any]]
+"""Numbers → [ends, numbers], float64 where not mentioned otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,21 +71,25 @@ class Followers:
         ends = [v for v in known if v.is_graph_output() or any(reader not in nodes for reader in readers(v))]
         return Follower(tensor, tuple(nodes), tuple(name_of(end) for end in ends))
 
-    def function(self, follower: Follower) -> Function:
-        """The function that the nodes of `follower` compute, for any number of calls."""
+    def function(self, follower: Follower, dtype: type[np.floating[Any]] = np.float64) -> Function:
+        """The function that the nodes of `follower` compute (in float32), for any number of calls.
+
+        Args:
+            dtype: of its results.
+        """
         computed = [name for name in follower.ends if name != follower.tensor]
         if not computed:
-            return lambda numbers: np.tile(np.asarray(numbers, np.float64).reshape(1, -1), (len(follower.ends), 1))
+            return lambda numbers: np.tile(np.asarray(numbers, dtype).reshape(1, -1), (len(follower.ends), 1))
         feed = {follower.tensor: np.zeros(1, np.float32)}
         settings = SessionSettings(optimization="basic", intra_op_threads=1)
         session = open_piece(self._model, follower.nodes, feed, computed, settings)
 
-        def run(numbers: NDArray[Any]) -> NDArray[np.float64]:
-            """float64[ends, n]: what each end computes from n values of the followed tensor."""
+        def run(numbers: NDArray[Any]) -> NDArray[Any]:
+            """[ends, n]: what each end computes from n values of the followed tensor."""
             flat = np.ascontiguousarray(numbers, np.float32).reshape(-1)
             found = dict(zip(computed, session.run(computed, {follower.tensor: flat}), strict=True))
             ends = [found.get(name, flat) for name in follower.ends]
-            return np.stack([np.asarray(end, np.float64).reshape(-1) for end in ends])
+            return np.stack([np.asarray(end, dtype).reshape(-1) for end in ends])
 
         return run
 

@@ -13,7 +13,8 @@ from edgeq.tune.recover.artifact import QuantizedFile
 from edgeq.tune.recover.base import State
 from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.layers import find_layers
-from edgeq.tune.recover.methods.bias_correction import BiasCorrection, _OutputView, shift_of, shrunk
+from edgeq.tune.recover.methods.bias_correction import BiasCorrection, shift_of, shrunk
+from edgeq.tune.recover.output_means import OutputView
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, noise_db, run, target, two_gates
 
@@ -68,14 +69,14 @@ def test_the_last_layers_mean_is_the_float_models(tmp_path: Path) -> None:
     assert np.all(_means(model, better.artifact.model, samples) < 0.5 * (high - low) / 255)
 
 
-def _view(*nodes: tuple[str, list[str], str], limits: tuple[float, float] = (-np.inf, np.inf)) -> _OutputView:
+def _view(*nodes: tuple[str, list[str], str], limits: tuple[float, float] = (-np.inf, np.inf)) -> OutputView:
     net = Net()
     net.conv("x", "c", 2, 2, 1)
     for op_type, inputs, output in nodes:
         net.node(op_type, inputs, output)
     model = net.model({"x": [1, 2, 3, 3]}, [nodes[-1][2] if nodes else "c_out"])
     followers = Followers(model)
-    return _OutputView(find_layers(model)[0], followers.function(followers.of("c_out")), limits)
+    return OutputView(find_layers(model)[0], followers.function(followers.of("c_out")), limits)
 
 
 def _samples(count: int, shift: np.ndarray, spread: float = 1.0) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -18,7 +18,7 @@ positive, is corrected: noise is left alone (positive-part shrinkage of James an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.calibrate.sampled_values import spread, tensor_values
+from edgeq.calibrate.sampled_values import spread
 from edgeq.data.samples import Sample, Samples
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import name_of
@@ -34,9 +34,10 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.elementwise import Followers, Function
+from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.expand import PLAIN, expanded
-from edgeq.tune.recover.layers import Floats, Layer, find_layers
+from edgeq.tune.recover.layers import Floats, find_layers
+from edgeq.tune.recover.output_means import OutputView, float_means
 from edgeq.tune.recover.stepper import Stepper
 
 SAMPLES = 32
@@ -44,8 +45,6 @@ MEMORY = 2**29
 """Bytes that the activations of all samples may take at once; fewer samples are used where they would take more."""
 # Tensors of the largest size that are alive at once, on both sides of a branch and of Q/DQ nodes.
 _ALIVE = 4
-# Positions of a sample that are evaluated.
-_POSITIONS = 4096
 # Slopes of the activation function below this count as zero: the bias of such a channel has no effect.
 _FLAT = 0.02
 
@@ -70,7 +69,8 @@ class BiasCorrection(Recovery):
         integers = [i for i in file.integer_layers(layers) if i.bias is not None and not i.shared]
         if not integers:
             return state.note(f"{self.name}: no layer has an int32 bias of its own")
-        shifts = correct(state.prepared, file, integers, list(spread(samples, SAMPLES)), progress)
+        taken = list(spread(samples, SAMPLES))
+        shifts = correct(state.prepared, file, integers, taken, progress, store=workdir.parent)
         path = workdir / state.artifact.model.name
         file.save(path)
         done = sum(bool(np.any(shift)) for shift in shifts.values())
@@ -85,12 +85,15 @@ def correct(
     integers: Sequence[IntegerLayer],
     samples: Sequence[Sample],
     progress: Progress,
+    *,
+    store: Path | None = None,
 ) -> dict[str, Floats]:
     """Correct the biases of `integers` in `file`, in the order of the graph.
 
     Args:
         prepared: the float model.
         samples: how many are used is bounded by `MEMORY`.
+        store: as `float_means` has it.
 
     Returns:
         The change of each layer's bias, float64 [outputs], by the layer's name.
@@ -100,10 +103,12 @@ def correct(
     """
     followers = Followers(prepared.model)
     views = {
-        i.layer.name: _OutputView(i.layer, followers.function(followers.of(i.layer.output)), file.output_range(i))
+        i.layer.name: OutputView(
+            i.layer, followers.function(followers.of(i.layer.output), np.float32), file.output_range(i)
+        )
         for i in integers
     }
-    wanted, largest = _float_means(prepared, views, samples)
+    wanted, largest = float_means(prepared, views, samples, store=store)
     count = int(np.clip(MEMORY // (_ALIVE * largest), 1, len(samples)))
     plain = expanded(file.model)
     tensors = GraphIndex(plain).values
@@ -123,31 +128,7 @@ def correct(
     return shifts
 
 
-@dataclass(frozen=True, eq=False)
-class _OutputView:
-    """What is compared of a layer's output: some positions, clipped to its integer range, behind its activation."""
-
-    layer: Layer
-    function: Function
-    limits: tuple[float, float]
-
-    def table(self, value: NDArray[Any]) -> NDArray[np.float32]:
-        """Some positions, the same in every tensor of this shape: float32 [positions, channels]."""
-        axis = self.layer.channel_axis % value.ndim
-        table = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
-        if len(table) > _POSITIONS:
-            # At random, since every so-many-th position may be one column of the image.
-            table = table[np.random.default_rng(0).integers(0, len(table), _POSITIONS)]
-        low, high = (np.float32(limit) for limit in self.limits)
-        return np.asarray(np.clip(table, low, high), np.float32)
-
-    def means(self, table: NDArray[np.float32]) -> Floats:
-        """float64 [ends, channels]: the mean behind the activation function."""
-        with np.errstate(invalid="ignore"):
-            return np.asarray(self.function(table).reshape(-1, *table.shape).mean(1), np.float64)
-
-
-def shift_of(view: _OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
+def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
     """The bias to add, float64 [channels]; 0 where what follows is not finite (a logarithm, a reciprocal).
 
     Args:
@@ -177,20 +158,6 @@ def shrunk(differences: Floats) -> Floats:
     variance = differences.var(0, ddof=1) / count
     sure = np.maximum(0.0, 1.0 - variance / np.maximum(mean**2, np.finfo(np.float64).tiny))
     return np.asarray(mean * sure, np.float64)
-
-
-def _float_means(
-    prepared: PreparedModel, views: Mapping[str, _OutputView], samples: Sequence[Sample]
-) -> tuple[Mapping[str, Floats], int]:
-    """(means [samples, ends, channels] of each layer in the float model, bytes of the largest output)."""
-    collected: dict[str, list[Floats]] = {name: [] for name in views}
-    largest = 1
-    for values in tensor_values(prepared, [view.layer.output for view in views.values()], samples):
-        for name, view in views.items():
-            value = values[view.layer.output]
-            collected[name].append(view.means(view.table(value)))
-            largest = max(largest, value.nbytes)
-    return {name: np.stack(rows) for name, rows in collected.items()}, largest
 
 
 RECOVERY = BiasCorrection()
