@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.distribution import Distribution
-from edgeq_device.latency import Bursts
-from edgeq_device.ranking import rank_until_settled, ratio
+from edgeq_device.latency import Burst, Bursts
+from edgeq_device.ranking import paired, rank_until_settled, ratio
 
 ONE = Bursts(length_s=0.0, lead_in_s=0.0)
 
@@ -135,6 +135,35 @@ def test_the_clearly_slower_are_dropped_when_only_the_top_counts(clock: Any) -> 
     assert ranking.settled
     assert ranking.order == ("best", "near", "far")
     assert log.count("far") < log.count("near") == log.count("best") == ranking.rounds
+
+
+class Disturbed:
+    """A session of which the first `turns` turns are disturbed."""
+
+    def __init__(self, turns: int, seconds: float) -> None:
+        self._left, self._seconds = turns, seconds
+
+    def __call__(self) -> None:
+        """Warm-up and lead-in are not timed here."""
+
+    def burst(self, bursts: Bursts, slow: bool) -> Burst:
+        """One run."""
+        self._left -= 1
+        return Burst([self._seconds], self._seconds, np.array([self._left >= 0]))
+
+
+@pytest.mark.parametrize(("keep", "rounds"), [("float", 30), ("", 12)])
+def test_what_is_settled_goes_on_until_no_session_lacks_an_undisturbed_run(keep: str, rounds: int) -> None:
+    runners = {
+        "float": [Disturbed(0, 0.02) for _ in range(6)],
+        "int8": [Disturbed(4 if session == 5 else 0, 0.01) for session in range(6)],
+    }
+    ranking = rank_until_settled(runners, keep=keep, min_rounds=12, bursts=ONE)
+    assert ranking.settled
+    # The sixth session's fifth turn is round 30.
+    assert rounds <= ranking.rounds < rounds + rounds / 4
+    counted = paired(ranking.distributions["float"], ranking.distributions["int8"], by_session=True).ratio.pairs
+    assert counted == (6 if keep else 5)
 
 
 def test_one_runner_is_in_order_at_once(clock: Any) -> None:

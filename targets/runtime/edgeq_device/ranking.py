@@ -163,7 +163,8 @@ def rank_until_settled(
     Args:
         top: how many of the fastest are of interest (None: all). A runner that is settled to be slower than all of
             them is dropped from further rounds.
-        keep: a runner that is never dropped, since the others are compared with it.
+        keep: a runner that is never dropped, since the others are compared with it. Where there are
+            `FEWEST_SESSIONS`, what is settled is measured on until each has run undisturbed beside it in all of them.
         max_rounds, max_duration_s: give up after these; `settled` is then False.
         warmup: how to warm up first; None where the caller has done it.
         on_round: called after each round.
@@ -195,7 +196,7 @@ def rank_until_settled(
             measured = {name: recorders[name].distribution() for name in recorders}
             sure = 1 - allowance / (looks * (looks + 1))
             ranking = _look(measured, active, places, rounds, sure, tie)
-            if ranking.settled or out_of_time:
+            if out_of_time or (ranking.settled and _in_each_session(measured, active, keep)):
                 return ranking
             last = ranking.order[places - 1]
             remaining = {*ranking.order[:places], keep}
@@ -219,6 +220,15 @@ def _look(
         elif between.low <= 1:
             ties.append((first, second))
     return Ranking(tuple(order), settled, tuple(ties), rounds, measured)
+
+
+def _in_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
+    """Whether there is a pair with `keep` in each session of each runner, where claims rest on sessions."""
+    sessions = {measured[name].sessions for name in active}
+    if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
+        return True
+    pairs = [paired(measured[keep], measured[name], by_session=True).ratio.pairs for name in active if name != keep]
+    return min(pairs, default=0) >= max(sessions)
 
 
 def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
