@@ -113,10 +113,12 @@ class Timing:
         latency: of the runs that nothing disturbed (of all where there are none): count, min_ms, p50_ms, p90_ms,
             p99_ms, p999_ms, max_ms, mean_ms, cv, samples_per_s.
         speedup: what can be claimed of its speed against float32's in the same race. None for float32 itself.
+        float_ms: float32's median latency in that race; None for float32 itself.
     """
 
     latency: Mapping[str, float]
     speedup: Claim | None = None
+    float_ms: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -125,9 +127,8 @@ class Timing:
 
     @property
     def share(self) -> float:
-        """Its latency over float32's in the same runs; 1 where there are none."""
-        found = self.speedup
-        return found.ms / found.baseline_ms if found is not None and found.ms and found.baseline_ms else 1.0
+        """Its median latency over float32's in the same race; 1 where it was not timed beside it."""
+        return self.latency["p50_ms"] / self.float_ms if self.float_ms else 1.0
 
 
 @dataclass(frozen=True)

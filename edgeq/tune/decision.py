@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from edgeq_device.claim import UNKNOWN
-
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.confirm import confirm
-from edgeq.tune.evaluator import FLOAT, Evaluator, Race
+from edgeq.tune.evaluator import FLOAT, Evaluator
 from edgeq.tune.explain import in_simulator, less_accurate, loses, times
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
-from edgeq.tune.timing import MOST_S, RACED, Baseline, choose_threads, not_slower, race
+from edgeq.tune.timing import MOST_S, RACED, Baseline, choose_threads, not_slower, race_until_claimed
 from edgeq.tune.trials import BY_TIME, FLOAT_MACS, TIE, TrialTable, accuracy_key, structure_of
 
 # The last race ends when what leads takes at most so much longer than any other.
@@ -58,7 +56,16 @@ def decide(
             remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
             float_threads = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
             finalists = [table[trial.name] for trial in finalists]
-        raced = _last_race(table, evaluator, deadline, finalists, float_threads, seconds * 2 / 3)
+        raced = race_until_claimed(
+            table,
+            evaluator,
+            deadline,
+            finalists,
+            float_threads,
+            tie=_CLOSE,
+            seconds=seconds * 2 / 3,
+            longest=_LONGEST_S,
+        )
         baseline = Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
         for trial in table.qualified():
             if not not_slower(trial, strict=table.objective in BY_TIME):
@@ -75,24 +82,6 @@ def decide(
             _choose(table, ranked, tied)
             break
     return baseline
-
-
-def _last_race(
-    table: TrialTable,
-    evaluator: Evaluator,
-    deadline: Deadline,
-    finalists: Sequence[Trial],
-    float_threads: int,
-    seconds: float,
-) -> Race:
-    """Race the finalists. Where the machine was too busy to claim a speed of each: again and for twice as long, as long
-    as the budget allows that."""
-    while True:
-        raced = race(table, evaluator, finalists, float_threads, tie=_CLOSE, seconds=seconds)
-        seconds *= 2
-        settled = all(raced.timings[trial.name].verdict != UNKNOWN for trial in finalists)
-        if settled or deadline.passed() or seconds > deadline.left_s(_LONGEST_S):
-            return raced
 
 
 def _finalists(table: TrialTable, evaluator: Evaluator) -> list[Trial]:

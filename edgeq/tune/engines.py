@@ -26,7 +26,7 @@ from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.explain import behind, unmeasured
-from edgeq.tune.record import Trial, p50_of
+from edgeq.tune.record import Trial, relative_latency
 from edgeq.tune.space import in_engine, with_scheme
 from edgeq.tune.trials import TrialTable, sqnr_of
 
@@ -178,15 +178,15 @@ def drop_slower_twins(table: TrialTable) -> None:
     """Drop what another engine, or the same one in another precision, runs faster from the same file, unless its
     outputs are much closer to float32's; and a lower precision that is no faster. Where no speed of one of the two can
     be claimed, both stay."""
-    for trial in sorted(table.alive(), key=p50_of, reverse=True):
+    for trial in sorted(table.alive(), key=relative_latency, reverse=True):
         for other in table.alive():
-            twins = same_file(trial, other) and p50_of(trial) < float("inf")
-            slower = p50_of(other) * _behind(trial.candidate, other.candidate) < p50_of(trial)
+            twins = same_file(trial, other) and relative_latency(trial) < float("inf")
+            slower = relative_latency(other) * _behind(trial.candidate, other.candidate) < relative_latency(trial)
             if unmeasured(trial, other):
                 continue
             if twins and slower and sqnr_of(trial) < sqnr_of(other) + _SQNR_AHEAD_DB:
                 why = behind(trial, other)
-                lower = p50_of(trial) <= p50_of(other)
+                lower = relative_latency(trial) <= relative_latency(other)
                 table.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
                 break
 
@@ -205,10 +205,10 @@ def more_in_engines(table: TrialTable, sources: Sequence[Candidate], field: Fiel
     """`sources` in each engine that is in the run with an int8 candidate that is not far behind, in the precision that
     is fastest there; those that were not made yet."""
     timed = [t for t in table.alive() if t.timing is not None]
-    least = min((p50_of(t) for t in timed), default=0.0)
+    least = min((relative_latency(t) for t in timed), default=0.0)
     best: dict[str, Trial] = {}
-    for trial in sorted(timed, key=p50_of):
-        if trial.candidate.engine and trial.candidate.quantized and p50_of(trial) <= FAR_BEHIND * least:
+    for trial in sorted(timed, key=relative_latency):
+        if trial.candidate.engine and trial.candidate.quantized and relative_latency(trial) <= FAR_BEHIND * least:
             best.setdefault(trial.candidate.engine.engine.name, trial)
     made: list[Candidate] = []
     for trial in best.values():

@@ -7,7 +7,7 @@ from edgeq_device.claim import FASTER, UNKNOWN
 from edgeq.report.tuning_record import Assessment, Timing
 from edgeq.tune.candidate import engine_name
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Outcome, Trial, p50_of
+from edgeq.tune.record import Outcome, Trial, relative_latency
 
 
 def points(loss: float) -> str:
@@ -60,10 +60,10 @@ def hopeless(found: Assessment, max_drop: float) -> str:
 
 
 def share(trial: Trial, other: Trial) -> float:
-    """The median latency of `trial` over that of `other`; 0 where one was not timed."""
+    """The latency of `trial` over that of `other`, each as a share of float32's; 0 where one was not timed."""
     if trial.timing is None or other.timing is None:
         return 0.0
-    return trial.timing.latency["p50_ms"] / other.timing.latency["p50_ms"]
+    return trial.timing.share / other.timing.share
 
 
 def less_accurate(trial: Trial, better: Trial) -> str:
@@ -106,7 +106,9 @@ def _engines(outcome: Outcome, winner: Trial) -> list[str]:
     """How the engine that won compares with the others; nothing where there was one."""
     best: dict[str, Trial] = {}
     # Of one structure all have the same time: one that was in the end's choice says more than one that was dropped.
-    for trial in sorted((t for t in outcome.trials if t.timing), key=lambda t: (p50_of(t), t.status == "eliminated")):
+    for trial in sorted(
+        (t for t in outcome.trials if t.timing), key=lambda t: (relative_latency(t), t.status == "eliminated")
+    ):
         best.setdefault(engine_name(trial.candidate), trial)
     own, lines = engine_name(winner.candidate), []
     for name, trial in best.items():
@@ -127,21 +129,19 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
     quick = [t for t in measured if _verdict(t) == FASTER]
-    unclear = unmeasured(*timed)
     accurate = [t for t in measured if _loss(t) <= goal.max_drop]
-    if quick:
-        near = min(quick, key=_loss)
+    near = min(quick, key=_loss) if quick else min(accurate or timed, key=relative_latency, default=None)
+    unclear = unmeasured(near) if near is not None else ""
+    if quick and near is not None and near.assessment is not None:
         lines.append(
-            f"{near.name} is faster than float32 and {loses(near.assessment) if near.assessment else ''}: "
+            f"{near.name} is faster than float32 and {loses(near.assessment)}: "
             f"--max-drop {100 * _loss(near) + 0.005:.2f}% would let it through"
         )
     elif unclear:
         lines.append(f"{unclear}. --resume measures it again; try it when the machine is quiet")
-    elif accurate:
-        near = min(accurate, key=_share)
+    elif accurate and near is not None:
         lines.append(f"{near.name} keeps the accuracy, at {_times_float(near)}: not worth shipping")
-    elif timed and not any(_verdict(t) == FASTER for t in timed):
-        near = min(timed, key=_share)
+    elif near is not None and not any(_verdict(t) == FASTER for t in timed):
         lines.append(f"int8 does not pay here: the fastest, {near.name}, has {_times_float(near)}")
     elif not outcome.out_of_time:
         lines.append("no candidate was measured in full: the reasons are with the candidates")
@@ -157,10 +157,6 @@ def _interval(found: Assessment) -> str:
 
 def _loss(trial: Trial) -> float:
     return trial.assessment.bound if trial.assessment else float("inf")
-
-
-def _share(trial: Trial) -> float:
-    return trial.timing.share if trial.timing else float("inf")
 
 
 def _times_float(trial: Trial) -> str:

@@ -27,7 +27,7 @@ from edgeq.tune.evaluator import Evaluator, Race, Runner
 
 T = TypeVar("T")
 
-FORMAT = "edgeq-tuning-journal/1"
+FORMAT = "edgeq-tuning-journal/2"
 _MOST_BYTES = 1 << 26
 # How the header line of every version begins.
 _HEAD = b'{"format": "edgeq-tuning-journal/'

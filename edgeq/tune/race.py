@@ -24,7 +24,8 @@ def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
     for name, distribution in measured.items():
         figures = plain(distribution)
         figures["samples_per_s"] *= batch
-        timings[name] = Timing(figures, None if name == baseline else claim(whole[baseline], whole[name]))
+        beside = (claim(whole[baseline], whole[name]), measured[baseline].p50)
+        timings[name] = Timing(figures) if name == baseline else Timing(figures, *beside)
     edges = shared_edges(list(measured.values()))
     counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
     order = [name for name in ranking.order if name != baseline]

@@ -120,6 +120,7 @@ class Outcome:
         return self.trial(self.chosen) if self.chosen else None
 
 
-def p50_of(trial: Trial) -> float:
-    """Median latency in milliseconds; infinity where it was not timed."""
-    return trial.timing.latency["p50_ms"] if trial.timing else float("inf")
+def relative_latency(trial: Trial) -> float:
+    """Median latency over float32's in the same race, which a machine that became slower or faster between two races
+    changes little; infinity where it was not timed."""
+    return trial.timing.share if trial.timing else float("inf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from edgeq_device.claim import SLOWER
+from edgeq_device.claim import SLOWER, UNKNOWN
 
 from edgeq.hardware.profile import Profile
 from edgeq.progress import Progress
@@ -17,8 +17,8 @@ from edgeq.tune.goal import Deadline
 from edgeq.tune.halving import build_and_assess
 from edgeq.tune.more_bits import WIDE
 from edgeq.tune.record import Trial
-from edgeq.tune.timing import time_new
-from edgeq.tune.trials import FLOAT_MACS, WIDE_COST, TrialTable, loss_of, structure_of
+from edgeq.tune.timing import MOST_S, RACED, ROUGHLY, race_until_claimed, time_new
+from edgeq.tune.trials import BY_TIME, FLOAT_MACS, WIDE_COST, TrialTable, loss_of, structure_of
 
 _BASES = 2
 _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
@@ -37,7 +37,7 @@ def recover_accuracy(
     Where tensors may have 16 bits, all of them come first: an answer, if often more than is needed. Fewer are not tried
     where all of them surely lose too much.
     """
-    for short in _bases(table, evaluator):
+    for short in _bases(table, evaluator, deadline, float_threads):
         base = in_simulation(table, evaluator, short, deadline, progress)
         if deadline.passed():
             return
@@ -139,20 +139,39 @@ def _without(candidate: Candidate, name: str) -> Candidate:
     return candidate.replace(name=f"{candidate.name} - {name}", recoveries=remaining)
 
 
-def _bases(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
-    """The most accurate trial of each structure that loses too much and is cheaper than the best that qualifies."""
+def _bases(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int) -> list[Trial]:
+    """The most accurate trial of each structure that loses too much and is cheaper than the best that qualifies.
+
+    Those whose speed could not be claimed are raced again first: a recovery takes longer.
+    """
+    short = _short(table, evaluator)
+    doubtful = [t for t in short[:RACED] if t.timing is not None and t.timing.verdict == UNKNOWN]
+    if doubtful and evaluator.timed and not deadline.passed():
+        seconds = deadline.left_s(MOST_S / 2)
+        again = table.qualified()[:1] + doubtful
+        race_until_claimed(
+            table, evaluator, deadline, again, float_threads, tie=ROUGHLY, seconds=seconds, longest=MOST_S
+        )
+        short = _short(table, evaluator)
+    return [_in_full(table, evaluator, t) for t in sorted(short[:_BASES], key=loss_of)]
+
+
+def _short(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
+    """Cheapest first."""
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in table if t.assessment), key=loss_of):
-        if trial.candidate.quantized and (not evaluator.timed or _perhaps_faster(trial)):
+        if trial.candidate.quantized and (not evaluator.timed or _perhaps_faster(table, trial)):
             best.setdefault(structure_of(trial), trial)
     short = [t for t in best.values() if not table.meets(t) and _worthwhile(table, t)]
-    chosen = sorted(short, key=lambda t: (table.cost(t), loss_of(t)))[:_BASES]
-    return [_in_full(table, evaluator, t) for t in sorted(chosen, key=loss_of)]
+    return sorted(short, key=lambda t: (table.cost(t), loss_of(t)))
 
 
-def _perhaps_faster(trial: Trial) -> bool:
-    """Whether it was timed, and is not known to be slower than float32."""
-    return trial.timing is not None and trial.timing.verdict != SLOWER
+def _perhaps_faster(table: TrialTable, trial: Trial) -> bool:
+    """Whether it was timed, and float32 is not the faster one: where speed counts, nor the one with the lower median,
+    as no recovery makes it faster."""
+    if trial.timing is None or trial.timing.verdict == SLOWER:
+        return False
+    return trial.timing.verdict == UNKNOWN or table.objective not in BY_TIME or trial.timing.share < 1
 
 
 def _worthwhile(table: TrialTable, trial: Trial) -> bool:

@@ -20,10 +20,10 @@ from edgeq.tune.engines import FAR_BEHIND, Field, drop_slower_twins, more_in_eng
 from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
 from edgeq.tune.explain import behind, times
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Trial, p50_of
+from edgeq.tune.record import Trial, relative_latency
 from edgeq.tune.screening import build
 from edgeq.tune.space import in_float
-from edgeq.tune.trials import TIE, TrialTable, structure_of
+from edgeq.tune.trials import BY_TIME, TIE, TrialTable, structure_of
 
 MOST_S = 18.0
 """A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
@@ -31,8 +31,8 @@ RACED = 4
 """Candidates in the last race."""
 # Of it, for each of the first races: what they leave open the last one settles.
 _FIRST_SHARE = 2 / 9
-# Differences that do not matter before the last race.
-_ROUGHLY = 0.03
+ROUGHLY = 0.03
+"""Differences that do not matter before the last race."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def time_kernels(
     seconds = _FIRST_SHARE * deadline.left_s(MOST_S)
     float_threads = choose_threads(table, table.alive(), evaluator, threads, seconds, "first")
     first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
-    raced = race(table, evaluator, first, float_threads, tie=_ROUGHLY, seconds=seconds)
+    raced = race(table, evaluator, first, float_threads, tie=ROUGHLY, seconds=seconds)
     sources = [t.candidate for t in table.alive() if t.candidate.engine is None]
     for candidate in () if engines.own else sources:
         table.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
@@ -91,7 +91,7 @@ def time_new(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_
     new = {structure_of(t): t for t in table.qualified() if table.timed(t).timing is None}
     if new:
         seconds = deadline.left_s(MOST_S / 4)
-        race(table, evaluator, list(new.values()), float_threads, tie=_ROUGHLY, seconds=seconds)
+        race(table, evaluator, list(new.values()), float_threads, tie=ROUGHLY, seconds=seconds)
 
 
 def choose_threads(
@@ -112,7 +112,7 @@ def choose_threads(
     for kind, candidate in groups.items():
         # A race of their own: which number suits one kind says nothing about the order of the kinds.
         runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
-        found = evaluator.time(runners, next(iter(runners)), tie=_ROUGHLY, seconds=seconds / len(groups))
+        found = evaluator.time(runners, next(iter(runners)), tie=ROUGHLY, seconds=seconds / len(groups))
         if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in found.timings.values()):
             # What others leave of the cores now says nothing about the device at work: the choice stays the device's.
             return threads[0]
@@ -148,6 +148,37 @@ def race(
     return found
 
 
+def race_until_claimed(
+    table: TrialTable,
+    evaluator: Evaluator,
+    deadline: Deadline,
+    trials: Sequence[Trial],
+    float_threads: int,
+    *,
+    tie: float,
+    seconds: float,
+    longest: float,
+) -> Race:
+    """`race`; where the machine was too busy to claim the speed of one that may be the best, again and for twice as
+    long, as far as the budget goes.
+
+    Args:
+        longest: seconds that the last of these races may take.
+    """
+    while True:
+        raced = race(table, evaluator, trials, float_threads, tie=tie, seconds=seconds)
+        seconds *= 2
+        if not _open(table, [table[t.name] for t in trials]) or deadline.passed() or seconds > deadline.left_s(longest):
+            return raced
+
+
+def _open(table: TrialTable, trials: Sequence[Trial]) -> bool:
+    """Whether one whose speed cannot be claimed may cost less than all that are faster than float32."""
+    sure = [t for t in trials if not_slower(t, strict=table.objective in BY_TIME)]
+    doubtful = [t for t in trials if t.timing is None or t.timing.verdict == UNKNOWN]
+    return any(not any(table.cheaper(known, trial) for known in sure) for trial in doubtful)
+
+
 def not_slower(trial: Trial, *, strict: bool) -> bool:
     """Whether it is faster than float32 beyond doubt; without `strict`, as fast within a tie is enough."""
     found = trial.timing.speedup.interval if trial.timing and trial.timing.speedup else None
@@ -174,7 +205,7 @@ def _race_more_in_engines(
     more = [c for c in more_in_engines(table, [*sources, *kept], engines) if build(table, evaluator, c)]
     if more:
         trials = [table[c.name] for c in more]
-        race(table, evaluator, trials, float_threads, tie=_ROUGHLY, seconds=seconds)
+        race(table, evaluator, trials, float_threads, tie=ROUGHLY, seconds=seconds)
         drop_slower_twins(table)
 
 
@@ -186,10 +217,10 @@ def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_th
     # The profile that names slow layers is that of onnxruntime's own kernels.
     own = [t for t in table.alive() if t.timing and t.candidate.engine is None]
     static = [t for t in own if t.candidate.scheme.mode == "static" and not t.candidate.builder]
-    least = min((p50_of(t) for t in static), default=0.0)
-    if not static or least > FAR_BEHIND * min(p50_of(t) for t in table.alive()):
+    least = min((relative_latency(t) for t in static), default=0.0)
+    if not static or least > FAR_BEHIND * min(relative_latency(t) for t in table.alive()):
         return
-    base = next(t for t in static if p50_of(t) <= least * (1 + _ROUGHLY))
+    base = next(t for t in static if relative_latency(t) <= least * (1 + ROUGHLY))
     if table.goal.objective in ("size", "memory") and not_slower(base, strict=False):
         return
     slow = evaluator.slow_layers(base.candidate, float_threads)
@@ -198,8 +229,8 @@ def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_th
     if not made:
         return
     names = (base.name, *made)
-    raced = race(table, evaluator, [table[n] for n in names], float_threads, tie=_ROUGHLY, seconds=seconds)
-    fastest = min((table[n] for n in names), key=p50_of)
+    raced = race(table, evaluator, [table[n] for n in names], float_threads, tie=ROUGHLY, seconds=seconds)
+    fastest = min((table[n] for n in names), key=relative_latency)
     # One goes on even where the race shows nothing: every form would be built with all calibration methods.
     for name in names:
         if name != fastest.name:

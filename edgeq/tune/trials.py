@@ -8,7 +8,7 @@ from typing import Any
 from edgeq.report.tuning_record import Stage, Timing
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Trial, p50_of
+from edgeq.tune.record import Trial, relative_latency
 
 TIE = 0.01
 """Speeds that differ by less, as a share, are equal: the more accurate one wins then."""
@@ -77,7 +77,8 @@ class TrialTable:
         return self.update(trial.name, timing=timing) if timing else trial
 
     def cost(self, trial: Trial) -> float:
-        """What the objective makes as small as possible (bytes, milliseconds or a share); infinity while unknown."""
+        """What the objective makes as small as possible: bytes, or a share of float32's latency or MACs; infinity
+        while unknown."""
         if self.objective == FLOAT_MACS:
             found = trial.screening
             return 1 - found.int8_mac_share + WIDE_COST * found.wide_share if found else float("inf")
@@ -85,7 +86,7 @@ class TrialTable:
             return float(trial.screening.bytes) if trial.screening else float("inf")
         if self.objective == "memory":
             return float(trial.memory_bytes) if trial.memory_bytes is not None else float("inf")
-        return p50_of(trial)
+        return relative_latency(trial)
 
     def cheaper(self, a: Trial, b: Trial) -> bool:
         """Whether `a` costs less than `b`, of measured costs by more than a tie."""
@@ -109,8 +110,8 @@ class TrialTable:
 
 
 def pareto_front(trials: Iterable[Trial]) -> list[str]:
-    """Names of the trials that no other beats in p50 latency or loss without losing in the other; fastest first."""
-    points = sorted((p50_of(t), *accuracy_key(t)) for t in trials)
+    """Names of the trials that no other beats in latency or loss without losing in the other; fastest first."""
+    points = sorted((relative_latency(t), *accuracy_key(t)) for t in trials)
     front: list[str] = []
     best = float("inf")
     for _, loss, _, name in points:

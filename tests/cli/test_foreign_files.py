@@ -135,7 +135,7 @@ def test_a_folder_with_the_name_of_the_tuning_folder_survives(workspace: Workspa
     (mine / "statistics").mkdir()
     (mine / "statistics" / "statistics.json").write_text('{"of": "the piano"}')
     workspace.refused(OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning holds files")
-    (mine / "journal.jsonl").write_text('{"format": "edgeq-tuning-journal/1", "settings": {}}\n')
+    (mine / "journal.jsonl").write_text('{"format": "edgeq-tuning-journal/2", "settings": {}}\n')
     workspace.refused(
         OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning holds piano.txt, which edgeq did not write"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edgeq_device.claim import Claim
@@ -115,10 +115,8 @@ class FakeEvaluator:
         for name, value in p50.items():
             estimate = p50[baseline] / value
             ratio = Claim(estimate, estimate * 0.99, estimate * 1.01, 0.97, 6, p50[baseline], value, self.busy)
-            timings[name] = Timing(
-                {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)},
-                None if name == baseline else ratio,
-            )
+            figures = {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)}
+            timings[name] = Timing(figures) if name == baseline else Timing(figures, ratio, p50[baseline])
         return Race(timings, True, {"edges_ms": [], "counts": {}}, tuple(n for n in self.tied if n in p50))
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
@@ -142,6 +140,20 @@ class FakeEvaluator:
         self.log.append(text)
         if self.clock is not None:
             self.clock.now += seconds
+
+
+class BusyWith(FakeEvaluator):
+    """The speed of `doubtful` can never be claimed."""
+
+    doubtful = ""
+
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
+        found = super().time(runners, baseline, tie=tie, seconds=seconds)
+        ratio = found.timings[self.doubtful].speedup if self.doubtful in found.timings else None
+        if ratio is None:
+            return found
+        unclear = replace(found.timings[self.doubtful], speedup=replace(ratio, reason="the runs disagree"))
+        return replace(found, timings={**found.timings, self.doubtful: unclear})
 
 
 @dataclass
@@ -172,7 +184,7 @@ def profile(**search: object) -> Profile:
     return Profile("test", "Test", "any", frozenset(), 1, "cpu", "1.20", Scheme(), search=search)
 
 
-__all__ = ["FLOAT", "Clock", "EdgeqError", "Fact", "FakeEvaluator", "Interrupted", "profile"]
+__all__ = ["FLOAT", "BusyWith", "Clock", "EdgeqError", "Fact", "FakeEvaluator", "Interrupted", "profile"]
 
 
 class Notes:

@@ -6,13 +6,14 @@ from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
-from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
+from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import candidates
 
 
-def outcome(facts: dict[str, Fact], goal: Goal) -> Outcome:
+def outcome(facts: dict[str, Fact], goal: Goal, evaluator: FakeEvaluator | None = None) -> Outcome:
     clock = Clock()
-    evaluator = FakeEvaluator(facts, clock=clock)
+    evaluator = evaluator or FakeEvaluator(facts)
+    evaluator.clock = clock
     return search(candidates(*facts), profile(), evaluator, goal, Deadline(goal.budget_s, clock))
 
 
@@ -37,6 +38,19 @@ def test_that_int8_does_not_pay() -> None:
     assert "int8 does not pay here: the fastest, b, has 0.90 times" in found(
         {"a": Fact(speed=0.5), "b": Fact(speed=0.9)}
     )
+
+
+def test_a_speed_that_is_unclear_counts_only_where_it_may_decide() -> None:
+    """What is as fast as another is dropped for a race that could not be claimed, and that says nothing of the rest."""
+    facts = {"a": Fact(speed=0.995), "b": Fact(speed=0.9)}
+    doubtful = BusyWith(facts)
+    doubtful.doubtful = "b"
+    text = "; ".join(verdict(outcome(facts, Goal(), doubtful), Goal()))
+    assert "a keeps the accuracy, at 0.99 times float32's speed" in text
+    doubtful = BusyWith(facts)
+    doubtful.doubtful = "a"
+    text = "; ".join(verdict(outcome(facts, Goal(), doubtful), Goal()))
+    assert "the runs disagree. --resume measures it again" in text
 
 
 def test_that_the_accurate_one_is_not_faster() -> None:

@@ -84,7 +84,7 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
     assert [json.loads(line) for line in path.read_text().splitlines()][-1] == {"key": "l", "value": 7}
 
 
-HEAD = '{"format": "edgeq-tuning-journal/1", "settings": {"model": "m", "validation_data": "d"}}\n'
+HEAD = '{"format": "edgeq-tuning-journal/2", "settings": {"model": "m", "validation_data": "d"}}\n'
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ HEAD = '{"format": "edgeq-tuning-journal/1", "settings": {"model": "m", "validat
         '{"format": "other", "settings": {}}\n',
         "null\n",
         '{"format": "edgeq-tuning-journal/9", "settings": {}}\n',
-        '{"format": "edgeq-tuning-journal/1", "settings": []}\n',
-        '{"format": "edgeq-tuning-journal/1"}\n',
+        '{"format": "edgeq-tuning-journal/2", "settings": []}\n',
+        '{"format": "edgeq-tuning-journal/2"}\n',
         HEAD + '{"key": "k\udcff", "value": 1}\n',
         HEAD + '{"key": 1, "value": 1}\n',
         HEAD + '{"value": 1}\n',

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
@@ -22,7 +23,7 @@ from edgeq.tune.explain import verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
-from tests.tune.fakes import Clock, Fact, FakeEvaluator, Notes, profile
+from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, Notes, profile
 
 
 def candidates(*names: str) -> list[Candidate]:
@@ -252,6 +253,14 @@ def test_the_last_race_goes_on_while_nothing_can_be_claimed() -> None:
     assert [line for line in evaluator.log if line.startswith("for ")][-3:] == ["for 12 s", "for 24 s", "for 48 s"]
 
 
+@pytest.mark.parametrize(("speed", "races"), [(1.5, 2), (3.0, 4)])
+def test_the_last_race_goes_on_only_for_one_that_may_be_the_best(speed: float, races: int) -> None:
+    evaluator = BusyWith({"a": Fact(speed=2), "b": Fact(speed=speed)})
+    evaluator.doubtful = "b"
+    assert run(evaluator, "a", "b").chosen == "a"
+    assert len([line for line in evaluator.log if line.startswith("race")]) == races
+
+
 def test_a_busy_machine_is_not_waited_for_when_the_budget_is_used_up() -> None:
     evaluator = BusyFor({"a": Fact(speed=2)}, clock=Clock())
     assert run(evaluator, "a", goal=Goal(budget_s=1)).winner is None
@@ -262,6 +271,33 @@ def test_of_equally_fast_threads_the_fewest() -> None:
     outcome = run(FakeEvaluator({"a": Fact(speed=2)}), "a", threads=(0, 2, 1))
     assert outcome.winner is not None
     assert outcome.winner.candidate.threads == 1
+
+
+@pytest.mark.parametrize(("speed", "recovered"), [(0.97, False), (1.2, True)])
+def test_what_could_not_be_timed_is_timed_again_before_it_is_recovered(speed: float, recovered: bool) -> None:
+    """It seems fast while the machine is busy; recoveries take minutes."""
+
+    class BusyAtFirst(FakeEvaluator):
+        def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
+            judged = any(line.startswith("assess") for line in self.log)
+            self.busy = "" if judged else "the machine was busy"
+            self.facts = {key: replace(fact, speed=speed if judged else 1.1) for key, fact in self.facts.items()}
+            return super().time(runners, baseline, tie=tie, seconds=seconds)
+
+    evaluator = BusyAtFirst({"a": Fact(loss=0.05, structure="a"), "a + recovery": Fact(structure="a")}, methods=("x",))
+    outcome = run(evaluator, "a")
+    assert outcome.chosen == ("a + recovery" if recovered else "")
+    assert ("build a + recovery" in evaluator.log) == recovered
+
+
+@pytest.mark.parametrize(("objective", "recovered"), [("latency", False), ("size", True)])
+def test_what_is_not_faster_in_the_median_is_recovered_only_where_size_counts(
+    objective: Literal["latency", "size"], recovered: bool
+) -> None:
+    facts = {"a": Fact(speed=0.995, loss=0.05), "a + recovery": Fact(speed=0.995)}
+    evaluator = FakeEvaluator(facts, methods=("x",))
+    run(evaluator, "a", goal=Goal(objective=objective))
+    assert ("build a + recovery" in evaluator.log) == recovered
 
 
 def test_all_recoveries_at_once_first() -> None:

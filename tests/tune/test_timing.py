@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.goal import Goal
 from edgeq.tune.slow_layers import slower_in_integers
 from edgeq.tune.space import in_float, kernel_candidates
@@ -83,3 +86,20 @@ def test_nothing_slow_leaves_all_as_it_was() -> None:
     assert outcome.chosen == KERNEL
     assert len(outcome.trials) == 1
     assert isinstance(outcome.trials[0].candidate, Candidate)
+
+
+def test_two_races_are_compared_by_what_float32_took_in_each() -> None:
+    """The machine becomes twice as fast, so "b + recovery" has a lower median than "c" had before it."""
+
+    class FasterLater(FakeEvaluator):
+        def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
+            self.float_ms = 5.0 if "b + recovery" in runners else 10.0
+            return super().time(runners, baseline, tie=tie, seconds=seconds)
+
+    facts = {
+        "b": Fact(speed=2.5, loss=0.04),
+        "b + recovery": Fact(speed=1.5),
+        "c": Fact(speed=2.4, loss=0.05),
+        "c + recovery": Fact(speed=2.4),
+    }
+    assert run(FasterLater(facts, methods=("x",)), "b", "c").chosen == "c + recovery"
