@@ -33,7 +33,8 @@ from edgeq.tune.trials import TrialTable, sqnr_of
 FAR_BEHIND = 1.3
 """What takes so many times as long as the fastest is not worth variants of its own."""
 # Of one file in two engines, the one that takes longer by this factor is dropped: its accuracy is hardly another. In
-# one engine the precisions differ only in what stays float: the lower one stays where it is faster by the second one.
+# one engine the precisions differ only in what stays float: the lower one stays where it is surely faster, and by the
+# second factor.
 _TWIN_BEHIND, _PRECISION_BEHIND = 1.1, 1.03
 _SQNR_AHEAD_DB = 6.0
 # Fields of `Scheme` that make weights which nothing saturates on, the least noise first.
@@ -180,25 +181,53 @@ def drop_slower_twins(table: TrialTable) -> None:
     be claimed, both stay."""
     for trial in sorted(table.alive(), key=relative_latency, reverse=True):
         for other in table.alive():
-            twins = same_file(trial, other) and relative_latency(trial) < float("inf")
-            slower = relative_latency(other) * _behind(trial.candidate, other.candidate) < relative_latency(trial)
-            if unmeasured(trial, other):
+            untimed = trial.timing is None or other.timing is None
+            if untimed or not same_file(trial, other) or unmeasured(trial, other):
                 continue
-            if twins and slower and sqnr_of(trial) < sqnr_of(other) + _SQNR_AHEAD_DB:
+            if _outdone(table, trial, other) and sqnr_of(trial) < sqnr_of(other) + _SQNR_AHEAD_DB:
                 why = behind(trial, other)
-                lower = relative_latency(trial) <= relative_latency(other)
+                lower = _is_lower(trial.candidate, other.candidate)
                 table.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
                 break
 
 
-def _behind(candidate: Candidate, twin: Candidate) -> float:
-    """How many times the twin's latency is too much for `candidate`, which has the same file."""
+def _outdone(table: TrialTable, trial: Trial, twin: Trial) -> bool:
+    """Whether `twin`, which has the same file, makes `trial` needless."""
+    if _is_lower(trial.candidate, twin.candidate):
+        return not _pays(table, trial, twin)
+    if _is_lower(twin.candidate, trial.candidate):
+        return _pays(table, twin, trial)
+    return relative_latency(twin) * _TWIN_BEHIND < relative_latency(trial)
+
+
+def _pays(table: TrialTable, lower: Trial, higher: Trial) -> bool:
+    """Whether the lower one of two precisions is surely faster: here, and where all is float if that was timed. What
+    is all in int8 is faster in either by chance, and what recoveries put into float later has that precision."""
+    floats = [t for t in table if not t.candidate.quantized and t.timing is not None]
+    alike = [next((t for t in floats if t.candidate.engine == own.candidate.engine), None) for own in (lower, higher)]
+    pairs = [(lower, higher)]
+    if alike[0] is not None and alike[1] is not None:
+        pairs.append((alike[0], alike[1]))
+    return all(_surely_faster(*pair) for pair in pairs)
+
+
+def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
+    """Whether both are for one engine, and `candidate` for a lower precision."""
     mine, other = candidate.engine, twin.engine
     if mine is None or other is None or mine.engine.name != other.engine.name:
-        return _TWIN_BEHIND
+        return False
     order = list(mine.engine.precisions)
-    lower = order.index(mine.precision) > order.index(other.precision)
-    return 1 / _PRECISION_BEHIND if lower else _PRECISION_BEHIND
+    return order.index(mine.precision) > order.index(other.precision)
+
+
+def _surely_faster(lower: Trial, higher: Trial) -> bool:
+    """Whether a precision is worth what it costs: the unfavourable end of its speed is better than the other's."""
+    ends = [
+        trial.timing.speedup.interval if trial.timing and trial.timing.speedup else None for trial in (lower, higher)
+    ]
+    if ends[0] is None or ends[1] is None or ends[0][1] <= ends[1][0]:
+        return False
+    return relative_latency(lower) * _PRECISION_BEHIND < relative_latency(higher)
 
 
 def more_in_engines(table: TrialTable, sources: Sequence[Candidate], field: Field) -> list[Candidate]:

@@ -117,6 +117,7 @@ def select_float_layers(
     expired: Callable[[], bool],
     *,
     headroom: float = math.inf,
+    hopeless: float = math.inf,
     refinements: int = REFINEMENTS,
 ) -> tuple[tuple[str, ...], ...]:
     """Sets of nodes to keep in float that lose at most `max_drop`, each cheaper than the one before.
@@ -128,6 +129,8 @@ def select_float_layers(
         evaluate: loss of the model with these nodes in float, in the unit of `max_drop`.
         expired: whether to stop looking; what was found by then is returned.
         headroom: largest cost, as a share of the ranking's span.
+        hopeless: where the headroom leaves layers out, the largest set that it allows is evaluated first, and with a
+            loss above this nothing else is.
         refinements: how many layers are tried to be put back into integers.
 
     Returns:
@@ -135,14 +138,23 @@ def select_float_layers(
     """
     order = affordable(ranking, headroom)
     found: list[tuple[RankedLayer, ...]] = []
+    known: dict[tuple[RankedLayer, ...], float] = {}
+
+    def loss(layers: tuple[RankedLayer, ...]) -> float:
+        """What is lost with `layers` in float; a set that holds is kept in `found`."""
+        if layers not in known:
+            known[layers] = evaluate(ranking.nodes(layers))
+            if known[layers] <= max_drop:
+                found.append(layers)
+        return known[layers]
 
     def holds(layers: tuple[RankedLayer, ...]) -> bool:
-        """Whether the loss with `layers` in float is at most `max_drop`; such a set is kept in `found`."""
-        enough = evaluate(ranking.nodes(layers)) <= max_drop
-        if enough:
-            found.append(layers)
-        return enough
+        """Whether that is at most `max_drop`."""
+        return loss(layers) <= max_drop
 
+    limited = hopeless < math.inf and 2 < len(order) < len(ranking.layers) - 1
+    if limited and not expired() and loss(order) > hopeless:
+        return ()
     failed, size = 0, 1
     while failed < len(order) and not expired():
         size = min(size, len(order))

@@ -61,7 +61,12 @@ class LayerRanker:
         groups of layers, in simulation every layer. `built` is what was built of `candidate`."""
         if self._timed and candidate.scheme.mode == "static" and not candidate.builder and self._job.calibration:
             return rank_static(
-                self._builder.recoverer, self._job, candidate.scheme, candidate.recoveries, progress=self._progress
+                self._builder.recoverer,
+                self._job,
+                candidate.scheme,
+                candidate.recoveries,
+                profiled=candidate.engine is None,
+                progress=self._progress,
             )
 
         def noise_of(session: Any) -> float:

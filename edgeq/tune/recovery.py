@@ -21,6 +21,8 @@ from edgeq.tune.timing import MOST_S, RACED, ROUGHLY, race_until_claimed, time_n
 from edgeq.tune.trials import BY_TIME, FLOAT_MACS, WIDE_COST, TrialTable, loss_of, structure_of
 
 _BASES = 2
+# Times the loss allowed: what still loses so much with all layers in float that may be is given up.
+_HOPELESS = 3.0
 _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 
 
@@ -127,7 +129,8 @@ def _keep_layers_in_float(
         made = build_and_assess(table, evaluator, candidate, "exclusion", base.name, progress)
         return loss_of(in_simulation(table, evaluator, made, deadline, progress))
 
-    select_float_layers(ranking, loss, table.goal.max_drop, deadline.passed, headroom=headroom)
+    most = table.goal.max_drop
+    select_float_layers(ranking, loss, most, deadline.passed, headroom=headroom, hopeless=_HOPELESS * most)
 
 
 def _with(candidate: Candidate, names: tuple[str, ...], title: str) -> Candidate:

@@ -40,10 +40,10 @@ class Fact:
 class FakeEvaluator:
     """`facts` by candidate name; the first key that a name starts with counts for what is not listed.
 
-    `ranked` are the layers in the order in which to keep them in float; without `timed` there is no clock. By threads:
-    `thread_gain` is the factor on the median latency, `tails` the mean over the median. `busy` is why
-    no speed can be claimed. `simulated` are losses in a simulator, found as `facts` are; negative where it crashes; on
-    a third of the samples for those in `cut_short`.
+    `ranked` are the layers in the order in which to keep them in float; without `timed` there is no clock. By
+    threads: `thread_gain` is the factor on the median latency, `tails` the mean over the median. `busy` is why no
+    speed can be claimed, `reach` half the width of what is claimed, as a share. `simulated` are losses in a
+    simulator, found as `facts` are; negative where it crashes; on a third of the samples for those in `cut_short`.
     """
 
     facts: Mapping[str, Fact]
@@ -58,6 +58,7 @@ class FakeEvaluator:
     tails: Mapping[int, float] = field(default_factory=dict)
     tied: tuple[str, ...] = ()
     busy: str = ""
+    reach: float = 0.01
     simulated: Mapping[str, float] = field(default_factory=dict)
     cut_short: tuple[str, ...] = ()
     raised: Literal["exclude", "wide"] = "exclude"
@@ -111,10 +112,10 @@ class FakeEvaluator:
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         self._note(f"race {', '.join(runners)}", 2)
         p50 = {name: self._p50(candidate, threads) for name, (candidate, threads) in runners.items()}
-        timings = {}
+        timings, ends = {}, (1 - self.reach, 1 + self.reach)
         for name, value in p50.items():
             estimate = p50[baseline] / value
-            ratio = Claim(estimate, estimate * 0.99, estimate * 1.01, 0.97, 6, p50[baseline], value, self.busy)
+            ratio = Claim(estimate, estimate * ends[0], estimate * ends[1], 0.97, 6, p50[baseline], value, self.busy)
             figures = {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)}
             timings[name] = Timing(figures) if name == baseline else Timing(figures, ratio, p50[baseline])
         return Race(timings, True, {"edges_ms": [], "counts": {}}, tuple(n for n in self.tied if n in p50))

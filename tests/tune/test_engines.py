@@ -157,6 +157,26 @@ def test_a_lower_precision_that_is_no_faster_is_not_raced_further(fake: Engine) 
     assert "build b in fake:bf16" not in evaluator.log
 
 
+def test_a_lower_precision_that_may_be_faster_by_chance_gives_way(fake: Engine) -> None:
+    """What is all in int8 runs the same in both; what recoveries put into float later would have the lower one."""
+    facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "a in fake:bf16": Fact(4.2)}
+    for reach, left in ((0.1, "fake"), (0.02, "fake:bf16")):
+        outcome, evaluator = run(fake, facts, reach=reach)
+        gone = "a in fake:bf16" if left == "fake" else "a in fake"
+        assert "times the latency of a in fake" in outcome.trial(gone).reason
+        assert f"build b in {left}" in evaluator.log
+
+
+def test_a_precision_in_which_float_is_slower_is_not_raced_further(fake: Engine) -> None:
+    facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(4.0), "a in fake:bf16": Fact(4.4)}
+    for speed, left in ((0.8, "fake"), (1.6, "fake:bf16")):
+        floats = {"unquantized in fake": Fact(1.1), "unquantized in fake:bf16": Fact(speed)}
+        outcome, evaluator = run(fake, {**facts, **floats})
+        gone = "a in fake:bf16" if left == "fake" else "a in fake"
+        assert "times the latency of a in fake" in outcome.trial(gone).reason
+        assert f"build b in {left}" in evaluator.log
+
+
 def test_on_a_busy_machine_no_engine_is_dropped_as_slower(fake: Engine) -> None:
     facts = {"a": Fact(2.0), "b": Fact(1.5), "a in fake": Fact(3.0), "a in fake:bf16": Fact(4.0)}
     outcome, evaluator = run(fake, facts, busy="the machine was busy")

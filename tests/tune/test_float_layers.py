@@ -107,6 +107,19 @@ def test_time_ends_the_search_with_what_was_found() -> None:
     assert select_float_layers(ranking({}), evaluate, 2.0, never) == ()
 
 
+def test_what_loses_too_much_with_all_that_may_be_in_float_is_given_up() -> None:
+    evaluated: list[tuple[str, ...]] = []
+    ranked = ranking(dict.fromkeys(NAMES, 1))
+    evaluate = recorded(lambda kept: float(len(NAMES) - len(kept)), evaluated)
+    assert select_float_layers(ranked, evaluate, 1.0, never, headroom=0.5, hopeless=3.0) == ()
+    assert [len(nodes) for nodes in evaluated] == [4]
+    for headroom, allowed in ((0.5, 4.0), (INF, 3.0)):
+        evaluated.clear()
+        found = select_float_layers(ranked, evaluate, allowed, never, headroom=headroom, hopeless=4.0)
+        assert len(found[-1]) == len(NAMES) - allowed
+        assert len(set(evaluated)) == len(evaluated), "nothing is evaluated twice"
+
+
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.sampled_from([0.0, 0.25, 0.5, 1.0, INF]))
 def test_no_more_layers_than_are_affordable_and_never_all(macs: list[int], headroom: float) -> None:
     ranked = ranking({f"n{i}": m for i, m in enumerate(macs)}, slack=1.5)

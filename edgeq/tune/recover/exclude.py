@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from edgeq.model.macs import node_macs
 from edgeq.pipeline.job import Job
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
-from edgeq.tune.float_layers import LayerCosts, QuietLayer, RankedLayer, Ranking
+from edgeq.tune.float_layers import LayerCosts, MacCosts, QuietLayer, RankedLayer, Ranking
 from edgeq.tune.recover.costs import measure_costs
 from edgeq.tune.recover.gates import VALUE
 from edgeq.tune.recover.run import Recoverer
@@ -27,13 +28,22 @@ _LEAST_US = 1.0
 
 
 def rank_static(
-    recoverer: Recoverer, job: Job, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT
+    recoverer: Recoverer,
+    job: Job,
+    scheme: Scheme,
+    names: Sequence[str],
+    *,
+    profiled: bool = True,
+    progress: Progress = SILENT,
 ) -> Ranking:
     """Units of the job's own float model under `scheme`, by noise for each microsecond in float.
 
     Args:
         recoverer: of `job`.
         names: recoveries that go with the scheme.
+        profiled: whether the kernels of the profile are those that it will run in. If not, what may go to float is
+            limited by its multiply-accumulates: onnxruntime's own int8 kernels may be slower than float32 where
+            another engine's are twice as fast.
 
     Raises:
         EdgeqError: as the stages have it.
@@ -52,7 +62,12 @@ def rank_static(
     )
     quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
     layers = merged(found, quantized)
-    return Ranking(by_worth(layers, costs), costs, _SLACK, quiet=quiet_among(quantized, layers, job.prepared.model))
+    order, quiet = by_worth(layers, costs), quiet_among(quantized, layers, job.prepared.model)
+    if profiled:
+        return Ranking(order, costs, _SLACK, quiet=quiet)
+    macs = node_macs(job.prepared.model)
+    work = MacCosts({unit.name: sum(macs.get(node, 0) for node in unit.nodes) for unit in units})
+    return Ranking(order, work, _SLACK, quiet=quiet)
 
 
 def merged(found: Sequence[LayerSensitivity], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgeq.measure.kernels import kernel_times
 from edgeq.model.load import read_model
+from edgeq.model.macs import node_macs
 from edgeq.tune.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
 from edgeq.tune.recover.costs import Costs
 from edgeq.tune.recover.exclude import by_worth, merged, rank_static
@@ -107,6 +108,21 @@ def test_what_is_excluded_already_is_not_ranked(tmp_path: Path) -> None:
     assert set(ranking.costs.float_us) == {"first", "second", "depthwise", "last"}
     assert ranking.costs.span == sum(ranking.costs.float_us.values()) - sum(ranking.costs.int8_us.values())
     assert len(affordable(ranking, math.inf)) == 2, "one layer stays in integers"
+
+
+def test_in_another_engine_the_multiply_accumulates_limit_what_goes_to_float(tmp_path: Path) -> None:
+    model, samples = two_gates(uneven), few(2, SHAPE)
+    job = job_of(model, tmp_path, samples)
+    recoverer = Recoverer(job, target(), tmp_path)
+    ranking = rank_static(recoverer, job, SCHEME, (), profiled=False)
+    macs = node_macs(model)
+    whole = sum(macs.values())
+    assert ranking.costs.span == whole
+    for headroom in (0.1, 0.3, 0.6):
+        share = sum(macs[node] for layer in affordable(ranking, headroom) for node in layer.nodes) / whole
+        assert share <= 1.5 * headroom
+    profiled = rank_static(recoverer, job, SCHEME, ())
+    assert {layer.name for layer in ranking.layers} == {layer.name for layer in profiled.layers}
 
 
 def test_what_only_moves_values_is_in_float_between_layers_in_float(tmp_path: Path) -> None:
