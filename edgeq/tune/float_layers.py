@@ -129,7 +129,7 @@ def select_float_layers(
         evaluate: loss of the model with these nodes in float, in the unit of `max_drop`.
         expired: whether to stop looking; what was found by then is returned.
         headroom: largest cost, as a share of the ranking's span.
-        hopeless: where the headroom leaves layers out, the largest set that it allows is evaluated first, and with a
+        hopeless: where the headroom allows at most half of the layers, the largest set is evaluated first, and with a
             loss above this nothing else is.
         refinements: how many layers are tried to be put back into integers.
 
@@ -152,7 +152,7 @@ def select_float_layers(
         """Whether that is at most `max_drop`."""
         return loss(layers) <= max_drop
 
-    limited = hopeless < math.inf and 2 < len(order) < len(ranking.layers) - 1
+    limited = hopeless < math.inf and 2 < len(order) <= len(ranking.layers) // 2
     if limited and not expired() and loss(order) > hopeless:
         return ()
     failed, size = 0, 1
