@@ -1,4 +1,4 @@
-"""What a race says, on latencies that are made up: six sessions of two rounds."""
+"""`edgeq.tune.race` on latencies that are made up: six sessions of two rounds."""
 
 from __future__ import annotations
 
