@@ -221,11 +221,9 @@ def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
 
 
 def _surely_faster(lower: Trial, higher: Trial) -> bool:
-    """Whether a precision is worth what it costs: the unfavourable end of its speed is better than the other's."""
-    ends = [
-        trial.timing.speedup.interval if trial.timing and trial.timing.speedup else None for trial in (lower, higher)
-    ]
-    if ends[0] is None or ends[1] is None or ends[0][1] <= ends[1][0]:
+    """Whether a precision is worth what it costs: the unfavourable end of its speed is above the other's median."""
+    mine, other = (t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (lower, higher))
+    if mine is None or other is None or mine[1] <= other[0]:
         return False
     return relative_latency(lower) * _PRECISION_BEHIND < relative_latency(higher)
 

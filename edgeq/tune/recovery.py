@@ -21,6 +21,8 @@ from edgeq.tune.timing import MOST_S, RACED, ROUGHLY, race_until_claimed, time_n
 from edgeq.tune.trials import BY_TIME, FLOAT_MACS, WIDE_COST, TrialTable, loss_of, structure_of
 
 _BASES = 2
+# What loses more than another that was recovered is recovered too where it is so many times as fast.
+_AHEAD = 1.1
 # Times the loss allowed: what still loses so much with all layers in float that may be is given up.
 _HOPELESS = 3.0
 _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
@@ -39,22 +41,32 @@ def recover_accuracy(
     Where tensors may have 16 bits, all of them come first: an answer, if often more than is needed. Fewer are not tried
     where all of them surely lose too much.
     """
+    recovered: list[Trial] = []
     for short in _bases(table, evaluator, deadline, float_threads):
         base = in_simulation(table, evaluator, short, deadline, progress)
         if deadline.passed():
             return
         time_new(table, evaluator, deadline, float_threads)
-        if not _worthwhile(table, base):
+        if not _worthwhile(table, base) or any(_no_better(table, base, other) for other in recovered):
             continue
-        widens = WIDE in profile.search
-        widest = _on_16_bits(table, evaluator, deadline, base, progress) if widens else None
-        best = _apply_recoveries(table, evaluator, deadline, base, progress)
-        if table.meets(best) or deadline.passed():
-            continue
-        if widest is not None and not table.meets(widest):
-            widest = _on_16_bits(table, evaluator, deadline, best, progress)
-        if widest is None or _may_hold(table, widest):
-            _keep_layers_in_float(table, evaluator, deadline, best, _headroom(table, base, widens), progress)
+        known = {trial.name for trial in table.qualified()}
+        _recover(table, evaluator, deadline, profile, base, progress)
+        if any(trial.name not in known for trial in table.qualified()):
+            recovered.append(base)
+
+
+def _recover(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, profile: Profile, base: Trial, progress: Progress
+) -> None:
+    widens = WIDE in profile.search
+    widest = _on_16_bits(table, evaluator, deadline, base, progress) if widens else None
+    best = _apply_recoveries(table, evaluator, deadline, base, progress)
+    if table.meets(best) or deadline.passed():
+        return
+    if widest is not None and not table.meets(widest):
+        widest = _on_16_bits(table, evaluator, deadline, best, progress)
+    if widest is None or _may_hold(table, widest):
+        _keep_layers_in_float(table, evaluator, deadline, best, _headroom(table, base, widens), progress)
 
 
 def _apply_recoveries(
@@ -181,6 +193,11 @@ def _worthwhile(table: TrialTable, trial: Trial) -> bool:
     """Whether it would win if it qualified."""
     qualified = table.qualified()
     return not qualified or table.cheaper(trial, qualified[0])
+
+
+def _no_better(table: TrialTable, trial: Trial, recovered: Trial) -> bool:
+    """Whether `trial`, which loses more than `recovered` and so needs no less in float, is hardly faster than it."""
+    return table.objective in BY_TIME and table.cost(recovered) < table.cost(trial) * _AHEAD
 
 
 def _headroom(table: TrialTable, trial: Trial, widens: bool) -> float:

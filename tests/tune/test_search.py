@@ -290,6 +290,22 @@ def test_what_could_not_be_timed_is_timed_again_before_it_is_recovered(speed: fl
     assert ("build a + recovery" in evaluator.log) == recovered
 
 
+@pytest.mark.parametrize(("speed", "recovered"), [(2.1, False), (2.4, True)])
+def test_what_loses_more_is_recovered_after_another_only_where_it_is_clearly_faster(
+    speed: float, recovered: bool
+) -> None:
+    facts = {
+        "a": Fact(speed=2, loss=0.05),
+        "a + recovery": Fact(speed=1.8),
+        "b": Fact(speed=speed, loss=0.3),
+        "b + recovery": Fact(speed=speed),
+    }
+    evaluator = FakeEvaluator(facts, methods=("x",))
+    outcome = run(evaluator, "a", "b")
+    assert outcome.chosen == ("b + recovery" if recovered else "a + recovery")
+    assert ("build b + recovery" in evaluator.log) == recovered
+
+
 @pytest.mark.parametrize(("objective", "recovered"), [("latency", False), ("size", True)])
 def test_what_is_not_faster_in_the_median_is_recovered_only_where_size_counts(
     objective: Literal["latency", "size"], recovered: bool

@@ -99,7 +99,7 @@ def test_two_races_are_compared_by_what_float32_took_in_each() -> None:
     facts = {
         "b": Fact(speed=2.5, loss=0.04),
         "b + recovery": Fact(speed=1.5),
-        "c": Fact(speed=2.4, loss=0.05),
-        "c + recovery": Fact(speed=2.4),
+        "c": Fact(speed=2.8, loss=0.05),
+        "c + recovery": Fact(speed=2.8),
     }
     assert run(FasterLater(facts, methods=("x",)), "b", "c").chosen == "c + recovery"
