@@ -456,7 +456,7 @@ layer("reports", _reports, mutate=of_json, cases=500)(_read_report_file)
 
 def _journals(folder: Path) -> None:
     lines = [
-        {"format": "edgeq-tuning-journal/1", "settings": {"model": "a", "goal": "speed"}},
+        {"format": "edgeq-tuning-journal/2", "settings": {"model": "a", "goal": "speed"}},
         {"key": "screen 1", "value": {"found": {"bytes": 3, "notes": ["n"]}}},
         {"key": "assess 3 1", "value": {"accuracy": 0.5}},
     ]
