@@ -166,6 +166,17 @@ def test_what_is_settled_goes_on_until_no_session_lacks_an_undisturbed_run(keep:
     assert counted == (6 if keep else 5)
 
 
+def test_a_race_ends_when_only_the_one_that_the_others_are_compared_with_is_left() -> None:
+    """It is the fastest, and nothing more is wanted of the others, disturbed or not."""
+    runners = {
+        "float": [Disturbed(0, 0.01) for _ in range(6)],
+        "slow": [Disturbed(1000 if session == 5 else 0, 0.02) for session in range(6)],
+    }
+    ranking = rank_until_settled(runners, top=1, keep="float", min_rounds=12, bursts=ONE)
+    assert (ranking.order, ranking.settled) == (("float", "slow"), True)
+    assert ranking.rounds < 50
+
+
 def test_one_runner_is_in_order_at_once(clock: Any) -> None:
     ranking = rank_until_settled({"a": clock.runner([0.01])}, bursts=ONE, clock=clock)
     assert (ranking.order, ranking.settled) == (("a",), True)

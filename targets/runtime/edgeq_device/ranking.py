@@ -227,8 +227,8 @@ def _in_each_session(measured: Mapping[str, Distribution], active: List[str], ke
     sessions = {measured[name].sessions for name in active}
     if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
         return True
-    pairs = [paired(measured[keep], measured[name], by_session=True).ratio.pairs for name in active if name != keep]
-    return min(pairs, default=0) >= max(sessions)
+    others = [measured[name] for name in active if name != keep]
+    return all(paired(measured[keep], other, by_session=True).ratio.pairs >= max(sessions) for other in others)
 
 
 def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
