@@ -64,15 +64,29 @@ def node_macs(model: ir.Model) -> dict[str, int]:
 
 
 def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
-    """A copy whose inputs have these sizes, and whose other tensors' sizes are to be inferred again."""
+    """A copy whose inputs have these sizes. Other tensors keep the sizes that follow from the inputs' symbols, because
+    inference does not find all that an exporter wrote; the rest is to be inferred again."""
     copy = model.clone()
+    known: dict[str, int] = {}
+    fits = True
     for value in copy.graph.inputs:
         if value.name and value.name in shapes:
-            value.shape = ir.Shape(shapes[value.name])
+            given = shapes[value.name]
+            for size, number in zip(value.shape or (), given, strict=False):
+                fits &= not isinstance(size, int) or size == number
+                fits &= known.setdefault(_symbol(size), number) == number or _symbol(size) == _UNNAMED
+            value.shape = ir.Shape(given)
+    known.pop(_UNNAMED, None)
     for node in copy.graph:
         for output in node.outputs:
-            output.shape = output.shape if output.is_graph_output() else None
+            output.shape = _resolved(output.shape, known) if fits else None
     return copy
+
+
+def _resolved(shape: ir.Shape | None, known: Mapping[str, int]) -> ir.Shape | None:
+    """The shape with numbers for the symbols that are known; None where another one is left."""
+    sizes = [known.get(_symbol(size), 0) if isinstance(size, ir.SymbolicDim) else size for size in shape or ()]
+    return ir.Shape(sizes) if shape is not None and all(sizes) else None
 
 
 def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.model.load import read_model
-from edgeq.model.macs import node_macs
+from edgeq.model.macs import node_macs, sized
+from tests import graphs
 
 from .build import model, node, rand, small_cnn
 
@@ -220,3 +221,16 @@ def test_of_an_if_the_larger_branch_counts_and_recurrent_layers_in_it_do() -> No
         {{ y = If (c) <then_branch = {branch("a", 2)}, else_branch = {branch("b", 3)}> }}"""
     macs = node_macs(from_proto(onnx.parser.parse_model(text)))
     assert sum(macs.values()) == 7 * 2 * (12 * 5 + 12 * 3)
+
+
+def test_sizes_that_the_model_knows_and_inference_does_not_find_are_counted_with() -> None:
+    """An exporter knows what a Reshape to a computed shape gives; the layer behind it counted as if it were 1 x 1."""
+    known = graphs.model(f"""
+        g (float[N, 2, 4, 4] x, int64[4] s) => (float[N, 8, 4, 4] y)
+        <float[8, 2, 1, 1] w = {{{",".join("1" * 16)}}}, float[N, 2, 4, 4] r>
+        {{ r = Reshape (x, s)
+           [conv] y = Conv <kernel_shape = [1, 1]> (r, w) }}
+        """)
+    assert node_macs(sized(known, {"x": (3, 2, 4, 4)}))["conv"] == 3 * 8 * 2 * 16
+    # Other sizes than those that the model was described with: what it says of its tensors no longer holds.
+    assert node_macs(sized(known, {"x": (3, 2, 4, 8)}))["conv"] == 8 * 2
