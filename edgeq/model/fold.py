@@ -47,6 +47,19 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
         return "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
     if only_reader(source) is not norm:
         return f"the result of {layer.name!r} is used elsewhere too"
+    factors = norm_factors(norm)
+    if isinstance(factors, str):
+        return factors
+    reason = fold_into(editor, layer, *factors)
+    if reason:
+        return reason
+    replace_value(norm.outputs[0], source, keep_name=True)
+    editor.graph.remove(norm, safe=True)
+    return ""
+
+
+def norm_factors(norm: ir.Node) -> tuple[Array, Array] | str:
+    """Factor and shift of each channel, float64[channels], of a BatchNormalization; the reason where it has none."""
     training = norm.attributes.get_int("training_mode", 0)
     if training or any(o.uses() or o.is_graph_output() for o in norm.outputs[1:]):
         return "it is in training mode"
@@ -58,12 +71,7 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     if not np.all(spread > 0):
         return "its variance is not positive"
     factor = scale / np.sqrt(spread)
-    reason = fold_into(editor, layer, factor, bias - mean * factor)
-    if reason:
-        return reason
-    replace_value(norm.outputs[0], source, keep_name=True)
-    editor.graph.remove(norm, safe=True)
-    return ""
+    return factor, bias - mean * factor
 
 
 def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> str:
