@@ -82,8 +82,8 @@ def prepare_model(
     In order: checks; local functions inlined; opset raised to 13 or later; nodes named; 16-bit floats widened to
     float32; Constant nodes, Identity, Dropout and dead code removed; BatchNormalization, and products and sums with
     constants, folded into layers; convolutions of one tensor whose results are added merged; hard sigmoids written as
-    one operator; ONNX Runtime's basic optimisation; Gemm in a form that can be quantized; strided slices joined; shapes
-    inferred; checked again.
+    one operator; means over images as GlobalAveragePool; ONNX Runtime's basic optimisation; Gemm in a form that can be
+    quantized; strided slices joined; shapes inferred; checked again.
     Results are those of the source to float32's accuracy. Names of tensors and nodes that survive are kept, but for
     inner tensors with a name that a quantizer gives to what it makes for another (`edgeq.model.names`).
 
@@ -195,6 +195,7 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     from edgeq.model.affine import fold_affine
     from edgeq.model.clean import forget_origin, remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
+    from edgeq.model.global_pool import write_global_pools
     from edgeq.model.hard_sigmoid import write_hard_sigmoids
     from edgeq.model.parallel import merge_branches
     from edgeq.model.widen import widen_half
@@ -216,6 +217,8 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
         notes.append(f"{_count(merged, 'sum')} of convolutions of one tensor written as one convolution")
     if affine := affine + fold_affine(model):
         notes.append(f"{_count(affine, 'product or sum', 'products or sums')} with constants folded into layers")
+    if pools := write_global_pools(model):
+        notes.append(f"{_count(pools, 'mean')} over whole images written as GlobalAveragePool")
     if written := write_hard_sigmoids(model):
         notes.append(f"{_count(written, 'hard sigmoid')} written as one operator")
 

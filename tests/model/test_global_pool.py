@@ -1,0 +1,64 @@
+"""Means over whole images become GlobalAveragePool where a layer reads them, and stay where they are anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from edgeq.model.global_pool import write_global_pools
+from tests.graphs import proto
+
+from .build import rand, run, write
+
+GATE = """
+    weight = Constant <value = float[3, 2, 1, 1] {1, -2, 3, 4, 5, -6}> ()
+    y = Conv <kernel_shape = [1, 1]> (m, weight)
+"""
+HEAD = """
+    weight = Constant <value = float[2, 3] {1, -2, 3, 4, 5, -6}> ()
+    y = MatMul (m, weight)
+"""
+
+
+def rewritten(tmp_path: Path, body: str, opset: int) -> tuple[list[str], int]:
+    """The operators that are left and how many means were rewritten, the results having been compared."""
+    before = proto(f"g (float[N, 2, 5, 4] x) => (y) {{ {body} }}", opset=opset)
+    model = ir.serde.deserialize_model(before)
+    count = write_global_pools(model)
+    after = ir.serde.serialize_model(model)
+    feeds = {"x": rand(2, 2, 5, 4)}
+    (expected,), (found,) = (
+        run(write(tmp_path / "a.onnx", before), feeds),
+        run(write(tmp_path / "b.onnx", after), feeds),
+    )
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    return [n.op_type for n in after.graph.node if n.op_type != "Constant"], count
+
+
+def test_of_a_gate_and_of_a_head(tmp_path: Path) -> None:
+    attribute = "m = ReduceMean <axes = [2, 3], keepdims = 1> (x)" + GATE
+    assert rewritten(tmp_path, attribute, 13) == (["GlobalAveragePool", "Conv"], 1)
+    last = "axes = Constant <value = int64[2] {-1, -2}> () m = ReduceMean <keepdims = 0> (x, axes)" + HEAD
+    assert rewritten(tmp_path, last, 18) == (["GlobalAveragePool", "Flatten", "MatMul"], 1)
+    carried = "k = ReduceMean <axes = [2, 3]> (x) m = Flatten (k)" + HEAD
+    assert rewritten(tmp_path, carried, 13) == (["GlobalAveragePool", "Flatten", "MatMul"], 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "m = ReduceMean <axes = [3]> (x) y = Identity (m)",
+        "m = ReduceMean <axes = [1, 2, 3], keepdims = 1> (x) y = Relu (m)",
+        # A normalisation written out.
+        "m = ReduceMean <axes = [2, 3]> (x) y = Sub (x, m)",
+        "k = ReduceMean <axes = [2, 3]> (x) m = Flatten (k) y = Sqrt (m)",
+        "y = ReduceMean <axes = [2, 3]> (x)",
+    ],
+)
+def test_other_means_stay(tmp_path: Path, body: str) -> None:
+    _, count = rewritten(tmp_path, body, 13)
+    assert not count
