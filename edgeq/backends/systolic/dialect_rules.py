@@ -77,7 +77,7 @@ def to_oldest_form(node: ir.Node) -> None:
         raise ModelError(f"{where} is not in opset {OPSET}")
     schema = onnx.defs.get_schema(node.op_type, OPSET, "")
     unknown = [attribute for name, attribute in node.attributes.items() if name not in schema.attributes]
-    used = [attribute.name for attribute in unknown if not _is_default(attribute)]
+    used = [attribute.name for attribute in unknown if not _is_default(attribute, node.op_type)]
     if used or len(node.inputs) > schema.max_input:
         raise ModelError(f"{f'{used[0]} of ' if used else ''}{where} is not in opset {OPSET}")
     for inner in (inner for body in bodies(node) for inner in body):
@@ -86,11 +86,18 @@ def to_oldest_form(node: ir.Node) -> None:
         del node.attributes[attribute.name]
 
 
-def _is_default(attribute: ir.Attr) -> bool:
+def _is_default(attribute: ir.Attr, op_type: str) -> bool:
     """Whether an attribute that opset 13 does not know only states the behaviour of opset 13."""
     if attribute.name == "num_outputs":
         return True
-    return attribute.name in ("allowzero", "saturate") and attribute.value in (0, 1)
+    if attribute.name in ("allowzero", "saturate"):
+        return attribute.value in (0, 1)
+    # An attribute that a later version brought has what was done before for its default.
+    newest = onnx.defs.get_schema(op_type, "").attributes.get(attribute.name)
+    if newest is None or not newest.default_value.type:
+        return False
+    default = onnx.helper.get_attribute_value(newest.default_value)
+    return bool(attribute.value == (default.decode() if isinstance(default, bytes) else default))
 
 
 def _check_params(node: ir.Node, where: str) -> None:

@@ -174,6 +174,12 @@ def test_parts_in_float_take_the_form_of_opset_13() -> None:
     node = only_node("{ y, z = Split <axis = 1, num_outputs = 2> (x) }")
     to_oldest_form(node)
     assert attributes(node) == {"axis": 1}
+    resize = '{{ y = Resize <antialias = 0, keep_aspect_ratio_policy = "{}", mode = "linear"> (x, , n) }}'
+    node = only_node(resize.format("stretch"))
+    to_oldest_form(node)
+    assert attributes(node) == {"mode": "linear"}
+    with pytest.raises(ModelError, match="keep_aspect_ratio_policy of Resize"):
+        to_oldest_form(only_node(resize.format("not_larger")))
     with pytest.raises(ModelError, match="computes its axes"):
         to_oldest_form(only_node("{ y = ReduceMax (x, n) }"))
     with pytest.raises(ModelError, match="not in opset 13"):
