@@ -12,6 +12,7 @@ from edgeq.backends.base import Artifact, check_names, need_fields, refuse_wide
 from edgeq.backends.systolic.array import array_config
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.dialect import write_dialect
+from edgeq.backends.systolic.origin_order import in_origin_order
 from edgeq.backends.systolic.placement import coverage, place
 from edgeq.backends.systolic.program import Conv, Fc
 from edgeq.backends.systolic.reference_model import host_reference_model
@@ -88,7 +89,7 @@ class SystolicBackend:
         macs = node_macs(prepared.model)
         notes = [place(program, macs).sentence(), *program.notes]
         program = replace(program, notes=tuple(notes))
-        save_model(host_reference_model(program, prepared.signature), destination)
+        save_model(host_reference_model(in_origin_order(program), prepared.signature), destination)
         files = {f"{destination.stem}.program.npz": destination.with_name(f"{destination.stem}.program.npz")}
         save_program(program, next(iter(files.values())))
         dialect = destination.with_name(f"{destination.stem}.dialect.onnx")
