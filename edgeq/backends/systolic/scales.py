@@ -29,7 +29,8 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
 
     - Inputs and outputs of layers that pass integers on (pooling, clamps, concatenation, data movement) share the scale
       of those tensors that other layers read: what is clipped or pooled away does not widen the range.
-    - The scale of a sum is at least that of both operands, or an operand would saturate before it is added.
+    - The scale of a sum is at least that of both operands, or an operand would saturate before it is added. An operand
+      in which there is nothing has that of the sum.
     - On an array that shifts, all scales are powers of two, so that their quotients are.
 
     Raises:
@@ -39,6 +40,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     used = _used(network)
     clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, ClampLayer)}
     scales: dict[str, float] = {}
+    empty: set[str] = set()
     for members in {id(g): g for g in groups.values()}.values():
         known = [name for name in members if name in ranges]
         chosen = [name for name in known if name in used] or known
@@ -46,17 +48,27 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
             raise CalibrationError(
                 f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
             )
-        scale = _scale(max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen), powers_of_two)
+        bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen)
+        if bound <= _NOTHING:
+            empty.update(members)
+        scale = _scale(bound, powers_of_two)
         scales.update(dict.fromkeys(members, scale))
     additions = [layer for layer in network.layers if isinstance(layer, AddLayer)]
     changed = True
     while changed:
         changed = False
         for layer in additions:
-            least = max(scales[layer.left], scales[layer.right])
+            least = max((scales[name] for name in (layer.left, layer.right) if name not in empty), default=0.0)
             if scales[layer.output] < least:
                 scales.update(dict.fromkeys(groups[layer.output], least))
+                empty.difference_update(groups[layer.output])
                 changed = True
+    # The last sums first: an empty one takes the scale of the sum that reads it before its own operands do.
+    widest = dict.fromkeys(empty, math.inf)
+    for layer in reversed(additions):
+        for name in {layer.left, layer.right} & empty:
+            widest[name] = min(widest[name], scales[layer.output])
+            scales.update(dict.fromkeys(groups[name], widest[name]))
     return scales
 
 

@@ -84,6 +84,31 @@ def test_sums_never_have_a_smaller_scale_than_their_operands() -> None:
     assert max(step.left_multiplier, step.right_multiplier) <= 1
 
 
+def test_an_operand_that_is_always_zero_does_not_widen_its_sum() -> None:
+    """A residual branch whose gain was initialised to 0 has no range; with a scale of 1 the sum had 8 levels."""
+    text = """g (float[N, 4, 9, 9] input) => (float[N, 4, 9, 9] y) {
+        [own] a = Conv (input, weights)
+        [first] b = Conv (input, nothing)
+        [second] c = Conv (input, nothing)
+        [empty] d = Add (b, c)
+        [sum] e = Add (a, d)
+        [out] y = Relu (e)
+    }"""
+    b = builder()
+    model = graphs.proto(text)
+    weights = b.weights(4, 4, 1, 1)
+    for name, values in (("weights", weights), ("nothing", 0 * weights)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    samples = b.samples()
+    found = program_of(model, samples)
+    scales = {tensor.origin: tensor.scale for tensor in found.tensors.values() if tensor.scale is not None}
+    assert scales["y"] == scales["a"]
+    assert scales["a"] < 0.1
+    assert {scales[name] for name in "bcd"} == {scales["y"]}
+    adds = [step for step in found.steps if isinstance(step, ResidualAdd)]
+    assert all(max(step.left_multiplier, step.right_multiplier) <= 1 for step in adds)
+
+
 def test_pooling_is_fused_only_where_the_array_is_right() -> None:
     for pads, relu, fused in (((0,) * 4, False, True), ((1,) * 4, True, True), ((1,) * 4, False, False)):
         b = builder()
