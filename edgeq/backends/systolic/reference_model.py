@@ -103,9 +103,10 @@ class _ReferenceWriter(GraphWriter):
             part = self._node("Mul", [part, multiplier], f"{own}/scale", f"{own}/scaled")
             part = self._node("Round", [part], f"{own}/round", f"{own}/rounded")
             parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
-        total = self._node("Add", parts, name, f"{name}/sum")
+        total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
         total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
-        self._node("Cast", [total], f"{name}/cast", step.output, to=ir.DataType.INT8)
+        # What has the sum's name makes its integers: a tensor of other units is not to be taken for the sum.
+        self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
 
     def _max_pool(self, step: MaxPool) -> None:
         self._node(

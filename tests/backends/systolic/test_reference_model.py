@@ -11,7 +11,9 @@ from edgeq.backends.systolic.dialect import dialect_model
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.graph.convert import to_proto
+from edgeq.graph.convert import from_proto, to_proto
+from edgeq.graph.index import GraphIndex
+from edgeq.measure.match_activations import match_activations
 from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, program_of, random_graph, run_all, signature_of
 
@@ -70,6 +72,25 @@ def test_a_node_of_several_outputs_is_written_once_for_each() -> None:
         tensors = [name for node in written.graph.node for name in node.output]
         assert len({*names}) == len(names)
         assert len({*tensors}) == len(tensors)
+
+
+def test_a_sum_is_found_by_its_integers_alone() -> None:
+    """Of a sum that only another one reads no scale is known; a float tensor inside it was taken for it."""
+    text = """g (float[1, 4, 5, 5] input) => (float[1, 4, 5, 5] y) {
+        [conv] a = Conv (input, weights)
+        [first] b = Add (a, input)
+        [second] y = Add (b, a)
+    }"""
+    random = np.random.default_rng(0)
+    model = graphs.proto(text)
+    weights = random.standard_normal((4, 4, 1, 1)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "weights"))
+    samples = random.standard_normal((1, 4, 5, 5)).astype(np.float32)
+    program = program_of(model, samples, ArrayConfig())
+    twin = host_reference_model(program, signature_of(model))
+    found = {match.name: match for match in match_activations(GraphIndex(from_proto(model)), GraphIndex(twin))}
+    assert "y" in found
+    assert all(match.integer or match.params is not None for match in found.values())
 
 
 def test_operators_of_the_runtime_stay_in_float() -> None:
