@@ -44,6 +44,7 @@ def _write(mean: ir.Node, editor: Editor) -> bool:
         return False
     keeps = mean.attributes.get_int("keepdims", 1)
     pooled = editor.node("GlobalAveragePool", [source], f"{mean.name}/pool", before=mean)
+    pool = pooled.producer()
     if keeps:
         pooled.shape, pooled.type = result.shape, result.type
     else:
@@ -52,6 +53,8 @@ def _write(mean: ir.Node, editor: Editor) -> bool:
         pooled = editor.node("Flatten", [pooled], f"{mean.name}/flatten", before=mean, like=result)
     replace_value(result, pooled, keep_name=True)
     editor.graph.remove(mean, safe=True)
+    assert pool is not None
+    pool.name = mean.name  # which --exclude and others go by
     return True
 
 

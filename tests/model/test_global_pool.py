@@ -30,6 +30,7 @@ def rewritten(tmp_path: Path, body: str, opset: int) -> tuple[list[str], int]:
     count = write_global_pools(model)
     after = ir.serde.serialize_model(model)
     feeds = {"x": rand(2, 2, 5, 4)}
+    assert all(n.name == "mean" for n in after.graph.node if n.op_type == "GlobalAveragePool")
     (expected,), (found,) = (
         run(write(tmp_path / "a.onnx", before), feeds),
         run(write(tmp_path / "b.onnx", after), feeds),
@@ -40,11 +41,11 @@ def rewritten(tmp_path: Path, body: str, opset: int) -> tuple[list[str], int]:
 
 
 def test_of_a_gate_and_of_a_head(tmp_path: Path) -> None:
-    attribute = "m = ReduceMean <axes = [2, 3], keepdims = 1> (x)" + GATE
+    attribute = "[mean] m = ReduceMean <axes = [2, 3], keepdims = 1> (x)" + GATE
     assert rewritten(tmp_path, attribute, 13) == (["GlobalAveragePool", "Conv"], 1)
-    last = "axes = Constant <value = int64[2] {-1, -2}> () m = ReduceMean <keepdims = 0> (x, axes)" + HEAD
+    last = "axes = Constant <value = int64[2] {-1, -2}> () [mean] m = ReduceMean <keepdims = 0> (x, axes)" + HEAD
     assert rewritten(tmp_path, last, 18) == (["GlobalAveragePool", "Flatten", "MatMul"], 1)
-    carried = "k = ReduceMean <axes = [2, 3]> (x) m = Flatten (k)" + HEAD
+    carried = "[mean] k = ReduceMean <axes = [2, 3]> (x) m = Flatten (k)" + HEAD
     assert rewritten(tmp_path, carried, 13) == (["GlobalAveragePool", "Flatten", "MatMul"], 1)
 
 
