@@ -145,7 +145,9 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
     if node is None:
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
     where = f"at node {node.name!r} ({node.op_type})"
-    return EngineError(f"{engine.name} fails {where}: {error.problem}", "Keep it in float with --exclude")
+    # The engine takes a node in float, too, and may fail at it then.
+    fix = "Keep it in float with --exclude or, where that does not help, export the model without it"
+    return EngineError(f"{engine.name} fails {where}: {error.problem}", fix)
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

@@ -15,7 +15,7 @@ from edgeq.calibrate.groups import share_ranges
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import HardwareError, ModelError
 from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.graph.query import is_constant, name_of, sizes
+from edgeq.graph.query import is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import Rule, int8_rules
 from edgeq.model.prepare import PreparedModel
@@ -52,6 +52,8 @@ def write_pairs(
         raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", next(iter(left.values()), ""))
     overrides = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
     overrides |= {name: [{"quant_type": QuantType.QUInt8}] for name in _unsigned(prepared.model)}
+    one_scale = [{"quant_type": quant_type(scheme.weight_type), "symmetric": scheme.weight_symmetric}]
+    overrides |= dict.fromkeys(_grouped_transposed(prepared.model), one_scale)
     activation = QuantType.QUInt16 if ALL_NODES in scheme.wide else quant_type(scheme.activation_type)
     with quiet():
         config = get_qnn_qdq_config(
@@ -89,6 +91,13 @@ def _unsigned(model: ir.Model) -> set[str]:
     types -= {row.operator for row in dialect() if row.right and row.weights == "int8" and row.bits == _NARROW}
     second = (node.inputs[1] for node in model.graph if node.op_type in types and len(node.inputs) > 1)
     return {name_of(value) for value in second if value is not None and is_constant(value)}
+
+
+def _grouped_transposed(model: ir.Model) -> set[str]:
+    """Weights of transposed convolutions in groups: [C_in, C_out / groups, ...], so that a scale for each place on the
+    axis of the outputs is none for each output, as their bias needs."""
+    layers = [node for node in model.graph if is_op(node, "ConvTranspose")]
+    return {name_of(node.inputs[1]) for node in layers if node.attributes.get_int("group", 1) > 1}
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,10 @@ def test_the_first_beginning_that_fails_ends_in_the_node(op_type: str, name: str
 
 @pytest.mark.parametrize(
     ("failures", "line"),
-    [(1, r"fake failed once: .*SIGSEGV.* Try again"), (99, r"fake fails at node 'first' \(Abs\): .*SIGSEGV")],
+    [
+        (1, r"fake failed once: .*SIGSEGV.* Try again"),
+        (99, r"fake fails at node 'first' \(Abs\): .*SIGSEGV.* does not help, export"),
+    ],
 )
 def test_a_failure_is_one_line_with_the_node_where_it_comes_again(
     failures: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -143,6 +143,21 @@ def test_every_tensor_has_its_pair(prepared: PreparedModel, tmp_path: Path, abse
     assert artifact.coverage.reason == "qnn needs the package onnxruntime-qnn, not installed here"
 
 
+def test_transposed_convolutions_in_groups_have_one_scale(tmp_path: Path, absent: None) -> None:
+    """Of two groups each scale along the axis of the outputs is that of two outputs, and their bias needs one each."""
+    made = proto("""g (float[1,3,8,8] x) => (float[1,6,8,8] y) {
+        [conv] h = Conv (x, w) [up] y = ConvTranspose <group = 2> (h, t, b)
+    }""")
+    random = np.random.default_rng(0)
+    for name, shape in (("w", (4, 3, 1, 1)), ("t", (4, 3, 1, 1)), ("b", (6,))):
+        made.graph.initializer.append(onnx.numpy_helper.from_array(random.normal(size=shape).astype("f4"), name))
+    onnx.save(made, tmp_path / "net.onnx")
+    artifact = built(prepare_model(tmp_path / "net.onnx", tmp_path / "work"), tmp_path)
+    scales = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(artifact.model).graph.initializer}
+    assert scales["w_scale"].shape == (4,)
+    assert scales["t_scale"].shape == ()
+
+
 def test_a_named_node_computes_on_16_bits(prepared: PreparedModel, tmp_path: Path, absent: None) -> None:
     types = types_of(onnx.load(built(prepared, tmp_path, wide=("depthwise",)).model))
     wide = {name for name, kind in types.items() if kind == TensorProto.UINT16}
