@@ -1,4 +1,5 @@
-"""Removing what does nothing at inference: Identity, Dropout, a Cast to the same type, what no output depends on."""
+"""Removing what does nothing at inference: Identity, Dropout, a Cast to the same type, a Pad of nothing, what no output
+depends on."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def forget_origin(model: ir.Model) -> None:
 
 
 def remove_no_ops(model: ir.Model) -> int:
-    """Bypass Identity nodes, Dropout nodes that are not in training mode, and Casts that change nothing, in place.
+    """Bypass Identity nodes, Dropout nodes that are not in training mode, and Casts and Pads that change nothing, in
+    place.
 
     1. The output is no graph output: its users read the input instead.
     2. It is one, and the input is made by a node of the same graph and is no graph output: the input takes its name.
@@ -67,6 +69,9 @@ def _does_nothing(node: ir.Node) -> bool:
         return True
     if node.op_type == "Cast":
         return node.inputs[0].dtype is not None and node.inputs[0].dtype == node.attributes.get_int("to", 0)
+    if node.op_type == "Pad":
+        pads = constant(node_input(node, 1))
+        return pads is not None and not pads.any()
     return node.op_type == "Dropout" and not _mask_used(node) and not _training(node)
 
 

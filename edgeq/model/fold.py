@@ -14,37 +14,49 @@ from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.query import is_op, node_input, only_reader
 from edgeq.model.constants import Array, float_constant, set_parameter
 
+_LISTED = 4
+_NONE_BEFORE = "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
 _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
-    """Fold every BatchNormalization that follows a Conv, ConvTranspose, Gemm or 2-D MatMul with constant weights and
-    no other use of its result, in place. The layer keeps its name; its result takes the name of the
-    BatchNormalization's. Computed in float64, stored in the weights' own type.
+    """Fold every BatchNormalization that follows a Conv, ConvTranspose, Gemm or 2-D MatMul with constant weights and no
+    other use of its result, or a MatMul whose rows were reshaped for it, in place. The layer keeps its name; its result
+    takes the name of the BatchNormalization's. Computed in float64, stored in the weights' own type.
 
     Args:
-        kept: receives a line for each that was not folded, with its name and the reason.
+        kept: receives a line for each reason for which some were not folded, with their names.
 
     Returns:
         How many were folded.
     """
     folded = 0
+    reasons: dict[str, list[str]] = {}
     for graph in model.graphs():
         editor = Editor(model, graph)
         for norm in [node for node in graph if is_op(node, "BatchNormalization")]:
             reason = _fold(norm, editor)
             folded += not reason
-            if reason and kept is not None:
-                kept.append(f"BatchNormalization {norm.name!r} stays: {reason}")
+            if reason:
+                reasons.setdefault(reason, []).append(repr(norm.name))
+    if kept is not None:
+        kept.extend(f"BatchNormalization {_listing(names)}: {reason}" for reason, names in reasons.items())
     return folded
+
+
+def _listing(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{', '.join(names[:_LISTED])}{more} {'stays' if len(names) == 1 else 'stay'}"
 
 
 def _fold(norm: ir.Node, editor: Editor) -> str:
     """Fold one; the reason where that is not possible."""
     source = norm.inputs[0]
     layer = source.producer() if source is not None else None
+    if source is not None and layer is not None and is_op(layer, "Reshape"):
+        return _fold_through(norm, layer, editor)
     if source is None or layer is None or not is_op(layer, *_LINEAR):
-        return "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
+        return _NONE_BEFORE
     if only_reader(source) is not norm:
         return f"the result of {layer.name!r} is used elsewhere too"
     factors = norm_factors(norm)
@@ -54,6 +66,32 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     if reason:
         return reason
     replace_value(norm.outputs[0], source, keep_name=True)
+    editor.graph.remove(norm, safe=True)
+    return ""
+
+
+def _fold_through(norm: ir.Node, reshape: ir.Node, editor: Editor) -> str:
+    """Fold one behind a Reshape of a product's rows, [batch, rows, channels] to [batch x rows, channels], as LeViT has
+    them: into the weights, and a sum before the Reshape. The reason where that is not possible."""
+    product = reshape.inputs[0]
+    layer = product.producer() if product is not None else None
+    if product is None or layer is None or not is_op(layer, "MatMul"):
+        return _NONE_BEFORE
+    weight, shape = float_constant(layer.inputs[1]), reshape.outputs[0].shape
+    if only_reader(product) is not reshape or only_reader(reshape.outputs[0]) is not norm:
+        return f"the result of {layer.name!r} is used elsewhere too"
+    factors = norm_factors(norm)
+    if isinstance(factors, str):
+        return factors
+    if weight is None or weight.ndim != 2 or shape is None or len(shape) != 2 or shape[1] != weight.shape[1]:
+        return f"its channels are not known to be those of {layer.name!r}"
+    dtype = layer.inputs[1].dtype  # type: ignore[union-attr]
+    assert dtype is not None
+    set_parameter(editor, layer, 1, weight * factors[0])
+    shift = editor.constant(f"{layer.name}.bias", factors[1].astype(dtype.numpy()))
+    moved = editor.node("Add", [product, shift], f"{layer.name}/bias", before=reshape, like=product)
+    reshape.replace_input_with(0, moved)
+    replace_value(norm.outputs[0], reshape.outputs[0], keep_name=True)
     editor.graph.remove(norm, safe=True)
     return ""
 

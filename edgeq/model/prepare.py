@@ -209,7 +209,7 @@ def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
         return
     if removed := remove_no_ops(model):
         what = f"removed that {'does' if removed == 1 else 'do'} nothing"
-        notes.append(f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type)")
+        notes.append(f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type, empty Pad)")
     affine = fold_affine(model)
     if folded := fold_batch_norms(model):
         notes.append(f"{folded} BatchNormalization folded")

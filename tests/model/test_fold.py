@@ -96,6 +96,43 @@ def test_two_dimensional_matmul_becomes_gemm(tmp_path: Path) -> None:
     assert [n.op_type for n in after.graph.node] == ["Gemm"]
 
 
+def rows_and_norm(shape: list[int]) -> onnx.ModelProto:
+    """A product of [2, 3, 4] rows by [4, 5], in another shape, normalised in channels of 5."""
+    bn, parameters = norm(5)
+    layer = node("MatMul", ["x", "w"], ["p"], name="layer")
+    flat = node("Reshape", ["p", "s"], ["m"], name="flat")
+    weights = {"w": rand(4, 5), "s": np.array(shape), **parameters}
+    proto = model([layer, flat, bn], {"x": [2, 3, 4]}, weights=weights)
+    proto.graph.value_info.append(onnx.helper.make_tensor_value_info("m", onnx.TensorProto.FLOAT, [6, *shape[1:]]))
+    return proto
+
+
+def test_a_product_whose_rows_were_reshaped(tmp_path: Path) -> None:
+    proto = rows_and_norm([-1, 5])
+    after, folded, kept = fold(proto)
+    assert (folded, kept) == (1, [])
+    assert [n.op_type for n in after.graph.node] == ["MatMul", "Add", "Reshape"]
+    feeds = {"x": rand(2, 3, 4, seed=99)}
+    before, found = (run(write(tmp_path / "m.onnx", which), feeds)[0] for which in (proto, after))
+    np.testing.assert_allclose(found, before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_whose_channels_were_split_is_left() -> None:
+    _, folded, kept = fold(rows_and_norm([2, 5, 3]))
+    assert not folded
+    assert kept == ["BatchNormalization 'bn' stays: its channels are not known to be those of 'layer'"]
+
+
+def test_those_left_for_one_reason_are_one_line() -> None:
+    parts = [norm(4) for _ in range(6)]
+    for number, (bn, _) in enumerate(parts):
+        bn.name, bn.input[0], bn.output[0] = f"bn{number}", "x", f"y{number}"
+    outputs = [f"y{number}" for number in range(6)]
+    _, _, kept = fold(model([bn for bn, _ in parts], {"x": [1, 4, 2, 2]}, outputs, weights=parts[0][1]))
+    assert len(kept) == 1
+    assert kept[0].startswith("BatchNormalization 'bn0', 'bn1', 'bn2', 'bn3' and 2 more stay: no Conv")
+
+
 def test_shared_weights_are_not_changed_for_the_other_user(tmp_path: Path) -> None:
     bn, parameters = norm(8)
     nodes = [

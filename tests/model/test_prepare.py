@@ -223,6 +223,13 @@ class TestCleaning:
         assert [o.name for o in proto.graph.output] == ["a", "y"]
         assert_same_outputs(result, {"x": rand(2, 3)})
 
+    def test_a_pad_of_nothing_goes(self, tmp_path: Path) -> None:
+        nodes = [node("Abs", ["x"], ["a"]), node("Pad", ["a", "none"], ["b"]), node("Pad", ["b", "one"], ["y"])]
+        weights = {"none": np.zeros(4, np.int64), "one": np.array([0, 0, 0, 1])}
+        result, proto = prepared(tmp_path, model(nodes, {"x": [2, 3]}, ["y"], weights))
+        assert [n.op_type for n in proto.graph.node] == ["Abs", "Pad"]
+        assert_same_outputs(result, {"x": rand(2, 3)})
+
     def test_a_hand_through_of_an_input_stays(self, tmp_path: Path) -> None:
         nodes = [node("Identity", ["x"], ["y"]), node("Abs", ["x"], ["z"])]
         result, _ = prepared(tmp_path, model(nodes, {"x": [2]}, ["y", "z"]))
