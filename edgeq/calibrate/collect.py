@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 
+import numpy as np
 import onnx_ir as ir
 
 from edgeq.calibrate.float_pass import FloatPass
@@ -21,6 +22,7 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CalibrationError, DataError
 from edgeq.graph.index import GraphIndex
 from edgeq.hardware.limits import usable_threads
+from edgeq.model.constants import float_constant
 from edgeq.model.shapes import element_types
 from edgeq.model.sizes import partitions, tensor_sizes
 from edgeq.progress import SILENT, Progress
@@ -98,7 +100,7 @@ def collect(
             checkpoint(snapshot())
 
     sharded = Sharded(samples, workers) if workers is not None else None
-    with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance:
+    with progress.stage(f"calibrating {len(names)} tensors", total * len(passes)) as advance, _weights_named(model):
         for partition in passes:
             done = state[partition[0]].samples
             advance(done)
@@ -126,6 +128,20 @@ def collect(
                 _collect(seen.run(remaining), seen, state, advance, save, checkpoint_seconds)
             timed(seen.running_s, seen.counting_s)
     return snapshot()
+
+
+@contextmanager
+def _weights_named(model: ir.Model) -> Iterator[None]:
+    """Name the weight that holds NaN where a tensor does: then no sample is to blame. An infinite one may be a mask."""
+    try:
+        yield
+    except CalibrationError as error:
+        for weight in model.graph.initializers.values():
+            values = float_constant(weight)
+            if values is not None and np.isnan(values).any():
+                problem = f"{error.problem}, as weight {weight.name!r} of the model does"
+                raise CalibrationError(problem, "Train or export the model again") from error
+        raise
 
 
 def _passes(

@@ -101,7 +101,7 @@ def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rows that are not negative and sum to one as they are; the softmax of others. [N, C] → [N, C]."""
     if scores.min() >= -1e-6 and np.abs(scores.sum(1) - 1).max() <= 1e-3:
         return scores
-    finite = np.nan_to_num(scores, nan=-np.inf, posinf=1e30)
+    finite = np.nan_to_num(scores, nan=np.finfo(np.float64).min, posinf=1e30)
     raised = np.exp(finite - finite.max(1, keepdims=True))
     spread: NDArray[np.float64] = raised / raised.sum(1, keepdims=True)
     return spread

@@ -166,6 +166,14 @@ def test_an_infinity_that_arises_inside_names_its_tensor(tmp_path: Path) -> None
         collect(path, ListSamples([{"x": np.float32([1, 2])}, {"x": np.float32([0, 2])}]))
 
 
+def test_a_weight_that_is_no_number_is_named_and_no_sample_blamed(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mul", ["x", "scale"], ["m"], "mul"), helper.make_node("Relu", ["m"], ["y"], "relu")]
+    path = write(tmp_path / "m.onnx", nodes, [value("x", [2])], [value("y", [2])], {"scale": np.float32([1, np.nan])})
+    with pytest.raises(CalibrationError, match="it holds NaN, as weight 'scale' of the model does") as caught:
+        collect(path, ListSamples([{"x": np.float32([1, 2])}]))
+    assert "sample" not in caught.value.fix
+
+
 def test_a_sample_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
     path = small_cnn(tmp_path / "m.onnx")
     with pytest.raises(DataError, match="sample-1"):

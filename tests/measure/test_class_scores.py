@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeq.measure.agreement import Comparison
-from edgeq.measure.class_scores import is_class_scores
+from edgeq.measure.class_scores import is_class_scores, probabilities
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 
@@ -76,3 +76,9 @@ def test_the_task_decides_where_there_is_one() -> None:
     comparison.update(few[0], few[0], {})
     assert [output.top1 for output in comparison.result().outputs] == [1.0, None]
     assert top1({"y": np.array([[0.2, 0.8]], np.float32)}, task=Anomaly()) is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_that_are_no_numbers_give_no_warning() -> None:
+    found = probabilities(np.array([[np.nan, np.nan], [np.nan, 2.0], [-np.inf, 2.0]]))
+    np.testing.assert_allclose(found, [[0.5, 0.5], [0, 1], [0, 1]])
