@@ -132,7 +132,7 @@ def collect(
 
 @contextmanager
 def _weights_named(model: ir.Model) -> Iterator[None]:
-    """Name the weight that holds NaN where a tensor does: then no sample is to blame. An infinite one may be a mask."""
+    """Name the weight that holds NaN if a tensor does: no sample is the cause then. Infinite ones may be masks."""
     try:
         yield
     except CalibrationError as error:

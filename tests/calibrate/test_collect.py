@@ -166,7 +166,7 @@ def test_an_infinity_that_arises_inside_names_its_tensor(tmp_path: Path) -> None
         collect(path, ListSamples([{"x": np.float32([1, 2])}, {"x": np.float32([0, 2])}]))
 
 
-def test_a_weight_that_is_no_number_is_named_and_no_sample_blamed(tmp_path: Path) -> None:
+def test_a_weight_that_is_no_number_is_named_instead_of_the_sample(tmp_path: Path) -> None:
     nodes = [helper.make_node("Mul", ["x", "scale"], ["m"], "mul"), helper.make_node("Relu", ["m"], ["y"], "relu")]
     path = write(tmp_path / "m.onnx", nodes, [value("x", [2])], [value("y", [2])], {"scale": np.float32([1, np.nan])})
     with pytest.raises(CalibrationError, match="it holds NaN, as weight 'scale' of the model does") as caught:
