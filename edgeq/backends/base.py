@@ -39,6 +39,7 @@ class Artifact:
         requires: what a device must have, for the runner that chooses: see `edgeq_device.select`.
         simulation: a model that computes on a CPU what `model` computes where it goes, if that cannot run here.
         simulation_settings: how to run it.
+        proof_options: session options, beside its own, with which this machine's kernels compute what the target's do.
         coverage: what runs on integers, where that cannot be read off a run here.
         details: more for reports: plain JSON values, or records.
         tables: calibration tables that must lie beside the model where it runs.
@@ -58,6 +59,7 @@ class Artifact:
     requires: Mapping[str, str] = field(default_factory=dict)
     simulation: Path | None = None
     simulation_settings: SessionSettings = field(default_factory=SessionSettings)
+    proof_options: Mapping[str, str] = field(default_factory=dict)
     coverage: Coverage | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     tables: tuple[Path, ...] = ()
@@ -99,7 +101,8 @@ class Artifact:
     def proof_settings(self, *, threads: int = 0) -> SessionSettings:
         """Session settings of `proof_model`."""
         if self.simulation is None:
-            return self.settings(threads=threads)
+            shipped = self.settings(threads=threads)
+            return dataclasses.replace(shipped, config={**shipped.config, **self.proof_options})
         return dataclasses.replace(self.simulation_settings, intra_op_threads=threads)
 
 

@@ -100,6 +100,12 @@ def saturation_table(
     )
 
 
+def exact_options() -> dict[str, str]:
+    """The session options with which ONNX Runtime's own kernels are exact on every CPU, for the operators that
+    `SaturationTable.precision_operators` names."""
+    return {saturation_table().precision_option: "1"}
+
+
 def pairs_vary(depth: int, channels: int) -> bool:
     """Whether kernels differ in what they pair along k: an odd number of channels in a tap, or more than 256 products,
     which some of them split into equal parts of an odd size."""

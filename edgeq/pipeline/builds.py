@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 from edgeq.backends import backend_named
@@ -69,6 +70,18 @@ class Builds:
             place.mkdir()
             self._built[key] = build(self.job, target, scheme, place / "model.onnx")
         return dataclasses.replace(self._built[key], target=target)
+
+    def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
+        """`build`, with the model at `destination`: a copy where it was built before and is one file.
+
+        Raises:
+            EdgeqError: as the backend has it.
+        """
+        known = self._built.get(artifact_key(target, scheme))
+        if known is None or list(known.artifact.model.parent.iterdir()) != [known.artifact.model]:
+            return build(self.job, target, scheme, destination)
+        shutil.copyfile(known.artifact.model, destination)
+        return Built(target, dataclasses.replace(known.artifact, model=destination), known.ranges)
 
     def prove(self, built: Built, scheme: Scheme, machine: Machine, *, native: bool) -> Proof:
         """The proof of what `build` gave for `scheme`, in the engine that the artifact names.

@@ -25,11 +25,14 @@ from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.saturation.reach import largest_sums
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.node_runs import source_names
 from edgeq.measure.preprocess_trial import propose
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.model.saturation import exact_options
 from edgeq.pipeline.preparation_check import check_preparation
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
@@ -50,6 +53,7 @@ class Job:
         statistics: None where nothing static is built.
         adopted: ranges that a model which was quantized already came with; they go before the statistics'.
         workers: that what is not timed may be shared among.
+        host: the profile of this machine; None makes no difference between its kernels and a target's.
     """
 
     source: Path
@@ -60,6 +64,7 @@ class Job:
     statistics: Statistics | None
     adopted: Mapping[str, Range] = field(default_factory=dict)
     workers: Workers | None = None
+    host: Profile | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,8 @@ def open_job(
         collected = collect(
             prepared.model, calibration, model_digest=prepared.digest, workers=workers, progress=progress
         )
-    return Job(model, prepared, calibration, proof_samples, held_out, collected, adopted, workers)
+    host = match_profile(detect_machine(), load_profiles()).profile
+    return Job(model, prepared, calibration, proof_samples, held_out, collected, adopted, workers, host)
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,19 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
     if scheme.fit_seen:
         backend = _fitting(job, backend, scheme, derived, destination)
     artifact = backend.build(job.prepared, derived.ranges, scheme, destination, samples=job.calibration)
-    return Built(target, artifact, derived.ranges)
+    return Built(target, computed_as_there(artifact, target, job.host), derived.ranges)
+
+
+def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) -> Artifact:
+    """`artifact`, proven with exact kernels where those of `host`, this machine, saturate and are not the target's.
+
+    What those answer says nothing of a target whose kernels are exact; of one whose own saturate, the audit does.
+    """
+    if host is None or host.name == target.profile.name or artifact.device != "cpu":
+        return artifact
+    if artifact.simulation is not None or not host.saturates(artifact.scheme):
+        return artifact
+    return replace(artifact, proof_options=exact_options())
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:

@@ -30,7 +30,7 @@ from edgeq.pipeline.block_race import must_race, race_compute
 from edgeq.pipeline.builds import Builds, check_gain, prove_built
 from edgeq.pipeline.checks import as_overrides, check_output, check_request
 from edgeq.pipeline.clipping import with_unclipped
-from edgeq.pipeline.job import Built, Job, build, open_job, scheme_for
+from edgeq.pipeline.job import Built, Job, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
 from edgeq.pipeline.target_checks import runtime_requirements
@@ -193,13 +193,13 @@ def quantize(
         )
         decision = None
         plugin = engine.engine if engine is not None and engine.engine.module else None
+        builds = Builds(job, Path(workdir), task=task, progress=progress)
         if builder is None and must_decide(chosen, scheme, overrides, plugin):
-            builds = Builds(job, Path(workdir), task=task, progress=progress)
             decision = decide(builds, chosen, scheme, machine, engine=plugin, progress=progress)
             scheme = decision.chosen.scheme
         if builder is None:
             with progress.stage("Quantizing"):
-                built = build(job, chosen, scheme, draft)
+                built = builds.build_at(chosen, scheme, draft)
         else:
             built = builder(job, chosen, scheme, draft, progress)
         compute = built.artifact.details.get(DETAIL)

@@ -12,29 +12,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeq.backends import Artifact
-from edgeq.emulate.saturation.audit import Audit, audit, sample_count
-from edgeq.emulate.saturation.simulate import SimulatedSession, Simulation
+from edgeq.emulate.saturation.audit import Audit, sample_count
 from edgeq.engines import Engine
 from edgeq.errors import EdgeqError
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
-from edgeq.measure.accuracy import Evaluation, evaluate_sessions
+from edgeq.measure.accuracy import Evaluation
 from edgeq.model.macs import node_macs
-from edgeq.model.saturation import SaturationTable, saturation_table
+from edgeq.model.saturation import SaturationTable, exact_options, saturation_table
 from edgeq.pipeline.builds import Builds, artifact_key
+from edgeq.pipeline.mitigation_trial import MitigationTrial
 from edgeq.progress import SILENT, Progress
 from edgeq.records import NOT_WRITTEN, plain
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
 
 FULL = "full range"
-_FLOAT = "float32"
 # Scheme fields by which a user has decided already.
 _DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
 # What may be lost against exact kernels: decibels of SQNR, or of the task's metric in hundredths.
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
 _SAMPLES = 16
+# Of the full range, which is taken only where its weights are safe: what it would lose is for people.
+_AUDITED = 2
 
 
 @dataclass(frozen=True)
@@ -136,32 +135,8 @@ def decide(
     Raises:
         EdgeqError: the full range cannot be built or run.
     """
-    job = builds.job
-    full = builds.build(target, _full(scheme)).artifact
-    reference = open_session(job.prepared.path)
-    saturates_natively = match_profile(machine, load_profiles()).profile.saturates
-    table = _table(target, engine)
-    count = sample_count(sum(node_macs(job.prepared.model).values()))
-
-    def exact(artifact: Artifact) -> Any:
-        """The session of an artifact on kernels that do not saturate."""
-        return _exact_session(artifact, here=saturates_natively(artifact.scheme))
-
-    def audited(artifact: Artifact) -> Audit:
-        """What an artifact does on the target's kernels, on samples."""
-        settings, samples = artifact.settings(), job.validation
-        return audit(
-            artifact.model,
-            settings,
-            samples=samples,
-            reference=reference,
-            exact=exact(artifact),
-            count=count,
-            table=table,
-            progress=progress,
-        )
-
-    found = audited(full)
+    trial = MitigationTrial(builds, target, _full(scheme), machine, table=_table(target, engine), progress=progress)
+    found = trial.audit(trial.full, _AUDITED)
     failed: dict[str, str] = {}
 
     def built(candidates: Sequence[Mitigation]) -> dict[str, Artifact]:
@@ -169,35 +144,33 @@ def decide(
         artifacts = {}
         for mitigation in candidates:
             try:
-                artifacts[mitigation.name] = builds.build(target, mitigation.scheme).artifact
+                artifacts[mitigation.name] = trial.artifact(mitigation.scheme)
             except EdgeqError as error:
                 failed[mitigation.name] = str(error)
         return artifacts
 
-    def evaluated(artifacts: Mapping[str, Artifact]) -> Evaluation:
-        """Their outputs and float32's, on exact kernels."""
-        return evaluate_sessions(
-            {_FLOAT: reference, **{name: exact(artifact) for name, artifact in artifacts.items()}},
-            job.validation,
-            task=builds.task,
-            reference=_FLOAT,
-            progress=progress,
-            count=None if builds.task else max(_SAMPLES, found.samples),
-        )
-
     candidates = _mitigations(_costs(target, engine), scheme)
     first = [r for r in candidates if not r.scheme.fit_seen] if not found.safe else [candidates[0]]
     artifacts = built(first)
-    evaluation = evaluated(artifacts)
-    considered = [_measured(r, artifacts.get(r.name), evaluation, found, failed.get(r.name, ""), table) for r in first]
+    evaluation = trial.evaluate(artifacts, _SAMPLES)
+    considered = [
+        _measured(r, trial.weights(artifacts[r.name]).safe if r.name != FULL else found.safe, evaluation, found)
+        if r.name in artifacts
+        else replace(r, failed=failed[r.name])
+        for r in first
+    ]
     exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
     loss = _loss(evaluation, exact_db, exact_metric)
     close = [r for r in considered if r.safe and loss(r) <= 1]
     if not close:
         # No range that bears any input is close enough: one that bears the samples', with what it loses beside others.
+        count = sample_count(sum(node_macs(builds.job.prepared.model).values()))
         for mitigation in (r for r in candidates if r.scheme.fit_seen):
             artifacts = built([mitigation])
-            considered += [_seen(mitigation, evaluated(artifacts), audited(a)) for a in artifacts.values()]
+            considered += [
+                _seen(mitigation, trial.evaluate(artifacts, _SAMPLES), trial.audit(artifact, count))
+                for artifact in artifacts.values()
+            ]
             considered += [] if artifacts else [replace(mitigation, failed=failed[mitigation.name])]
         close = [r for r in considered if r.scheme.fit_seen and loss(r) <= 1]
     safe = [mitigation for mitigation in considered if mitigation.safe]
@@ -212,8 +185,8 @@ def _full(scheme: Scheme) -> Scheme:
 
 def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation, ...]:
     full = _full(scheme)
-    option = saturation_table().precision_option
-    precise = full.replace(session_options={**full.session_options, option: "1"})
+    precise = full.replace(session_options={**full.session_options, **exact_options()})
+    (option,) = exact_options()
     changed = {
         "fit_pairs": ("fitted range", full.replace(fit_pairs=True)),
         "fit_seen": ("range fitted to the samples", full.replace(fit_pairs=True, fit_seen=True)),
@@ -227,24 +200,7 @@ def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation,
     )
 
 
-def _exact_session(artifact: Artifact, *, here: bool) -> Any:
-    """What kernels that do not saturate make of an artifact; `here`: those of this machine do."""
-    if here:
-        return SimulatedSession(Simulation(artifact.model, artifact.settings(), saturating=False))
-    return open_session(artifact.model, artifact.settings())
-
-
-def _measured(
-    mitigation: Mitigation,
-    artifact: Artifact | None,
-    evaluation: Evaluation,
-    full: Audit,
-    failed: str,
-    table: SaturationTable,
-) -> Mitigation:
-    if artifact is None:
-        return replace(mitigation, failed=failed)
-    safe = full.safe if mitigation.name == FULL else audit(artifact.model, artifact.settings(), table=table).safe
+def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: Audit) -> Mitigation:
     if safe:
         return replace(
             mitigation,

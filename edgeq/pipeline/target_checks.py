@@ -44,8 +44,10 @@ def _made_here(built: Built, proof: Proof, machine: Machine, decision: Decision 
         "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples",
         "self-test": "",
     }
+    saturation = _saturation(built, decision)
     if runs_natively(target, machine):
-        return tuple(Check(name, "native", "this machine", found[name], True) for name in _MADE)
+        native = (Check(name, "native", "this machine", found[name], True) for name in _MADE)
+        return (*native, *([saturation] if saturation else []))
     if built.artifact.coverage is not None and built.artifact.plugin is not None:
         return tuple(Check(name, "modelled", built.artifact.coverage.how, found[name], True) for name in _MADE)
     if built.artifact.coverage is not None:
@@ -54,7 +56,6 @@ def _made_here(built: Built, proof: Proof, machine: Machine, decision: Decision 
             Check("load", "none", "nothing of the target's runtime is here", ""),
             *(Check(name, "modelled", where, found[name], True) for name in _MADE[1:]),
         )
-    saturation = _saturation(built, decision)
     if saturation is None or target.architecture != machine.architecture:
         where = "run on this machine's kernels, not on the target's"
         return (*(Check(name, "none", where, found[name]) for name in _MADE), *([saturation] if saturation else []))

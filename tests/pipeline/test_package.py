@@ -158,7 +158,7 @@ def test_targets_with_one_need_share_one_model(place: Path) -> None:
     assert len({v.built.artifact.model for n, v in result.variants.items() if n != "cascade-lake"}) == 1
     assert {v.built.target.name for v in result.variants.values()} == set(result.variants)
     assert len(list(BUNDLE.rglob("model.onnx"))) == 2
-    assert plain(verify_bundle(BUNDLE))["passed"]
+    assert "failed" not in {report.status for report in verify_bundle(BUNDLE).variants}
 
 
 @pytest.mark.parametrize("output", [BUNDLE, Path("bundle.edgeq")])
@@ -166,9 +166,11 @@ def test_weights_that_coincide_are_there_once(place: Path, output: Path) -> None
     from tests.backends.build import residual
 
     NET.write_bytes(residual(width=64).SerializeToString())
-    packaged(output, targets=("raspberry-pi-4", "cascade-lake"))
+    # Weights of this machine's own range: where its kernels saturate, they would be others.
+    full = {"reduce_range": False}
+    packaged(output, targets=("raspberry-pi-4", "auto"), overrides=full)
     packaged(Path("x"), targets=("raspberry-pi-4",))
-    packaged(Path("y"), targets=("cascade-lake",))
+    packaged(Path("y"), targets=("auto",), overrides=full)
 
     def held(bundle: Path) -> int:
         return sum(p.stat().st_size for folder in ("models", "shared_assets") for p in (bundle / folder).rglob("*.*"))

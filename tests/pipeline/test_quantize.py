@@ -37,7 +37,9 @@ def test_the_default_is_this_machines_profile(place: Path) -> None:
     result = quantized()
     match = match_profile(detect_machine(), load_profiles())
     assert result.target.profile.name == match.profile.name
-    assert result.scheme == match.profile.scheme
+    decided = result.decision.chosen.scheme if result.decision is not None else match.profile.scheme
+    assert result.scheme == decided
+    assert (result.decision is not None) == match.profile.saturates(match.profile.scheme)
     assert result.native
     assert result.proof.held_out
     assert (result.bytes_float, result.bytes_int8) == (NET.stat().st_size, OUT.stat().st_size)

@@ -15,7 +15,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.load import read_own, save_model
-from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.job import Built, Job, computed_as_there
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.registry import RECOVERIES
@@ -56,7 +56,8 @@ class Recoverer:
         if final.artifact.model != destination:
             save_model(read_own(final.artifact.model), destination)
         notes = (*final.artifact.notes, *final.notes)
-        return Built(self._target, replace(final.artifact, model=destination, notes=notes), final.ranges)
+        artifact = replace(final.artifact, model=destination, notes=notes)
+        return Built(self._target, computed_as_there(artifact, self._target, self._job.host), final.ranges)
 
     def state(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> State:
         """The state at the end of all stages. Its artifact may be in the work folder, not at `destination`.

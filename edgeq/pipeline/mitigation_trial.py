@@ -1,0 +1,119 @@
+"""What mitigations against saturation answer: each built, and run on kernels that do not saturate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgeq.backends import Artifact
+from edgeq.emulate.saturation.audit import Audit, audit
+from edgeq.emulate.saturation.simulate import SimulatedSession, Simulation
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.hardware.target import Target
+from edgeq.measure.accuracy import Evaluation, evaluate_sessions
+from edgeq.model.saturation import SaturationTable, exact_options
+from edgeq.pipeline.builds import Builds
+from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
+from edgeq.session import SessionSettings, open_session
+
+FLOAT = "float32"
+
+
+class MitigationTrial:
+    """The artifacts of several schemes for one target, beside the float model.
+
+    Args:
+        builds: what is built and on which samples it is run.
+        full: the scheme that uses all eight bits and nothing against saturation.
+        machine: this one.
+        table: which of the target's kernels saturate.
+
+    Raises:
+        EdgeqError: `full` cannot be built.
+    """
+
+    def __init__(
+        self,
+        builds: Builds,
+        target: Target,
+        full: Scheme,
+        machine: Machine,
+        *,
+        table: SaturationTable,
+        progress: Progress = SILENT,
+    ) -> None:
+        self.job = builds.job
+        self._builds, self._target, self._scheme = builds, target, full
+        self._table, self._progress = table, progress
+        self._host = match_profile(machine, load_profiles()).profile
+        self._reference = open_session(builds.job.prepared.path)
+        self.full = builds.build(target, full).artifact
+        # A session option of onnxruntime makes these operators exact on this machine; others are computed by a model.
+        self._exact_here = not audit(self.full.model, _precise(self.full)).layers
+
+    def artifact(self, scheme: Scheme) -> Artifact:
+        """What is built by `scheme`; one that adds session options to the full range leaves its file as it is.
+
+        Raises:
+            EdgeqError: as the backend has it.
+        """
+        if scheme.replace(session_options=self._scheme.session_options) == self._scheme:
+            options = {**self.full.session_options, **scheme.session_options}
+            return replace(self.full, scheme=scheme, session_options=options)
+        return self._builds.build(self._target, scheme).artifact
+
+    def weights(self, artifact: Artifact) -> Audit:
+        """What its weights alone say of saturation on the target's kernels."""
+        return audit(artifact.model, artifact.settings(), table=self._table)
+
+    def audit(self, artifact: Artifact, samples: int) -> Audit:
+        """What saturation does to its answers on the target's kernels, on so many samples."""
+        return audit(
+            artifact.model,
+            artifact.settings(),
+            samples=self.job.validation,
+            reference=self._reference,
+            exact=self._exact(artifact),
+            count=samples,
+            table=self._table,
+            progress=self._progress,
+        )
+
+    def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
+        """What exact kernels make of each, by name, against the float model; on so many samples, or with a task on all
+        that the proof takes. Artifacts of one file differ in nothing that exact kernels compute."""
+        first: dict[Path, str] = {}
+        for name, artifact in artifacts.items():
+            first.setdefault(artifact.model, name)
+        task = self._builds.task
+        found = evaluate_sessions(
+            {FLOAT: self._reference, **{name: self._exact(artifacts[name]) for name in first.values()}},
+            self.job.validation,
+            task=task,
+            reference=FLOAT,
+            progress=self._progress,
+            count=None if task else samples,
+        )
+        stands = {name: first[artifact.model] for name, artifact in artifacts.items()}
+        return replace(
+            found,
+            agreement={name: found.agreement[other] for name, other in stands.items()},
+            accuracy={name: found.accuracy[other] for name, other in stands.items() if found.accuracy},
+        )
+
+    def _exact(self, artifact: Artifact) -> Any:
+        """A session of it on kernels that do not saturate."""
+        if not self._host.saturates(artifact.scheme):
+            return open_session(artifact.model, artifact.settings())
+        if self._exact_here:
+            return open_session(artifact.model, _precise(artifact))
+        return SimulatedSession(Simulation(artifact.model, artifact.settings(), saturating=False))
+
+
+def _precise(artifact: Artifact) -> SessionSettings:
+    settings = artifact.settings()
+    return replace(settings, config={**settings.config, **exact_options()})

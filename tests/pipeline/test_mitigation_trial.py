@@ -1,0 +1,66 @@
+"""Mitigations on kernels that do not saturate, whatever this machine's own do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edgeq.data.given import Data
+from edgeq.emulate.saturation.simulate import SimulatedSession, Simulation
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.profile import load_profiles
+from edgeq.hardware.target import resolve
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.model.saturation import exact_options, saturation_table
+from edgeq.pipeline.builds import Builds
+from edgeq.pipeline.job import computed_as_there, open_job
+from edgeq.pipeline.mitigation_trial import MitigationTrial
+from edgeq.session import open_session
+
+
+@pytest.fixture
+def trial(place: Path) -> MitigationTrial:
+    (place / "work").mkdir()
+    job = open_job(place / "net.onnx", Data("calib.npz"), Data("val.npz", "key=x,label=y"), place / "work")
+    haswell = resolve("haswell", machine := detect_machine())
+    builds = Builds(job, place / "work", timed=False, emulate=False)
+    full = haswell.profile.scheme.replace(reduce_range=False, fit_pairs=False)
+    return MitigationTrial(builds, haswell, full, machine, table=saturation_table())
+
+
+def test_they_are_run_exactly_on_any_machine(trial: MitigationTrial) -> None:
+    assert not trial.weights(trial.full).safe
+    found = trial.evaluate({"full": trial.full}, 3).agreement["full"]
+    job = trial.job
+    exact = SimulatedSession(Simulation(trial.full.model, trial.full.settings(), saturating=False))
+    sessions = {"float": open_session(job.prepared.path), "exact": exact}
+    wanted = evaluate_sessions(sessions, job.validation, reference="float", count=3).agreement["exact"]
+    assert found.sqnr_db == wanted.sqnr_db
+
+
+def test_session_options_need_no_second_file(trial: MitigationTrial) -> None:
+    scheme = trial.full.scheme.replace(session_options=exact_options())
+    precise, seven = trial.artifact(scheme), trial.artifact(trial.full.scheme.replace(reduce_range=True))
+    assert precise.model == trial.full.model
+    assert precise.settings().config == exact_options()
+    assert trial.weights(precise).safe
+    assert seven.model != trial.full.model
+    found = trial.evaluate({"full": trial.full, "7-bit": seven, "precise": precise}, 3).agreement
+    assert list(found) == ["full", "7-bit", "precise"]
+    assert found["precise"] == found["full"]
+    assert found["7-bit"] != found["full"]
+
+
+def test_targets_with_exact_kernels_are_proven_on_exact_ones(trial: MitigationTrial) -> None:
+    profiles, machine = load_profiles(), detect_machine()
+    saturating, exact = profiles["x86-64-avx2"], profiles["x86-64-avx512-vnni"]
+    pi, haswell = resolve("raspberry-pi-5", machine), resolve("haswell", machine)
+    proven = computed_as_there(trial.full, pi, saturating)
+    assert proven.proof_settings().config == exact_options()
+    assert proven.settings() == trial.full.settings(), "what ships is what was built"
+    assert computed_as_there(trial.full, haswell, saturating) == trial.full, "they are the target's own"
+    assert computed_as_there(trial.full, pi, exact) == trial.full
+    elsewhere = replace(trial.full, device="gpu")
+    assert computed_as_there(elsewhere, pi, saturating) == elsewhere
