@@ -7,26 +7,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from edgeq_device.dtypes import DTYPES
 from edgeq_device.errors import DataError, UsageError
 
-ELEMENT_TYPES = {
-    "float": np.float32,
-    "float16": np.float16,
-    "double": np.float64,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "int16": np.int16,
-    "uint16": np.uint16,
-    "int32": np.int32,
-    "uint32": np.uint32,
-    "int64": np.int64,
-    "uint64": np.uint64,
-    "bool": np.bool_,
-    "string": np.object_,
-}
-"""ONNX Runtime's names of element types, as in "tensor(float)", and numpy's."""
-
 _MAX_BYTES = 1 << 31
+_MADE_UP = {**DTYPES, "tensor(string)": "object"}
 
 
 def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
@@ -60,8 +45,7 @@ def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, 
         if name not in names:
             raise UsageError(f"the model has no input {name!r}", f"Its inputs are {', '.join(names)}")
     for given in inputs:
-        match = re.fullmatch(r"tensor\((\w+)\)", given.type)
-        if not match or match.group(1) not in ELEMENT_TYPES:
+        if given.type not in _MADE_UP:
             raise DataError(f"values for the input {given.name!r} of type {given.type} cannot be made up", "Give data")
         own: List[Optional[int]] = [d if isinstance(d, int) and d > 0 else None for d in given.shape]
         shape = tuple(shapes.get(given.name, [d or 1 for d in own]))
@@ -69,7 +53,7 @@ def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, 
         if own and (len(shape) != len(own) or any(o is not None and o != s for o, s in zip(own, shape))):
             wants = ", ".join("?" if d is None else str(d) for d in own)
             raise UsageError(f"the input {given.name!r} has the shape [{wants}], not {list(shape)}", "Correct --shape")
-        specs[given.name] = (np.dtype(ELEMENT_TYPES[match.group(1)]), shape)
+        specs[given.name] = (np.dtype(_MADE_UP[given.type]), shape)
     return specs
 
 
