@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from edgeq_device.distribution import Distribution
 from edgeq_device.latency import Burst, Bursts
-from edgeq_device.ranking import paired, rank_until_settled, ratio
+from edgeq_device.ranking import rank_until_settled, ratio
 
 ONE = Bursts(length_s=0.0, lead_in_s=0.0)
 
@@ -162,7 +162,7 @@ def test_what_is_settled_goes_on_until_no_session_lacks_an_undisturbed_run(keep:
     assert ranking.settled
     # The sixth session's fifth turn is round 30.
     assert rounds <= ranking.rounds < rounds + rounds / 4
-    counted = paired(ranking.distributions["float"], ranking.distributions["int8"], by_session=True).ratio.pairs
+    counted = ratio(ranking.distributions["float"], ranking.distributions["int8"], by_session=True).pairs
     assert counted == (6 if keep else 5)
 
 

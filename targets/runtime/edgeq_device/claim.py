@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.distribution import Distribution
-from edgeq_device.ranking import Ratio, paired
+from edgeq_device.ranking import Ratio, ratio
 
 FASTER, SLOWER, UNSETTLED, UNKNOWN = "faster", "slower", "unsettled", "unknown"
 CONFIDENCE = 0.95
@@ -103,21 +103,19 @@ class Claim:
 def claim(baseline: Distribution, model: Distribution) -> Claim:
     """What can be claimed of `model` against `baseline`, which were measured together.
 
-    Only runs that nothing disturbed count, and only rounds (or sessions, see `ranking.paired`) in which both have such
+    Only runs that nothing disturbed count, and only rounds (or sessions, see `ranking.ratio`) in which both have such
     runs. No claim is made where those are too few for an interval, or where they contradict each other.
     """
-    found = paired(baseline, model, confidence=CONFIDENCE, by_session=True)
-    ratio, spent = found.ratio, (found.a_ms, found.b_ms)
+    found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
+    rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms
     busy = max(baseline.busy, model.busy)
     slack = BUSY_ALLOWANCE if busy > BUSY else 1.0
-    low, high = ratio.low / slack, ratio.high * slack
-    reason = _reason(ratio, low, high, baseline, model, busy)
-    if reason:
-        return Claim(None, None, None, ratio.confidence, ratio.pairs, *spent, reason)
-    return Claim(ratio.estimate, low, high, ratio.confidence, ratio.pairs, *spent)
+    low, high = found.low / slack, found.high * slack
+    reason = _reason(found, low, high, baseline, model, busy)
+    return Claim(None, None, None, *rests_on, reason) if reason else Claim(found.estimate, low, high, *rests_on)
 
 
-def _reason(ratio: Ratio, low: float, high: float, baseline: Distribution, model: Distribution, busy: float) -> str:
+def _reason(found: Ratio, low: float, high: float, baseline: Distribution, model: Distribution, busy: float) -> str:
     """Why nothing can be claimed; "" where something can."""
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
     stolen = max(baseline.stolen, model.stolen)
@@ -125,8 +123,8 @@ def _reason(ratio: Ratio, low: float, high: float, baseline: Distribution, model
     seen = [f"{who} {share:.0%} of it" for who, share in taken.items() if busy > BUSY and share > BUSY / 2]
     seen += [f"{disturbed:.0%} of the runs were kept waiting for a core"] if disturbed > BUSY else []
     cause = f"the machine was busy ({' and '.join(seen)})" if seen else ""
-    if ratio.pairs < FEWEST_PAIRS or ratio.confidence < CONFIDENCE:
-        few = f"{ratio.pairs} pair{'' if ratio.pairs == 1 else 's'} of undisturbed runs, at least {FEWEST_PAIRS} needed"
+    if found.pairs < FEWEST_PAIRS or found.confidence < CONFIDENCE:
+        few = f"{found.pairs} pair{'' if found.pairs == 1 else 's'} of undisturbed runs, at least {FEWEST_PAIRS} needed"
         return f"{cause}; {few}" if cause else f"{few}: measure longer"
     if not high <= low * WIDEST:
         return f"{cause or 'the runs disagree'}; the ratio lay anywhere from {low:.2f} to {high:.2f}"

@@ -28,6 +28,7 @@ class Ratio:
         low, high: ends of the interval.
         confidence: what the interval really covers; below what was asked where the rounds are too few for that.
         pairs: number of ratios.
+        a_ms, b_ms: median latencies in milliseconds of the very pair that `estimate` is of; None where there is none.
     """
 
     estimate: float
@@ -35,23 +36,11 @@ class Ratio:
     high: float
     confidence: float
     pairs: int
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A ratio, and the median latencies in milliseconds of the very pair that its estimate is of (None: no pair)."""
-
-    ratio: Ratio
     a_ms: Optional[float] = None
     b_ms: Optional[float] = None
 
 
-def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95) -> Ratio:
-    """How many times faster `b` is than `a`: `paired` without its milliseconds."""
-    return paired(a, b, confidence=confidence).ratio
-
-
-def paired(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Paired:
+def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
     """How many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
 
     Each round gives one ratio, of the medians of the two bursts that lie next to each other in time, so drift of the
@@ -76,12 +65,12 @@ def paired(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_ses
     middles = [rows[_middle(quotients[rows])] for rows in (np.flatnonzero(group == g) for g in np.unique(group))]
     pairs = len(middles)
     if pairs == 0:
-        return Paired(Ratio(float("nan"), 0.0, float("inf"), 0.0, 0))
+        return Ratio(float("nan"), 0.0, float("inf"), 0.0, 0)
     centre = middles[_middle(quotients[middles])]
     ordered = np.sort(quotients[middles])
     k, covered = _interval_rank(pairs, confidence)
-    found = Ratio(float(quotients[centre]), float(ordered[k]), float(ordered[-1 - k]), covered, pairs)
-    return Paired(found, float(times[0][centre]), float(times[1][centre]))
+    latencies = float(times[0][centre]), float(times[1][centre])
+    return Ratio(float(quotients[centre]), float(ordered[k]), float(ordered[-1 - k]), covered, pairs, *latencies)
 
 
 def _middle(values: np.ndarray) -> int:
@@ -228,7 +217,7 @@ def _in_each_session(measured: Mapping[str, Distribution], active: List[str], ke
     if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
         return True
     others = [measured[name] for name in active if name != keep]
-    return all(paired(measured[keep], other, by_session=True).ratio.pairs >= max(sessions) for other in others)
+    return all(ratio(measured[keep], other, by_session=True).pairs >= max(sessions) for other in others)
 
 
 def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
