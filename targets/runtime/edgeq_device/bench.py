@@ -6,6 +6,7 @@ The command `edgeq bench` on a workstation and `edgeq_run.py bench` on a device 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -79,8 +80,7 @@ def run_bench(
     notes: List[str] = []
     # One warm-up before the monitor starts, so that the rise from the idle clock is not taken for a disturbance.
     bench.warm({name: [query_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()})
-    monitor = Monitor(root=root, load_before=load_before)
-    bench.monitor = monitor
+    monitor = bench.monitor = Monitor(root=root, load_before=load_before)
     scenarios = {name: bench.scenario(SCENARIOS[name], notes) for name in settings.scenarios}
     seen = monitor.finish()
     notes += environment_notes(seen, len(environment.allowed_cores()))
@@ -120,27 +120,18 @@ def _try_out(sessions: Mapping[str, Any], feeds: Sequence[Feed]) -> None:
                 ) from error
 
 
+@dataclass
 class _Bench:
-    """What the scenarios of one benchmark share."""
+    """What the scenarios of one benchmark share. There is no monitor yet while models are warmed up."""
 
-    def __init__(
-        self,
-        sessions: Mapping[str, Sequence[Any]],
-        feeds: Sequence[Feed],
-        settings: BenchSettings,
-        baseline: str,
-        clock: Clock,
-        sleep: Callable[[float], None],
-        on_progress: OnProgress,
-    ) -> None:
-        self.sessions = sessions
-        self.feeds = feeds
-        self.settings = settings
-        self.baseline = baseline
-        self.clock = clock
-        self.sleep = sleep
-        self.on_progress = on_progress
-        self.monitor: Optional[Monitor] = None
+    sessions: Mapping[str, Sequence[Any]]
+    feeds: Sequence[Feed]
+    settings: BenchSettings
+    baseline: str
+    clock: Clock
+    sleep: Callable[[float], None]
+    on_progress: OnProgress
+    monitor: Optional[Monitor] = None
 
     def warm(self, runners: Mapping[str, Sequence[Runner]]) -> Dict[str, WarmedUp]:
         """Warm each model up until its latency is stable or its time is over, and then its further sessions; runs and
