@@ -69,9 +69,7 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
     runtime = session.runtime()
     folders = os.pathsep.join((runtime, *session.hello.paths))
     command = session.attached(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
-    guest = BoardGuest.start(
-        command, guest_environment(os.environ), session.board.name, request_s=request_s or REQUEST_S
-    )
+    guest = BoardGuest(command, guest_environment(os.environ), session.board.name, request_s=request_s or REQUEST_S)
     guest.session = session
     try:
         yield guest

@@ -118,7 +118,7 @@ def start_guest(
     path = os.pathsep.join(map(str, (program.parent, *command.folders)))
     line = [*command.python, str(program), path, *command.arguments]
     with device_errors():
-        guest = Guest.start(line, command.environment, title, request_s=request_s, failure=failure)
+        guest = Guest(line, command.environment, title, request_s=request_s, failure=failure)
     try:
         yield guest
         guest.finish(_EXIT_S)

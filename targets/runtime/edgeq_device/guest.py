@@ -11,7 +11,7 @@ import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from edgeq_device.frames import read_frame, write_frame
 from edgeq_device.latency import Burst, Bursts
 
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
-AnyGuest = TypeVar("AnyGuest", bound="Guest")
 
 
 @dataclass(frozen=True)
@@ -34,55 +33,38 @@ class TensorInfo:
 
 
 class Guest:
-    """A running program that answers requests; made by `start`.
+    """A program that runs and answers requests; `end` it when it is not needed any more.
 
-    Attributes:
+    Args:
+        title: names it in messages.
         request_s: seconds after which a request without an answer ends it.
+        failure: what is raised for the program and for the runtime in it.
+
+    Raises:
+        RuntimeUnavailableError: it cannot be started.
     """
 
     def __init__(
         self,
-        process: "subprocess.Popen[bytes]",
-        stderr: IO[bytes],
-        title: str,
-        request_s: float,
-        failure: Type[Exception],
-    ) -> None:
-        self._process = process
-        self._stderr = stderr
-        self.title = title
-        self.request_s = request_s
-        self._failure = failure
-        self._late = False
-
-    @classmethod
-    def start(
-        cls: Type[AnyGuest],
         command: Sequence[str],
         environment: Mapping[str, str],
         title: str,
         *,
         request_s: float,
         failure: Type[Exception] = RuntimeUnavailableError,
-    ) -> AnyGuest:
-        """Run the program; `end` it when it is not needed any more.
-
-        Args:
-            title: names it in messages.
-            failure: what is raised for the program and for the runtime in it.
-
-        Raises:
-            RuntimeUnavailableError: it cannot be started.
-        """
-        lines = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `end`
+    ) -> None:
+        self.title = title
+        self.request_s = request_s
+        self._failure = failure
+        self._late = False
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `end`
         try:
-            process = subprocess.Popen(
-                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=lines, env=dict(environment)
+            self._process = subprocess.Popen(
+                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=dict(environment)
             )
         except OSError as error:
-            lines.close()
+            self._stderr.close()
             raise RuntimeUnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
-        return cls(process, lines, title, request_s, failure)
 
     def finish(self, within_s: float) -> None:
         """Let it end by itself, at the end of its input, so that what it keeps for later is written."""

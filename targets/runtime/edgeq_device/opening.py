@@ -90,7 +90,7 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
     engine = plugin_of(variant.ep)
     if engine is None:
         return open_session(variant, threads)
-    guest = Guest.start(
+    guest = Guest(
         python_command(f"{__package__}.serve"),
         os.environ,
         f"{engine.name} {installed_version(engine)}",
