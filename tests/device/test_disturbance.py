@@ -111,9 +111,9 @@ def test_on_this_machine_every_run_has_its_mark() -> None:
 
 
 def test_on_a_busy_machine_it_goes_on_only_as_long_as_its_patience(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq_device.disturbance import Watch
+    from edgeq_device.disturbance import Waits
 
-    monkeypatch.setattr(Watch, "disturbed", lambda self, starts, ends: np.ones(len(starts), bool))
+    monkeypatch.setattr(Waits, "disturbed", lambda self, starts, ends: np.ones(len(starts), bool))
     measured = measure_interleaved(
         {"a": clock.runner([0.01])}, min_duration_s=0.5, min_runs=1, patience_s=3.0, bursts=Bursts(0.1, 0), clock=clock
     )

@@ -177,19 +177,21 @@ class Others:
 
     def share(self) -> Optional[float]:
         """The share of the machine's time that other processes used, 0 to 1; None where the system does not say."""
-        last = environment.read_cpu_times(self._root)
-        if self._first is None or last is None or last.total <= self._first.total:
-            return None
         own = (self._own_cpu_s() - self._own_first) * _ticks_per_second()
-        others = last.work - self._first.work - own
-        return min(1.0, max(0.0, others / (last.total - self._first.total)))
+        found = self._share_of("work", own)
+        return None if found is None else min(1.0, max(0.0, found))
 
     def stolen_share(self) -> Optional[float]:
         """The share that a virtual machine's host took."""
+        return self._share_of("stolen")
+
+    def _share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
+        """The share of one kind of the ticks since the beginning, less some that are known."""
         last = environment.read_cpu_times(self._root)
         if self._first is None or last is None or last.total <= self._first.total:
             return None
-        return (last.stolen - self._first.stolen) / (last.total - self._first.total)
+        ticks = getattr(last, kind) - getattr(self._first, kind) - without
+        return float(ticks / (last.total - self._first.total))
 
     def look(self) -> None:
         """Count who wants a core just now. Call it while no other thread of this process does."""
@@ -242,14 +244,6 @@ class Watch:
         """Count processor time of a runner in another process, which has just answered, as this one's."""
         self._elsewhere_s += cpu_s
         self._answered = cpu_s > 0
-
-    def look(self, now: float) -> None:
-        """A run has ended."""
-        self.waits.look(now)
-
-    def disturbed(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """See `Waits.disturbed`."""
-        return self.waits.disturbed(starts, ends)
 
     def busy(self) -> float:
         """See `Others.busy`."""

@@ -139,7 +139,7 @@ class Burst(NamedTuple):
 
 def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
     """One turn; `slow`: without a lead-in."""
-    clock, look = watch.clock, watch.look
+    clock, look = watch.clock, watch.waits.look
     samples, ends = array("d"), array("d")  # 8 bytes a query even in a ten-minute run
     now = clock()
     if not slow and bursts.lead_in_s > 0:
@@ -158,7 +158,7 @@ def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
         ends.append(now)
         look(now)
     finished = np.array(ends)
-    return Burst(samples, now - begin, watch.disturbed(finished - np.array(samples), finished))
+    return Burst(samples, now - begin, watch.waits.disturbed(finished - np.array(samples), finished))
 
 
 UNDISTURBED_ROUNDS = 24
