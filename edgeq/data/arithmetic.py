@@ -6,7 +6,7 @@ Every constant is rounded to that dtype before it is used, and each step rounds 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,9 @@ from edgeq.data.state import Array, State
 from edgeq.data.step import Step, field_kind, read_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
+
+Operator = Callable[[Array, Array], Array]
+"""Elementwise; the array and the constant have one floating dtype, the constant broadcasts against the array."""
 
 
 def _read_constant(value: Any) -> float | tuple[float, ...]:
@@ -30,11 +33,8 @@ class Arithmetic(Step):
     """x (*, /, +, -) a constant, or one constant a channel."""
 
     sign: ClassVar[str]
+    compute: ClassVar[Operator]
     value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, many=True))
-
-    @abstractmethod
-    def compute(self, array: Array, constant: Array) -> Array:
-        """The result, elementwise; both have one floating dtype, `constant` broadcasts against `array`."""
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
         """The result in the dtype of the array; integers become float32 first.
@@ -47,7 +47,7 @@ class Arithmetic(Step):
             constant = np.asarray(self.value, array.dtype)
             if constant.ndim:
                 constant = _along_channels(constant, array, state.axes)
-            return replace(state, array=np.asarray(self.compute(array, constant), array.dtype))
+            return replace(state, array=np.asarray(type(self).compute(array, constant), array.dtype))
 
     def describe(self) -> str:
         """The operation with its constants in full precision."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeq.data.arithmetic import Arithmetic
-from edgeq.data.state import Array
+from edgeq.data.arithmetic import Arithmetic, Operator
 from edgeq.errors import DataError
 
 
@@ -18,14 +18,11 @@ class Divide(Arithmetic):
     help: ClassVar[str] = "x / CONSTANT"
     aliases: ClassVar[tuple[str, ...]] = ("std",)
     sign: ClassVar[str] = "/"
+    compute: ClassVar[Operator] = operator.truediv
 
     def __post_init__(self) -> None:
         if 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
             raise DataError("divide: it divides by 0", "Correct the constant")
-
-    def compute(self, array: Array, constant: Array) -> Array:
-        """array / constant"""
-        return array / constant
 
 
 STEP = Divide

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeq.data.arithmetic import Arithmetic
-from edgeq.data.state import Array
+from edgeq.data.arithmetic import Arithmetic, Operator
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,7 @@ class Multiply(Arithmetic):
     help: ClassVar[str] = "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]"
     aliases: ClassVar[tuple[str, ...]] = ("scale",)
     sign: ClassVar[str] = "*"
-
-    def compute(self, array: Array, constant: Array) -> Array:
-        """array * constant"""
-        return array * constant
+    compute: ClassVar[Operator] = operator.mul
 
 
 STEP = Multiply
