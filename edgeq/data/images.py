@@ -6,7 +6,6 @@ import io
 import logging
 import struct
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -17,8 +16,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from edgeq.data.class_folders import place
-from edgeq.data.records import MAX_PIXELS, FileList, Record, Rows
+from edgeq.data.records import MAX_PIXELS, FileList, Rows
 from edgeq.data.state import Picture
 from edgeq.errors import DataError
 
@@ -86,13 +84,8 @@ def decode_bytes(data: bytes, where: str) -> Picture:
 class ImageFiles(FileList):
     """A list of image files."""
 
-    notes: tuple[str, ...] = ()
     rows: Rows = "one"
-    prepared: bool = False
 
-    def read(self, indices: range) -> Iterator[Record]:
-        """Decode the images of `indices`, one at a time; the context has the file, its class folder and its path."""
-        for index in indices:
-            path = self.files[index]
-            context, label = place(path, self.root, self.classes)
-            yield Record(str(path), {self.target: decode(path, str(path))}, label, context)
+    def item(self, path: Path) -> Picture:
+        """The decoded image."""
+        return decode(path, str(path))

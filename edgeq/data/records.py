@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from edgeq_device.budget import VARIABLE, largest_sample
 
+from edgeq.data.class_folders import place
 from edgeq.errors import DataError
 
 MAX_PIXELS = 1 << 26
@@ -77,7 +79,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class FileList:
+class FileList(ABC):
     """Files, one record each.
 
     Attributes:
@@ -91,18 +93,27 @@ class FileList:
     files: tuple[Path, ...]
     target: str
     classes: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    rows: Rows = "unknown"
+    prepared: bool = False
+
+    @abstractmethod
+    def item(self, path: Path) -> Any:
+        """The raw value of one file."""
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def name(self, index: int) -> str:
-        """The path of a file below `root`, with forward slashes."""
-        return self.files[index].relative_to(self.root).as_posix()
+    def read(self, indices: range) -> Iterator[Record]:
+        """The files of `indices`, one at a time; the context has the file, its class folder and its path."""
+        for path in (self.files[index] for index in indices):
+            context, label = place(path, self.root, self.classes)
+            yield Record(str(path), {self.target: self.item(path)}, label, context)
 
     def update(self, digest: Hash, indices: range) -> None:
         """Hash path below the folder and bytes of each file."""
-        for index in indices:
-            update_with_file(digest, self.files[index], self.name(index))
+        for path in (self.files[index] for index in indices):
+            update_with_file(digest, path, path.relative_to(self.root).as_posix())
 
 
 def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.data.class_folders import place
 from edgeq.data.labels import is_header, plain_label, table_rows
 from edgeq.data.records import FileList, Hash, Record, Rows, read_text
 from edgeq.errors import DataError
@@ -70,13 +69,6 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
 class Paths(FileList):
     """Files that are given to the preprocessing as paths."""
 
-    notes: tuple[str, ...] = ()
-    rows: Rows = "unknown"
-    prepared: bool = False
-
-    def read(self, indices: range) -> Iterator[Record]:
-        """The paths of `indices`; the function reads the files itself."""
-        for index in indices:
-            path = self.files[index]
-            context, label = place(path, self.root, self.classes)
-            yield Record(str(path), {self.target: path}, label, context)
+    def item(self, path: Path) -> Path:
+        """The path: the function reads the file itself."""
+        return path
