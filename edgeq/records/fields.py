@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-
-T = TypeVar("T")
 
 Finite = Annotated[float, msgspec.Meta(ge=-1e200, le=1e200)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e200)]
@@ -18,10 +16,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 if TYPE_CHECKING:
     NullIsInfinite = float
+    computed = property
 else:
 
     class NullIsInfinite(float):
         """A float that may be infinite: it is written as null, which is read back as infinity."""
+
+    class computed(property):  # noqa: N801
+        """A property that `plain` writes after the fields."""
 
 
 Metadata = Mapping[str, Any]
@@ -41,23 +43,3 @@ def written(
         form: gives what is written of a value.
     """
     return {"name": name, "form": form if digits is None else lambda value: round(value, digits)}
-
-
-class computed(Generic[T]):  # noqa: N801
-    """A read-only property that `plain` writes after the fields."""
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self._compute = compute
-        self.__doc__ = compute.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> computed[T]: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type) -> T: ...
-
-    def __get__(self, instance: object | None, owner: type) -> computed[T] | T:
-        return self if instance is None else self._compute(instance)
