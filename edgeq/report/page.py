@@ -13,14 +13,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from edgeq import __version__
-from edgeq.report import layer_views, numbers, views
+from edgeq.report import numbers, views
 from edgeq.report.charts.histogram import histogram_chart
 from edgeq.report.charts.latency import latency_chart
 from edgeq.report.charts.pareto import NAMES, mark, pareto, ring
 from edgeq.report.charts.profile import layer_profile
 from edgeq.report.data import ReportData
 from edgeq.report.fleet import board_table, failures, kind_table
-from edgeq.report.names import isolated, shorten, visible
+from edgeq.report.layer_views import layer_table, layers_view
+from edgeq.report.names import escaped, isolated, shorten
 from edgeq.report.verdict import timing_of, verdict_of
 
 _HERE = Path(__file__).parent
@@ -84,50 +85,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_printed,
+        finalize=escaped,
     )
     environment.filters.update(isolated=isolated, shorten=shorten, or_dash=views.or_dash)
-    listed = (
-        views.candidate_figures,
-        views.float_node_rows,
-        views.histogram_texts,
-        views.latency_table,
-        board_table,
-        kind_table,
-        failures,
-        layer_views.layer_table,
-        layer_views.layers_view,
-        views.metric_rows,
-        views.coverage_text,
-        views.operators_drawn,
-        views.ordered_candidates,
-        views.output_table,
-        views.reason_rows,
-        views.statuses_drawn,
-        views.variant_rows,
-        numbers.count,
-        numbers.decibels,
-        numbers.metric_name,
-        numbers.milliseconds,
-        numbers.share,
-        numbers.significant,
-        numbers.size,
-        histogram_chart,
-        latency_chart,
-        layer_profile,
-        mark,
-        pareto,
-        ring,
-        timing_of,
-        verdict_of,
-    )
-    environment.globals.update({function.__name__: function for function in listed})
-    environment.globals.update(metric_value=numbers.metric, status_names=NAMES)
+    charts = (histogram_chart, latency_chart, layer_profile, mark, pareto, ring)
+    functions = (*charts, board_table, kind_table, failures, layer_table, layers_view, timing_of, verdict_of)
+    environment.globals.update({function.__name__: function for function in functions})
+    environment.globals.update(numbers=numbers, views=views, status_names=NAMES)
     return environment
-
-
-def _printed(value: Any) -> Any:
-    return value if isinstance(value, Markup) else visible("" if value is None else str(value))
 
 
 def _policy(script: str) -> str:
