@@ -166,7 +166,10 @@ def _bench_bundle(
     from edgeq_device.sessions import read_device
 
     with device_errors(), open_bundle(path) as bundle:
-        variants = bundle_variants(bundle, read_device(), variant) if place is None else bundle.components[MAIN]
+        if place is None:
+            variants, notes = bundle_variants(bundle, read_device(), variant)
+        else:
+            variants, notes = list(bundle.components[MAIN]), ()
         samples = None
         if data.source is not None:
             # All variants take the same inputs.
@@ -182,7 +185,9 @@ def _bench_bundle(
             return place.bundle(path, variant, Workload(settings, samples, data.shapes))
         own = None if data.shapes else bundle_feeds(variants)
         feeds = _feeds(samples) if samples is not None else own
-        return measure_models(bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, progress=progress)
+        return measure_models(
+            bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
+        )
 
 
 def _feeds(samples: Sequence[Feed]) -> Callable[[Any], Sequence[Feed]]:

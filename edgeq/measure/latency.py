@@ -128,6 +128,7 @@ def measure_models(
     *,
     feeds: Callable[[Any], Sequence[Feed]] | None = None,
     shapes: Shapes | None = None,
+    notes: Sequence[str] = (),
     progress: Progress = SILENT,
 ) -> Measurement:
     """Measure models side by side: warm-up, interleaved scenarios, ratios against the baseline, notes.
@@ -135,6 +136,7 @@ def measure_models(
     Args:
         feeds: gives the samples, called with the first session opened; None makes them up from its signature.
         shapes: of inputs with open sizes, for made-up samples.
+        notes: what is worth reporting of how the models were chosen.
 
     Raises:
         UsageError: settings, cores or shapes that make no sense.
@@ -144,7 +146,7 @@ def measure_models(
     onnxruntime()
     settings = settings or BenchSettings()
     with device_errors(), _drawn(progress, settings) as on_progress:
-        report = bench_models(models, settings, feeds=feeds, shapes=shapes, on_progress=on_progress)
+        report = bench_models(models, settings, feeds=feeds, shapes=shapes, notes=notes, on_progress=on_progress)
     return measurement(report)
 
 

@@ -11,7 +11,6 @@ from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_bundle import bundle_variants
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.engines import plugin_of
-from edgeq_device.errors import DeviceError
 from edgeq_device.package import FLOAT, MAIN, Bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 from edgeq_device.sessions import read_device
@@ -24,7 +23,7 @@ from edgeq.measure.kernels import kernel_times
 from edgeq.measure.loaded_model import variant_settings
 from edgeq.model.load import in_memory
 from edgeq.progress import Progress
-from edgeq.records import plain
+from edgeq.records import json_object, plain
 from edgeq.report.facts import string
 from edgeq.report.record import RECORD, TUNING
 from edgeq.report.timing import INT8
@@ -36,13 +35,7 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         DataError: it is no such record.
     """
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise DataError(f"{path} is larger than {MAX_BYTES} bytes", "Give a record that edgeq wrote")
-    try:
-        record = parse_json(path.read_bytes(), str(path))
-    except DeviceError as error:
-        raise DataError(error.problem, "Give a record that edgeq wrote") from error
+    record = json_object(path, DataError, "Give a record that edgeq wrote")
     kind = str(record.get("schema", "")).partition("/")[0]
     if kind == "edgeq.tuning":
         return {"tuning": record}
@@ -86,7 +79,7 @@ def measured(
 ) -> dict[str, Any]:
     """`record` with latencies and kernel times taken now, on this machine."""
     found = bench(bundle.source, variant=name, settings=settings, progress=progress)
-    variants = bundle_variants(bundle, read_device(), name)
+    variants, _ = bundle_variants(bundle, read_device(), name)
     chosen = variants[-1]
     times = _kernels(variants)
     bodies = {key: dict(body) for key, body in record["variants"].items()}

@@ -117,7 +117,7 @@ def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     """`bench_models`, of a bundle's variants or of models that requests to open them describe."""
-    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, explained_variants
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
     from edgeq_device.bench_models import bench_models
     from edgeq_device.bench_settings import BenchSettings
     from edgeq_device.package import open_bundle
@@ -126,7 +126,7 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
     feeds, notes = None, ()
     if request["bundle"]:
-        variants, notes = explained_variants(open_bundle(request["bundle"]), read_device(), request["variant"])
+        variants, notes = bundle_variants(open_bundle(request["bundle"]), read_device(), request["variant"])
         models = bundle_models(variants)
         feeds = None if request["shapes"] else bundle_feeds(variants)
     else:
@@ -134,9 +134,7 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     if request["feeds"]:
         samples = [read_arrays(Path(file)) for file in request["feeds"]]
         feeds = lambda session: samples  # noqa: E731
-    report = bench_models(models, BenchSettings(**settings), feeds=feeds, shapes=request["shapes"])
-    report["notes"] = [*notes, *report["notes"]]
-    return report
+    return bench_models(models, BenchSettings(**settings), feeds=feeds, shapes=request["shapes"], notes=notes)
 
 
 def _subject(one: Dict[str, Any]) -> Any:

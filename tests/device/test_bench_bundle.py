@@ -36,7 +36,7 @@ def bundle(models: dict[str, Path], destination: Path, *, with_float: bool = Tru
 
 def test_float32_comes_first_and_self_test_inputs_are_the_samples(models: dict[str, Path], tmp_path: Path) -> None:
     with open_bundle(bundle(models, tmp_path / "b")) as opened:
-        variants = bundle_variants(opened, read_device())
+        variants, _ = bundle_variants(opened, read_device())
         models = bundle_models(variants)
         assert [s.name for s in models] == ["float32", "small"]
         feeds = bundle_feeds(variants)
@@ -51,7 +51,7 @@ def test_float32_comes_first_and_self_test_inputs_are_the_samples(models: dict[s
 def test_a_bundle_without_float32_or_self_test(models: dict[str, Path], tmp_path: Path) -> None:
     path = bundle(models, tmp_path / "b", with_float=False, with_selftest=False)
     with open_bundle(path) as opened:
-        variants = bundle_variants(opened, read_device())
+        variants, _ = bundle_variants(opened, read_device())
         assert [s.name for s in bundle_models(variants)] == ["small"]
         assert bundle_feeds(variants) is None
 

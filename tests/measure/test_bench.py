@@ -75,6 +75,14 @@ def test_models_of_the_same_name_are_told_apart(model: Path, tmp_path: Path) -> 
         bench(model, against=model, settings=QUICK)
 
 
+def test_why_a_better_variant_of_a_bundle_does_not_run_is_a_note(model: Path, tmp_path: Path) -> None:
+    better = VariantSpec("better", model, info={"rank": 9, "required_features": ["no_such_feature"]})
+    write_bundle(BundleSpec("b", (better, VariantSpec("plain", model))), tmp_path / "two")
+    found = bench(tmp_path / "two", settings=QUICK)
+    assert list(found.models) == ["plain"]
+    assert found.notes[0] == "not better: this device has no no_such_feature"
+
+
 def test_a_bundle_is_measured_with_its_float32_on_its_self_test(bundle: Path) -> None:
     found = bench(bundle, settings=QUICK)
     assert list(found.models) == ["float32", "small"]

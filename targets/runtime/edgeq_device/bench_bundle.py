@@ -15,23 +15,20 @@ from edgeq_device.package import FLOAT, Bundle
 from edgeq_device.scenarios import Feed
 from edgeq_device.select import Device, precision_of
 from edgeq_device.sessions import read_device
-from edgeq_device.tensorrt_engine import is_tensorrt, plan_engine
+from edgeq_device.tensorrt import PROVIDER
+from edgeq_device.tensorrt_engine import plan_engine
 from edgeq_device.variants import Variant
 
 
-def bundle_variants(bundle: Bundle, device: Device, name: Optional[str] = None) -> List[Variant]:
-    """The float32 variant that runs here, where the bundle has one, then the one chosen (or named).
+def bundle_variants(
+    bundle: Bundle, device: Device, name: Optional[str] = None
+) -> Tuple[List[Variant], Tuple[str, ...]]:
+    """The float32 variant that runs here, where the bundle has one, then the one chosen (or named); and why each better
+    variant was passed over.
 
     Raises:
         BundleError: nothing in the bundle runs on this device, or not what was named.
     """
-    return explained_variants(bundle, device, name)[0]
-
-
-def explained_variants(
-    bundle: Bundle, device: Device, name: Optional[str] = None
-) -> Tuple[List[Variant], Tuple[str, ...]]:
-    """`bundle_variants`, and why each better variant was passed over."""
     opened = open_best(bundle, device, name=name)
     variants = [opened.choice.variant]
     if FLOAT in bundle.components:
@@ -64,7 +61,7 @@ def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
     assert variant.model is not None  # select() gives only what onnxruntime runs
     cpu, plugin = "CPUExecutionProvider", plugin_of(variant.ep)
     # Without the folder of engines the provider would look for them, and keep new ones, in the current directory.
-    options = plan_engine(variant, read_device()).options if is_tensorrt(variant) else variant.provider_options
+    options = plan_engine(variant, read_device()).options if variant.ep == PROVIDER else variant.provider_options
     return measure_memory(
         variant.model,
         shapes=shapes,

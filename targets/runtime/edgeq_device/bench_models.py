@@ -42,6 +42,7 @@ def bench_models(
     *,
     feeds: Optional[Callable[[Any], Sequence[Feed]]] = None,
     shapes: Optional[Shapes] = None,
+    notes: Sequence[str] = (),
     on_progress: OnProgress = lambda scenario, share: None,
 ) -> Report:
     """Open the models and measure them side by side.
@@ -51,6 +52,7 @@ def bench_models(
             cores of the machine, and would place its threads on those too.
         feeds: gives the samples, called with the first session; None makes them up from its signature.
         shapes: of inputs with open sizes, for made-up samples.
+        notes: what is worth reporting of how the models were chosen.
 
     Returns:
         `run_bench`'s report.
@@ -65,13 +67,14 @@ def bench_models(
 
     versions = describe_versions({"onnxruntime": onnxruntime, "numpy": numpy})
     settings = replace(settings, threads=settings.threads or len(settings.pin))
-    notes: List[str] = []
+    found: List[str] = []
     with pinned(settings.pin):
         sessions = {bench_model.name: bench_model.open(settings.threads) for bench_model in models}
         more = {m.name: [m.open(settings.threads) for _ in range(m.sessions - 1)] for m in models}
-        notes += [note for session in sessions.values() for note in getattr(session, "notes", ())]
+        found += [note for session in sessions.values() for note in getattr(session, "notes", ())]
         _check_same_inputs(sessions)
-        samples = list(feeds(next(iter(sessions.values()))) if feeds else _made_up(sessions, shapes or {}))
+        first = next(iter(sessions.values()))
+        samples = list(feeds(first) if feeds else random_feeds(first, shapes))
         actual = {name: tuple(value.shape) for name, value in samples[0].items()} if samples else {}
         memory: Dict[str, Dict[str, int]] = {}
         for bench_model in models:
@@ -80,26 +83,21 @@ def bench_models(
             try:
                 memory[bench_model.name] = bench_model.memory(settings.threads, actual).to_dict()
             except RuntimeUnavailableError as error:
-                notes.append(str(error))
+                found.append(str(error))
         report = run_bench(
             sessions, samples, settings, more=more, memory=memory, versions=versions, on_progress=on_progress
         )
-    report["notes"] += notes
     if feeds is None:
-        report["notes"].append(_how_made_up(sessions, shapes or {}, actual))
+        found.append(_how_made_up(first, shapes or {}, actual))
+    report["notes"] = [*notes, *report["notes"], *found]
     return report
 
 
-def _how_made_up(sessions: Mapping[str, Any], shapes: Shapes, actual: Shapes) -> str:
-    session = next(iter(sessions.values()))
+def _how_made_up(session: Any, shapes: Shapes, actual: Shapes) -> str:
     opened = [i.name for i in session.get_inputs() if not all(isinstance(size, int) for size in i.shape[1:])]
     sized = [f"{name} of {','.join(map(str, actual[name]))}" for name in opened if name not in shapes]
     how = f", with 1 for open sizes ({'; '.join(sized)}; --shape NAME=SIZES sets others)" if sized else ""
     return f"the inputs were made up (random values{how}); give data to time real ones"
-
-
-def _made_up(sessions: Mapping[str, Any], shapes: Shapes) -> List[Dict[str, Any]]:
-    return random_feeds(next(iter(sessions.values())), shapes)
 
 
 def _check_same_inputs(sessions: Mapping[str, Any]) -> None:

@@ -161,7 +161,7 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, explained_variants
+    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
     from edgeq_device.bench_models import bench_models
     from edgeq_device.bench_settings import parse_settings
     from edgeq_device.bench_text import bench_lines
@@ -172,10 +172,9 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     settings = ("scenario", "duration", "official", "min_queries", "pin", "batch", "target_qps", "latency_bound_ms")
     wanted = parse_settings(**{name: getattr(arguments, name) for name in (*settings, "seed", "threads")})
     shapes = parse_shapes(arguments.shapes)
-    variants, passed_over = explained_variants(bundle, read_device(), arguments.variant)
+    variants, passed_over = bundle_variants(bundle, read_device(), arguments.variant)
     feeds = None if shapes else bundle_feeds(variants)
-    report = bench_models(bundle_models(variants), wanted, feeds=feeds, shapes=shapes)
-    report["notes"] = [*passed_over, *report["notes"]]
+    report = bench_models(bundle_models(variants), wanted, feeds=feeds, shapes=shapes, notes=passed_over)
     _show(arguments, report, bench_lines(report, verbose=arguments.verbose))
     return 0
 

@@ -15,7 +15,7 @@ from edgeq_device.gpu import read_gpus
 from edgeq_device.infer import infer
 from edgeq_device.select import CPU, Device
 from edgeq_device.tensorrt import PROVIDER, read_tensorrt
-from edgeq_device.tensorrt_engine import Engine, describe_engine, is_tensorrt, plan_engine, static_shapes, trtexec_line
+from edgeq_device.tensorrt_engine import Engine, describe_engine, plan_engine, static_shapes, trtexec_line
 from edgeq_device.terminal import printable
 from edgeq_device.variants import Variant
 
@@ -33,7 +33,7 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundS
     Raises:
         RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would go on on the CPU.
     """
-    if not is_tensorrt(variant):
+    if variant.ep != PROVIDER:
         return open_cuda(ort, variant.provider_options, open_with)
     load_libraries(ort)
     tensorrt, problem = read_tensorrt(ort)

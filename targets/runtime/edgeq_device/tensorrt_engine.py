@@ -18,7 +18,7 @@ from edgeq_device.errors import OutputError
 from edgeq_device.gpu import Gpu
 from edgeq_device.places import draft_of, temporary_folder
 from edgeq_device.select import Device
-from edgeq_device.tensorrt import PROVIDER, STRONGLY_TYPED
+from edgeq_device.tensorrt import STRONGLY_TYPED
 from edgeq_device.variants import Variant
 from edgeq_device.version import parse_version
 
@@ -116,11 +116,6 @@ def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, .
         listed = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in sorted(shapes.items()))
         words.append(f"--shapes={listed}")
     return " ".join(shlex.quote(word) for word in [*words, "--useCudaGraph", "--noDataTransfers"])
-
-
-def is_tensorrt(variant: Variant) -> bool:
-    """Whether ONNX Runtime runs `variant` with TensorRT, which needs an engine."""
-    return variant.ep == PROVIDER
 
 
 def _folder(beside: Path, key: str) -> Tuple[Path, str]:

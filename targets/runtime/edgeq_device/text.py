@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Optional
 from edgeq_device.engines import EngineSpec, installed_version, plugin_of
 from edgeq_device.package import Bundle
 from edgeq_device.select import Choice, Device, Verdict, judge
-from edgeq_device.tensorrt_engine import is_tensorrt, trtexec_line
+from edgeq_device.tensorrt import PROVIDER
+from edgeq_device.tensorrt_engine import trtexec_line
 from edgeq_device.variants import Variant
 from edgeq_device.verify import Report
 
@@ -76,7 +77,7 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
     for group in bundle.components.values():
         for variant in group:
             lines.append(_variant_line(judge(variant, device), choice))
-            if choice is not None and variant is choice.variant and is_tensorrt(variant):
+            if choice is not None and variant is choice.variant and variant.ep == PROVIDER:
                 lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
     return lines
 
