@@ -174,14 +174,12 @@ def _raw_names(
     path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions
 ) -> Mapping[str, str]:
     target = first_input(signature, options.input)
-    if options.key is not None:
-        if options.key not in headers:
-            if list(headers) == [""]:
-                return {target: ""}
-            raise DataError(f"{path} holds no array {options.key!r}", f"It holds {', '.join(headers)}; correct the key")
-        return {target: options.key}
     if list(headers) == [""]:
         return {target: ""}
+    if options.key is not None:
+        if options.key not in headers:
+            raise DataError(f"{path} holds no array {options.key!r}", f"It holds {', '.join(headers)}; correct the key")
+        return {target: options.key}
     inputs = {spec.name for spec in signature.inputs}
     labels = {options.label} if options.label is not None else set(LABEL_KEYS) - inputs
     items = [key for key in headers if key not in labels]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,8 +175,3 @@ def update_with_file(digest: Hash, path: Path, name: str) -> None:
                 digest.update(block)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
-
-
-def new_hash() -> Any:
-    """A SHA-256 to update."""
-    return hashlib.sha256()

@@ -8,6 +8,7 @@ for sample in samples:
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from edgeq.data.given import Data, check_selection
 from edgeq.data.labels import LabelOf, load_labels_from, plain_label
 from edgeq.data.open_source import Opened, open_source
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Record, new_hash
+from edgeq.data.records import Record
 from edgeq.data.sample import Sample
 from edgeq.data.state import Array, Picture
 from edgeq.display import Displayed
@@ -122,7 +123,8 @@ class SourceSamples(Displayed):
     def _read(self) -> Iterator[Sample]:
         """All samples; they are held for the next time if they are small enough."""
         size = fixed_batch(self.signature)
-        samples = (self._sample(i, r) for i, r in zip(self.selection, self._records(), strict=True))
+        records = self.opened.records.read(self.selection)
+        samples = (self._sample(i, record) for i, record in zip(self.selection, records, strict=True))
         held: list[Sample] = []
         left = self.hold
         for sample in samples if size is None else rebatch(samples, size):
@@ -144,15 +146,12 @@ class SourceSamples(Displayed):
 
     def digest(self) -> str:
         """SHA-256 (hex) over the files behind the chosen samples, the choice, and the preprocessing."""
-        digest = new_hash()
+        digest = hashlib.sha256()
         self.opened.records.update(digest, self.selection)
         steps = plain(self.preprocess) if self.preprocess is not None else {}
         steps = {key: value for key, value in steps.items() if key not in ("name", "title")}
         digest.update(json.dumps([steps, repr(self.selection)], sort_keys=True).encode())
-        return str(digest.hexdigest())
-
-    def _records(self) -> Iterator[Record]:
-        return self.opened.records.read(self.selection)
+        return digest.hexdigest()
 
     def _sample(self, index: int, record: Record) -> Sample:
         context = dict(record.context)
@@ -219,9 +218,9 @@ class Subset(Displayed):
 
     def digest(self) -> str:
         """SHA-256 (hex) over the digest of all samples and the choice among them."""
-        digest = new_hash()
+        digest = hashlib.sha256()
         digest.update(f"{self.samples.digest()} {self.selection!r}".encode())
-        return str(digest.hexdigest())
+        return digest.hexdigest()
 
 
 def open_samples(
