@@ -6,13 +6,12 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import write_npz
-from edgeq_device.engines import plugin_of
+from edgeq_device.engines import installed_versions, plugin_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import BUNDLE_SCHEMA, COMPONENT, MANIFEST, SCHEMA_VERSION
 from edgeq_device.names import check_file_names
@@ -183,13 +182,7 @@ def _manifest(
 
 def tool_versions() -> dict[str, str]:
     """Versions of edgeq and of what it builds with."""
-    found = {"edgeq": __version__}
-    for name in ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"edgeq": __version__, **installed_versions(("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"))}
 
 
 def _json(value: Mapping[str, Any], where: str) -> bytes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from importlib import metadata
+
+from edgeq_device.engines import installed_versions
 
 _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime",),
@@ -16,7 +17,7 @@ _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 
 def detect_runtimes() -> dict[str, str]:
     """Version per runtime that is installed, and Python's own."""
-    return runtimes_among(_installed(), platform.python_version())
+    return runtimes_among(installed_versions(PACKAGES), platform.python_version())
 
 
 PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in packages)
@@ -31,13 +32,3 @@ def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
         if any(package in versions for package in packages)
     }
     return {**found, "python": python}
-
-
-def _installed() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

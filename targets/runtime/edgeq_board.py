@@ -323,18 +323,11 @@ def _describe(folder, request, lines):
     if request["runtime"] not in sys.path:
         sys.path.insert(0, request["runtime"])
         sys.dont_write_bytecode = True
-    from importlib import metadata
-
     from edgeq_device import environment, features
-    from edgeq_device.engines import engines, installed_version, problem_of
+    from edgeq_device.engines import engines, installed_version, installed_versions, problem_of
     from edgeq_device.gpu import read_gpus
 
-    versions = {}
-    for package in request["packages"]:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = installed_versions(request["packages"])
     runtime = versions.get("onnxruntime") or versions.get("onnxruntime-gpu", "")
     evidence = features.gather()
     answers = evidence.cpuid

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 from edgeq_device.features import Reading
 
@@ -91,10 +93,10 @@ def test_runtime_versions_without_importing_them(monkeypatch: pytest.MonkeyPatch
 
     def version(name: str) -> str:
         if name not in installed:
-            raise runtimes.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(runtimes.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     found = runtimes.detect_runtimes()
     assert {key: found[key] for key in found if key != "python"} == {
         "onnxruntime-gpu": "1.31.1",

@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib import import_module, metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import normalise_architecture
@@ -116,14 +116,20 @@ def this_platform() -> str:
     return f"{platform.system().lower()} {normalise_architecture(platform.machine())}"
 
 
-def installed_version(engine: EngineSpec) -> str:
-    """Version of the package that brings `engine`, from its metadata: nothing is imported. "" where there is none."""
-    for package in engine.packages:
+def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
+    """Version of each of the packages that are installed, from its metadata: nothing is imported."""
+    found = {}
+    for package in packages:
         try:
-            return metadata.version(package)
+            found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return ""
+    return found
+
+
+def installed_version(engine: EngineSpec) -> str:
+    """Version of the package that brings `engine`; "" where there is none."""
+    return next(iter(installed_versions(engine.packages).values()), "")
 
 
 def install_command(engine: EngineSpec) -> str:
