@@ -7,6 +7,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from edgeq_device.arrays import plain_entry
+
 from edgeq.atomic import output_directory, output_file
 from edgeq.bundle.owned import BUNDLE
 from edgeq.bundle.plan import Content, plan_bundle
@@ -17,8 +19,6 @@ from edgeq.model.identify import is_named_bundle
 
 __all__ = ["SUFFIX", "BundleSpec", "SelfTestCase", "VariantSpec", "write_bundle"]
 
-# The earliest date that a zip can hold: a real one would make two equal bundles differ.
-_FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 _LARGE = 1 << 31
 
 
@@ -59,10 +59,7 @@ def write_archive(files: Mapping[str, Content], path: Path) -> None:
     """Write `files` (path inside the bundle → content) as a zip: the same content gives the same bytes."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
-            entry = zipfile.ZipInfo(name, _FIXED_DATE)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.create_system = 3
-            entry.external_attr = 0o100644 << 16
+            entry = plain_entry(name)
             if isinstance(content, bytes):
                 archive.writestr(entry, content)
             else:

@@ -16,7 +16,6 @@ from edgeq_device.budget import VARIABLE, largest_sample
 from edgeq_device.errors import DataError
 
 MAX_ARRAY_BYTES = 1 << 32
-_FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def write_npz(
@@ -37,11 +36,17 @@ def write_npz(
                 np.lib.format.write_array(buffer, np.asarray(arrays[name], order="C"), allow_pickle=False)
             except ValueError as error:
                 raise DataError(f"{name!r} holds Python objects, which an .npz without pickle cannot") from error
-            entry = zipfile.ZipInfo(f"{name}.npy", _FIXED_DATE)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.create_system = 3
-            entry.external_attr = 0o100644 << 16
-            archive.writestr(entry, buffer.getvalue(), compresslevel=level)
+            archive.writestr(plain_entry(f"{name}.npy"), buffer.getvalue(), compresslevel=level)
+
+
+def plain_entry(name: str) -> zipfile.ZipInfo:
+    """A compressed member that depends on its name alone. Its date is the earliest that a zip can hold: a real one
+    would make two equal archives differ."""
+    entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.create_system = 3
+    entry.external_attr = 0o100644 << 16
+    return entry
 
 
 def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
