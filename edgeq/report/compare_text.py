@@ -58,15 +58,11 @@ def _agreement_text(agreement: Mapping[str, Any]) -> list[str]:
         return ["They have no output in common."]
     if all(output["equal"] for output in outputs):
         return ["Their answers are equal."]
-    worst = min(o["sqnr_db"] for o in outputs if o["sqnr_db"] is not None) if _finite(outputs) else None
+    worst = min((o["sqnr_db"] for o in outputs if o["sqnr_db"] is not None), default=None)
     top1 = [o["top1"] for o in outputs if o["top1"] is not None]
     same = f", with the same top answer in {share(min(top1))} of {agreement['count']} samples" if top1 else ""
     same = same or f", with a cosine of {min(o['cosine'] for o in outputs):.5f}"
     return [f"B's outputs follow A's at {decibels(worst)} SQNR{same}."] if worst is not None else []
-
-
-def _finite(outputs: Any) -> bool:
-    return any(output["sqnr_db"] is not None for output in outputs)
 
 
 def _size(found: Mapping[str, Any]) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _MINUS = "\u2212"
 _THIN = "\u202f"
@@ -36,17 +37,18 @@ def milliseconds(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes, in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 999.5 or unit == "GB":
-            break
-        value /= 1000
-    return f"{significant(value)}{_THIN}{unit}"
+    return _scaled(value, ("B", "kB", "MB", "GB"))
 
 
 def count(value: float) -> str:
     """A count in thousands, millions and so on, as operations are counted."""
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(value) < 999.5 or unit == "T":
+    return _scaled(value, ("", "k", "M", "G", "T"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    """`value` in the unit, each a thousand of the one before, that leaves it at most three digits."""
+    for unit in units:
+        if abs(value) < 999.5 or unit == units[-1]:
             break
         value /= 1000
     return f"{significant(value)}{_THIN}{unit}" if unit else significant(value)
