@@ -94,10 +94,7 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
 
 
 def _open(request: Dict[str, Any]) -> Any:
-    if request.get("bundle"):
-        return _best(request).session
-    plugin = request["engine"] is not None and request["engine"]["module"]
-    return _open_profiled(request) if request["profile"] and not plugin else open_requested(request)
+    return _best(request).session if request.get("bundle") else open_requested(request)
 
 
 def _best(request: Dict[str, Any]) -> Any:
@@ -216,19 +213,6 @@ def _memory(one: Dict[str, Any]) -> Any:
         engine=read_engine(one["engine"]) if one["engine"] is not None else None,
         precision=one["precision"],
     )
-
-
-def _open_profiled(request: Dict[str, Any]) -> Any:
-    """A session under onnxruntime's profiler, which also writes the optimised graph."""
-    from edgeq_device.session_options import BRIEF_SPIN, session_options
-    from edgeq_device.sessions import onnxruntime
-
-    ort = onnxruntime()
-    config = {**BRIEF_SPIN, **request["session_options"]}
-    options = session_options(ort, config=config, threads=request["threads"], optimization=request["optimization"])
-    options.enable_profiling = True
-    options.profile_file_prefix, options.optimized_model_filepath = request["profile"]
-    return ort.InferenceSession(request["model"], options, providers=[request["provider"]])
 
 
 def _mask(library: str, bits: Sequence[str]) -> Any:

@@ -61,8 +61,7 @@ def serve(
 def open_requested(request: Request) -> Any:
     """A session, opened by the very code that opens a bundle's variant; under the profiler, if that is wanted."""
     engine = read_engine(request["engine"]) if request["engine"] is not None else None
-    profile = request.get("profile") or [""]
-    return open_session(requested_variant(request), request["threads"], engine, profile=profile[0])
+    return open_session(requested_variant(request), request["threads"], engine, profile=request.get("profile", ()))
 
 
 def requested_variant(request: Request) -> Variant:

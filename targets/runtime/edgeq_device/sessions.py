@@ -7,7 +7,7 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from edgeq_device.engines import EngineSpec, engines, open_engine, plugin_of, problem_of
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
@@ -61,7 +61,9 @@ def read_device() -> Device:
     )
 
 
-def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: str = "") -> Any:
+def open_session(
+    variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: Sequence[str] = ()
+) -> Any:
     """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it; for one that runs on a GPU,
     what keeps its inputs and outputs there, and whose provider has really started.
 
@@ -69,7 +71,8 @@ def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec
         threads: threads inside an operator; 0 takes those that the variant was found to run best with, and where it
             names none leaves it to ONNX Runtime.
         engine: what executes it; None: what has the variant's provider.
-        profile: path prefix of ONNX Runtime's own profile, if wanted.
+        profile: path prefix of ONNX Runtime's own profile, if wanted, and where it writes its optimised graph, which a
+            plug-in's is not.
 
     Raises:
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.
@@ -86,9 +89,11 @@ def open_session(variant: Variant, threads: int = 0, engine: Optional[EngineSpec
     config = {**BRIEF_SPIN, **variant.session_options}
     threads = threads or best_threads(variant)
     options = session_options(ort, config=config, threads=threads, optimization=level)
-    if profile:
-        options.enable_profiling, options.profile_file_prefix = True, profile
     plugin = engine or plugin_of(variant.ep)
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile[0]
+        if plugin is None or not plugin.module:
+            options.optimized_model_filepath = profile[1]
     if plugin is not None:
         precision = precision_of(variant, plugin)
         return _open(variant, ort, lambda m: open_engine(ort, plugin, m, options, precision=precision, threads=threads))
