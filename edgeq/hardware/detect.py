@@ -21,10 +21,10 @@ from typing import Any
 
 from edgeq_device import cpuid
 from edgeq_device.features import Evidence, Reading, gather, interpret, normalise, parse_identity
-from edgeq_device.gpu import Load, read_gpus
+from edgeq_device.gpu import Gpu, Load, read_gpus
 
 from edgeq.hardware import limits, runtimes
-from edgeq.hardware.machine import Cache, Gpu, Machine
+from edgeq.hardware.machine import Cache, Machine
 
 _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))
 
@@ -132,8 +132,7 @@ def read_system() -> SystemInfo:
 
 def detect_gpus(load: Load = ctypes.CDLL) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """NVIDIA GPUs in the driver's order; with a note where there is a driver and it shows none."""
-    found, problem = read_gpus(load)
-    gpus = tuple(Gpu(gpu.name, gpu.compute_capability, gpu.memory_bytes or None, gpu.driver) for gpu in found)
+    gpus, problem = read_gpus(load)
     return gpus, (problem,) if not gpus and any(mark.exists() for mark in _DRIVER_MARKS) else ()
 
 
@@ -171,8 +170,6 @@ def _windows_memory() -> int:
     """Total memory in bytes on Windows, 0 elsewhere."""
     if platform.system() != "Windows":
         return 0
-    import ctypes
-
     installed = ctypes.c_ulonglong(0)
     kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
     kernel.GetPhysicallyInstalledSystemMemory(ctypes.byref(installed))

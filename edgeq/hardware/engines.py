@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgeq_device.engines import install_command, installed_version, problem_of, this_platform
+from edgeq_device.gpu import Gpu, capability_text
 from edgeq_device.version import parse_version
 from edgeq_device.wrong import WrongKernels, wrong_here
 
 from edgeq.engines import DEFAULT, Engine
-from edgeq.hardware.machine import Gpu, Machine, capability_text
+from edgeq.hardware.machine import Machine
 
 
 @dataclass(frozen=True)

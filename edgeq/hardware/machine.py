@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from edgeq_device.gpu import Gpu
+
 from edgeq.display import Displayed
-from edgeq.records import written
 
 
 @dataclass(frozen=True)
@@ -17,21 +18,6 @@ class Cache:
     level: int
     kind: str
     size: int
-
-
-def capability_text(capability: tuple[int, int]) -> str:
-    """The compute capability (7, 5) as "7.5"."""
-    return "{}.{}".format(*capability)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One NVIDIA GPU. `compute_capability` is (major, minor); `memory_bytes` is None where NVML does not report it."""
-
-    name: str
-    compute_capability: tuple[int, int] = field(metadata=written(form=capability_text))
-    memory_bytes: int | None = None
-    driver: str = ""
 
 
 @dataclass(frozen=True)

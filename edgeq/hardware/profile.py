@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from edgeq_device.gpu import capability_text
 from edgeq_device.version import parse_version
 
 from edgeq.display import Displayed
@@ -23,7 +24,7 @@ from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware import document as doc
 from edgeq.hardware import schema
 from edgeq.hardware.document import Document
-from edgeq.hardware.machine import Machine, capability_text
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.schema import ANY
 from edgeq.records import NOT_WRITTEN, parse, written
 from edgeq.scheme import Scheme
@@ -192,7 +193,7 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
     reasons = [machine.architecture if profile.architecture == ANY else profile.architecture]
     reasons += sorted(profile.requires)
     if profile.min_compute_capability is not None and machine.gpu is not None:
-        reasons.append(f"{machine.gpu.name} with compute capability {'{}.{}'.format(*machine.gpu.compute_capability)}")
+        reasons.append(f"{machine.gpu.name} with compute capability {capability_text(machine.gpu.compute_capability)}")
     reasons += [f"{name} {machine.runtimes[name]}" for name in sorted(profile.requires_runtimes)]
     return tuple(reasons)
 
@@ -200,24 +201,18 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
 def build_profile(document: Document) -> Profile:
     """The profile that a document with everything inherited describes."""
     content = document.content
-    for key in ("title", "architecture", "rank", "backend", "min_onnxruntime"):
+    needed = ("title", "architecture", "rank", "backend", "min_onnxruntime")
+    for key in needed:
         if key not in content:
             raise HardwareError(f"{document.file}: {key} is missing", f"Add it, or extend a profile that has {key}")
     capability = content.get("min_compute_capability")
     return Profile(
         name=document.name,
-        title=content["title"],
-        architecture=content["architecture"],
+        **{key: content[key] for key in needed},
+        **{table: content.get(table, {}) for table in ("why", "source", "hazards", "emulate")},
         requires=frozenset(content["requires"]),
-        rank=content["rank"],
-        backend=content["backend"],
-        min_onnxruntime=content["min_onnxruntime"],
         scheme=build_scheme(document),
-        why=content.get("why", {}),
-        source=content.get("source", {}),
-        hazards=content.get("hazards", {}),
         search=_search(document),
-        emulate=content.get("emulate", {}),
         min_compute_capability=None if capability is None else _compute_capability(document, capability),
         requires_runtimes=frozenset(content["requires_runtimes"]),
         extends=content.get("extends"),

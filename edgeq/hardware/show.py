@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from edgeq_device.gpu import capability_text
+
 from edgeq.hardware.engines import EngineState, wrong_on
-from edgeq.hardware.machine import Cache, Machine, capability_text
+from edgeq.hardware.machine import Cache, Machine
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
 from edgeq.records import plain
@@ -66,7 +68,7 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
     needs = [
         *([] if profile.architecture == "any" else [profile.architecture]),
         *sorted(profile.requires),
-        *([] if capability is None else ["compute capability {}.{}".format(*capability)]),
+        *([] if capability is None else [f"compute capability {capability_text(capability)}"]),
         *sorted(profile.requires_runtimes),
     ]
     rows = [

@@ -157,18 +157,13 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
     parent = build_profile(schema.inherit(profiles[content["extends"]], profiles))
     own = build_profile(whole)
     profile = dataclasses.replace(own, name=parent.name, title=parent.title, extends=parent.extends)
-    return Target(
+    return dataclasses.replace(
+        _of_profile(profile),
         name=document.name,
         title=content["title"],
-        profile=profile,
-        backend=profile.backend,
-        architecture=profile.architecture,
         features=frozenset(whole.content["features"]) | profile.requires,
-        runtime=content.get("runtime", {}),
-        emulate=profile.emulate,
-        device=content.get("device", {}),
-        systolic=content.get("systolic", {}),
         files=whole.files,
+        **{table: content.get(table, {}) for table in ("runtime", "device", "systolic")},
     )
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.errors import DeviceError
-from edgeq_device.gpu import read_gpus
+from edgeq_device.gpu import capability_text, read_gpus
 from edgeq_device.package import open_bundle
 from edgeq_device.select import judge
 from edgeq_device.selftest import run_selftest
@@ -31,7 +31,7 @@ from edgeq.engines import load_engines
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.engines import detect_engines, gpu_problem, simulates
-from edgeq.hardware.machine import Machine, capability_text
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.pipeline.engine_checks import check_engine
 from edgeq.pipeline.package import package

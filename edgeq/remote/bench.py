@@ -18,7 +18,7 @@ from edgeq.measure.loaded_model import LoadedModel
 from edgeq.progress import SILENT, Progress
 from edgeq.remote.channel import without_controls
 from edgeq.remote.devices import Board
-from edgeq.remote.guest import SENSELESS, BoardModels, senseless, start_board_guest
+from edgeq.remote.guest import SENSELESS, senseless, start_board_guest
 from edgeq.remote.machine import board_record, describe_board
 from edgeq.remote.session import BoardSession, open_board
 from edgeq.session import SessionSettings, with_carried
@@ -38,28 +38,21 @@ class BoardBench:
 
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """See `BenchPlace.models`."""
-        with BoardModels(self._session, self._progress) as opener:
-            subjects = [
-                open_request(opener.place(path), with_carried(path, how), name) for name, (path, how) in models.items()
-            ]
+        subjects = [
+            open_request(self._session.send_model(path, self._progress), with_carried(path, how), name)
+            for name, (path, how) in models.items()
+        ]
         return self._bench({"models": subjects, "bundle": ""}, work)
 
     def loaded(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
         """Measure what is open there side by side, each in so many sessions; of a bundle the variant that is open."""
-        with BoardModels(self._session, self._progress) as opener:
-            subjects = [
-                {
-                    **(
-                        open_request(opener.place(one.path), one.settings)
-                        if one.variant is None
-                        else {"bundle": self._session.send_bundle(one.path), "variant": one.variant}
-                    ),
-                    "name": name,
-                    "sessions": sessions,
-                }
-                for name, one in models.items()
-            ]
+        subjects = [{**self._subject(one), "name": name, "sessions": sessions} for name, one in models.items()]
         return self._bench({"models": subjects, "bundle": ""}, work)
+
+    def _subject(self, one: LoadedModel) -> dict[str, Any]:
+        if one.variant is not None:
+            return {"bundle": self._session.send_bundle(one.path), "variant": one.variant}
+        return open_request(self._session.send_model(one.path, self._progress), one.settings)
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
         """See `BenchPlace.bundle`; the bundle is sent, unless it lies there already."""

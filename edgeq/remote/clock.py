@@ -120,7 +120,7 @@ class BoardClock:
 
         def run(ready: _Ready) -> Ranking:
             requests = [
-                {**open_request(ready.models.place(model), with_carried(model, settings)), "name": name}
+                {**open_request(ready.session.send_model(model), with_carried(model, settings)), "name": name}
                 for name, (model, settings) in models.items()
             ]
             request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **asdict(rules)}
@@ -140,7 +140,7 @@ class BoardClock:
         """See `Clock.peak_memory`."""
 
         def run(ready: _Ready) -> int:
-            request = {"do": "peak", **open_request(ready.models.place(model), settings), "shapes": dict(shapes)}
+            request = {"do": "peak", **open_request(ready.session.send_model(model), settings), "shapes": dict(shapes)}
             try:
                 return int(ready.models.guest().exchange(request)[0]["session_peak_bytes"])
             except (*SENSELESS, ValueError) as error:
@@ -212,7 +212,7 @@ class _Profiled:
         assert prefix is not None
         assert optimized is not None
         guest, folder = ready.models.guest(), f"{ready.session.hello.folder}/tmp"
-        request = open_request(ready.models.place(self._model), with_carried(self._model, self._settings))
+        request = open_request(ready.session.send_model(self._model), with_carried(self._model, self._settings))
         session = guest.opened({**request, "profile": [f"{folder}/{prefix.name}", f"{folder}/{optimized.name}"]})
         for feed in self._feeds:
             session.run(None, feed)

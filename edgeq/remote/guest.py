@@ -14,7 +14,6 @@ from edgeq_device.package import MAIN
 
 from edgeq.bundle.read import opened
 from edgeq.errors import BoardError
-from edgeq.model.load import model_files
 from edgeq.progress import SILENT, Progress
 from edgeq.remote.link import LINK_FAILED, hangs
 from edgeq.remote.session import EXIT_S, KILLED, BoardSession
@@ -97,7 +96,7 @@ class BoardModels:
             RuntimeUnavailableError: the runtime there refuses it.
         """
         settings = with_carried(model, settings)
-        request = open_request(self.place(model), settings)
+        request = open_request(self._session.send_model(model, self._progress), settings)
         return self.guest(settings.engine.name if settings.engine and settings.engine.module else "").opened(request)
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, GuestSession]:
@@ -115,13 +114,6 @@ class BoardModels:
         if chosen not in known:
             raise senseless(self._session)
         return str(chosen), self.guest().opened({**wanted, "variant": chosen})
-
-    def place(self, model: Path) -> str:
-        """The path on the board of `model`, which is sent with its external data for as long as the session lasts."""
-        files = {file.relative_to(model.parent).as_posix(): file for file in model_files(model)}
-        # Its own name may be anything.
-        files["model.onnx"] = files.pop(model.name)
-        return f"{self._session.send(files, keep=False, progress=self._progress)}/model.onnx"
 
     def guest(self, engine: str = "") -> BoardGuest:
         """The program for an engine; "": onnxruntime's own kernels."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from edgeq_device import cpuid
 from edgeq_device.features import Evidence
+from edgeq_device.gpu import Gpu
 from edgeq_device.version import parse_version
 from msgspec import Meta
 
@@ -19,7 +20,7 @@ from edgeq.errors import BoardError
 from edgeq.hardware import limits
 from edgeq.hardware.detect import SystemInfo, describe
 from edgeq.hardware.engines import Installed
-from edgeq.hardware.machine import Gpu, Machine
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.runtimes import PACKAGES, runtimes_among
 from edgeq.records import Amount, Count, Finite, parse
 from edgeq.remote.session import BoardSession
@@ -55,7 +56,7 @@ class ReportedGpu:
 
     name: str
     compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
-    memory_bytes: Count
+    memory_bytes: Count | None
     driver: str
 
 
@@ -160,7 +161,7 @@ def _evidence(reported: Reported) -> Evidence:
 def _system(found: _Described, python: str) -> SystemInfo:
     """The rest, by the readers that read this machine, from the board's files under a folder."""
     gpus = tuple(
-        Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes or None, gpu.driver)  # type: ignore[arg-type]
+        Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]
         for gpu in found.gpus
     )
     with tempfile.TemporaryDirectory(prefix="edgeq-board-") as folder:

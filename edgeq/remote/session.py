@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from edgeq_device.manifest import MANIFEST
-from edgeq_device.signature import SIGNATURE
 from edgeq_device.version import parse_version
 
-from edgeq.bundle.read import opened
+from edgeq.bundle.read import contents, opened
 from edgeq.errors import BoardError
+from edgeq.model.load import model_files
 from edgeq.ownership import sha256
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Count, parse
@@ -155,6 +154,17 @@ class BoardSession:
             raise BoardError(f"{self.board.name}: files do not stay there as they were sent", "Check its disk")
         return path
 
+    def send_model(self, model: Path, progress: Progress = SILENT) -> str:
+        """The path on the board of `model`, which is sent with its external data for as long as the session lasts.
+
+        Raises:
+            BoardError: as `send`.
+        """
+        files = {file.relative_to(model.parent).as_posix(): file for file in model_files(model)}
+        # Its own name may be anything.
+        files["model.onnx"] = files.pop(model.name)
+        return f"{self.send(files, keep=False, progress=progress)}/model.onnx"
+
     def send_bundle(self, bundle: Path, progress: Progress = SILENT) -> str:
         """The path on the board of `bundle`, checked here before it is sent.
 
@@ -164,11 +174,10 @@ class BoardSession:
         """
         with opened(bundle) as found, tempfile.TemporaryDirectory() as folder:
             digests = {name: record.sha256 for name, record in found.files.items()}
-            files = {name: found.root / name for name in found.files}
-            # These two are in no list, and are not unpacked from a zip.
-            for name, content in ((MANIFEST, found.manifest), (SIGNATURE, found.signature)):
-                if content is not None:
-                    files[name] = Path(folder) / name
+            files = {}
+            for name, content in contents(found).items():
+                files[name] = content if isinstance(content, Path) else Path(folder) / name
+                if isinstance(content, bytes):  # manifest and signature, which are not unpacked from a zip
                     files[name].write_bytes(content)
             return self.send(files, digests=digests, progress=progress)
 

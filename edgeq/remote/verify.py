@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.package import MAIN
-from edgeq_device.text import hash_line
+from edgeq_device.text import hash_line, variant_lines
 
 from edgeq.bundle.read import opened
 from edgeq.emulate.check import EmulatedCheck, check_variant
@@ -23,7 +23,7 @@ from edgeq.measure.task import TaskOptions, make_task
 from edgeq.pipeline.emulated import verify_request
 from edgeq.pipeline.simulators import SIMULATORS
 from edgeq.progress import SILENT, Progress
-from edgeq.records import Amount, parse
+from edgeq.records import Amount, parse, plain
 from edgeq.remote.channel import read_json
 from edgeq.remote.devices import Board, boards_of
 from edgeq.remote.guest import BoardModels
@@ -36,7 +36,7 @@ _CHECK_FAILED = 10
 
 @dataclass(frozen=True)
 class OutputFound:
-    """One output of a self-test: the largest error (None: another shape or dtype) and what is allowed."""
+    """One output of a self-test: the largest error (None: see `problem`) and what is allowed."""
 
     max_error: Amount | None
     tolerance: Amount
@@ -98,12 +98,7 @@ class BoardVerified:
         found = self.verification
         yield f"{self.name}: {found.architecture}, onnxruntime {found.onnxruntime}; {self.board['before'].text()}"
         for one in found.variants:
-            name = one.variant if one.component == one.variant else f"{one.component}/{one.variant}"
-            yield f"  {name}: {one.status}" + (f" ({one.reason})" if one.reason else "")
-            for output, check in one.outputs.items():
-                error = "another shape or dtype" if check.max_error is None else f"max error {check.max_error:.3g}"
-                verdict = "ok" if check.passed else "WRONG"
-                yield f"    {output}: {error}, allowed {check.tolerance:.3g}: {verdict}"
+            yield from variant_lines(plain(one))
 
 
 def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress = SILENT) -> BoardVerified:

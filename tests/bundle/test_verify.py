@@ -13,6 +13,7 @@ from edgeq_device.arrays import write_npz
 from edgeq_device.cli import main
 from edgeq_device.errors import BundleError
 from edgeq_device.package import open_bundle
+from edgeq_device.text import variant_lines
 
 from edgeq.bundle.verify import verify_bundle
 from edgeq.bundle.write import BundleSpec, write_bundle
@@ -34,6 +35,12 @@ def test_report_lists_every_variant(good_zip: Path) -> None:
     (check,) = report.variants[0].selftest.outputs if report.variants[0].selftest else ()
     assert check.name == "y"
     assert check.max_error <= check.tolerance
+
+
+def test_what_differs_besides_values_is_said() -> None:
+    check = {"max_error": None, "tolerance": 0.1, "passed": False, "problem": "it is not finite"}
+    found = {"component": "model", "variant": "pi", "status": "failed", "reason": "", "outputs": {"y": check}}
+    assert list(variant_lines(found)) == ["  model/pi: failed", "    y: it is not finite, allowed 0.1: WRONG"]
 
 
 def test_the_float_model_alone_verifies_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

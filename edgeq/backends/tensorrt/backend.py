@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 from edgeq_device.engines import engine_options
+from edgeq_device.gpu import capability_text
 from edgeq_device.version import parse_version
 
 from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
@@ -27,7 +28,6 @@ from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.data.samples import Samples
 from edgeq.engines import load_engines
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
-from edgeq.hardware.machine import capability_text
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun

@@ -14,20 +14,25 @@ _NAME = 96
 Load = Callable[[str], Any]
 
 
+def capability_text(capability: Tuple[int, int]) -> str:
+    """The compute capability (7, 5) as "7.5"."""
+    return "{}.{}".format(*capability)
+
+
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `compute_capability` is (major, minor); `memory_bytes` is 0 and `driver` "" where unknown."""
+    """One GPU. `compute_capability` is (major, minor); `memory_bytes` is None and `driver` "" where unknown."""
 
     name: str
     compute_capability: Tuple[int, int]
-    memory_bytes: int = 0
+    memory_bytes: Optional[int] = None
     driver: str = ""
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain JSON values; the compute capability as "8.7", the memory in bytes."""
         return {
             "name": self.name,
-            "compute_capability": "{}.{}".format(*self.compute_capability),
+            "compute_capability": capability_text(self.compute_capability),
             "memory_bytes": self.memory_bytes,
             "driver": self.driver,
         }
@@ -35,19 +40,16 @@ class Gpu:
 
 def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
     """GPUs in the driver's order, and why there are none ("" where there are)."""
-    nvml = _first(load, _NVML)
-    if nvml is not None:
-        found = _query_nvml(nvml)
+    problem = "this device has no NVIDIA driver"
+    for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
+        library = _first(load, names)
+        if library is None:
+            continue
+        found = query(library)
         if found:
             return found, ""
-    cuda = _first(load, _CUDA)
-    if cuda is not None:
-        found = _query_cuda(cuda)
-        if found:
-            return found, ""
-    if nvml is None and cuda is None:
-        return (), "this device has no NVIDIA driver"
-    return (), "the NVIDIA driver finds no GPU"
+        problem = "the NVIDIA driver finds no GPU"
+    return (), problem
 
 
 def _first(load: Load, names: Tuple[str, ...]) -> Optional[Any]:
@@ -87,7 +89,7 @@ def _query_nvml(library: Any) -> Tuple[Gpu, ...]:
                 Gpu(
                     name.value.decode("utf-8", "replace"),
                     (major.value, minor.value),
-                    memory.total if measured else 0,
+                    memory.total if measured else None,
                     driver.value.decode("utf-8", "replace") if known else "",
                 )
             )
@@ -117,7 +119,7 @@ def _query_cuda(library: Any) -> Tuple[Gpu, ...]:
                 Gpu(
                     name.value.decode("utf-8", "replace"),
                     (version[0], version[1]),
-                    memory.value if measured else 0,
+                    memory.value if measured else None,
                 )
             )
     return tuple(found)

@@ -9,7 +9,7 @@ import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Mapping, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Type, Union
 
 from edgeq_device.contents import (
     check_assets,
@@ -65,6 +65,17 @@ class Bundle:
     def manifest_sha256(self) -> str:
         """The hash that stands for the whole bundle, since the manifest holds all others."""
         return hashlib.sha256(self.manifest).hexdigest()
+
+    def facts(self) -> Dict[str, Any]:
+        """What the JSON forms of `info` and `verify` say of the bundle itself."""
+        return {
+            "bundle": str(self.source),
+            "name": self.name,
+            "manifest_sha256": self.manifest_sha256,
+            "files": len(self.files),
+            "bytes": sum(record.size for record in self.files.values()),
+            "extra_files": list(self.extra),
+        }
 
     def close(self) -> None:
         """Remove the temporary directory of a bundle that was opened from a zip; safe to call twice."""

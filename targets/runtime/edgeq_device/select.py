@@ -7,7 +7,7 @@ from typing import FrozenSet, List, Mapping, Optional, Tuple
 
 from edgeq_device.engines import FLOAT, EngineSpec, plugin_of
 from edgeq_device.errors import BundleError
-from edgeq_device.gpu import Gpu
+from edgeq_device.gpu import Gpu, capability_text
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.variants import Variant
 from edgeq_device.version import parse_version
@@ -128,7 +128,7 @@ def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
         reasons.append(device.gpu_problem or "this device has no NVIDIA GPU")
     elif least and all(gpu.compute_capability < parse_version(least) for gpu in device.gpus):
         best = max(device.gpus, key=lambda gpu: gpu.compute_capability)
-        have = "{}.{}".format(*best.compute_capability)
+        have = capability_text(best.compute_capability)
         reasons.append(f"it needs compute capability {least}, {best.name} has {have}")
     oldest, below = wanted["min_tensorrt"], wanted["below_tensorrt"]
     if (oldest or below) and variant.ep in device.providers:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from edgeq_device.engines import EngineSpec, installed_version, plugin_of
+from edgeq_device.gpu import capability_text
 from edgeq_device.package import Bundle
 from edgeq_device.select import Choice, Device, Verdict, judge
 from edgeq_device.tensorrt import PROVIDER
 from edgeq_device.tensorrt_engine import trtexec_line
-from edgeq_device.variants import Variant
 from edgeq_device.verify import Report
 
 _NAMED = 5
@@ -19,12 +19,7 @@ def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[s
     """What `info --json` prints: the bundle, the device, and each variant with the verdict on it."""
     variants = [_describe_variant(judge(variant, device)) for group in bundle.components.values() for variant in group]
     return {
-        "bundle": str(bundle.source),
-        "name": bundle.name,
-        "manifest_sha256": bundle.manifest_sha256,
-        "files": len(bundle.files),
-        "bytes": sum(record.size for record in bundle.files.values()),
-        "extra_files": list(bundle.extra),
+        **bundle.facts(),
         "device": {
             "architecture": device.architecture,
             "features": sorted(device.features),
@@ -63,13 +58,13 @@ def _describe_variant(verdict: Verdict) -> Dict[str, Any]:
 
 def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List[str]:
     """What `info` prints: size, hash and device, then a line for each variant with the verdict on it."""
-    size = sum(record.size for record in bundle.files.values())
+    size = bundle.facts()["bytes"] / 1e6
     lines = [
-        f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size / 1e6:.2f} MB, all hashes right",
+        f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size:.2f} MB, all hashes right",
         *extra_lines(bundle),
         hash_line(bundle.manifest_sha256),
         f"this device: {device.architecture}, onnxruntime {device.runtime}",
-        *(f"  {gpu.name}, compute capability {gpu.to_dict()['compute_capability']}" for gpu in device.gpus),
+        *(f"  {gpu.name}, compute capability {capability_text(gpu.compute_capability)}" for gpu in device.gpus),
         *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
         *(f"  engine {engine.name}: {_engine_state(engine, device)}" for engine in _plugins(bundle)),
         "",
@@ -98,7 +93,7 @@ def _variant_line(verdict: Verdict, choice: Optional[Choice]) -> str:
         state = f"chosen: {choice.why}"
     else:
         state = "runs here" if verdict.fits else f"not here: {'; '.join(verdict.reasons)}"
-    return f"  {_name(variant)}: {state}"
+    return f"  {_name(variant.component, variant.name)}: {state}"
 
 
 def extra_lines(bundle: Bundle) -> List[str]:
@@ -120,16 +115,17 @@ def report_lines(report: Report) -> List[str]:
     elif report.bundle.signature is not None:
         lines.append("signed; whether by a key that you trust was not checked (--trust)")
     lines.append(hash_line(report.bundle.manifest_sha256))
-    for entry in report.variants:
-        lines.append(f"  {_name(entry.variant)}: {entry.status}" + (f" ({entry.reason})" if entry.reason else ""))
-        if entry.selftest is not None:
-            for check in entry.selftest.outputs:
-                verdict = "ok" if check.passed else "WRONG"
-                lines.append(
-                    f"    {check.name}: max error {check.max_error:.3g}, allowed {check.tolerance:.3g}: {verdict}"
-                )
-    return lines
+    return [*lines, *(line for entry in report.variants for line in variant_lines(entry.to_dict()))]
 
 
-def _name(variant: Variant) -> str:
-    return variant.name if variant.component == variant.name else f"{variant.component}/{variant.name}"
+def variant_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The status of one variant and each of its outputs, from the plain values of a `VariantReport`."""
+    reason = f" ({found['reason']})" if found["reason"] else ""
+    yield f"  {_name(found['component'], found['variant'])}: {found['status']}{reason}"
+    for name, check in found["outputs"].items():
+        error = check["problem"] or f"max error {check['max_error']:.3g}"
+        yield f"    {name}: {error}, allowed {check['tolerance']:.3g}: {'ok' if check['passed'] else 'WRONG'}"
+
+
+def _name(component: str, variant: str) -> str:
+    return variant if component == variant else f"{component}/{variant}"

@@ -91,12 +91,7 @@ class Report:
     def to_dict(self) -> Dict[str, Any]:
         """What `verify --json` prints: plain JSON values, one entry a variant."""
         return {
-            "bundle": str(self.bundle.source),
-            "name": self.bundle.name,
-            "manifest_sha256": self.bundle.manifest_sha256,
-            "files": len(self.bundle.files),
-            "bytes": sum(record.size for record in self.bundle.files.values()),
-            "extra_files": list(self.bundle.extra),
+            **self.bundle.facts(),
             "signed": self.bundle.signature is not None,
             "signer": self.signer.to_dict() if self.signer is not None else None,
             "architecture": self.device.architecture,
