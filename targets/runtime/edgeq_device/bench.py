@@ -56,7 +56,7 @@ def run_bench(
         feeds: the fixed set of samples that the queries draw from; every session takes all of them.
         more: by session name, further sessions of the same model, which take turns with it.
         memory: by session name, `MemoryUse.to_dict()` where the caller has measured it.
-        versions: of what the sessions run on, for the record (see `environment.describe_versions`).
+        versions: of what the sessions run on, for the record.
 
     Returns:
         A report of plain values whose keys docs/bench.md lists; `format_bench` renders it.

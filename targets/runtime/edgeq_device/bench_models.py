@@ -5,12 +5,13 @@ What `edgeq bench` and `edgeq_run.py bench` have in common, whatever it is that 
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from edgeq_device.bench import OnProgress, Report, run_bench
 from edgeq_device.bench_settings import BenchSettings
-from edgeq_device.environment import describe_versions, pinned
+from edgeq_device.environment import pinned
 from edgeq_device.errors import DataError, RuntimeUnavailableError
 from edgeq_device.feeds import random_feeds
 from edgeq_device.memory import MemoryUse
@@ -65,7 +66,8 @@ def bench_models(
     import numpy
     import onnxruntime
 
-    versions = describe_versions({"onnxruntime": onnxruntime, "numpy": numpy})
+    modules = {"onnxruntime": onnxruntime, "numpy": numpy}
+    versions = {"python": platform.python_version(), **{name: str(m.__version__) for name, m in modules.items()}}
     settings = replace(settings, threads=settings.threads or len(settings.pin))
     found: List[str] = []
     with pinned(settings.pin):

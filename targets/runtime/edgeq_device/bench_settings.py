@@ -75,17 +75,8 @@ class BenchSettings:
 
     def to_dict(self) -> Dict[str, Any]:
         """Plain JSON values: durations in seconds, the latency bound in milliseconds, the rate in queries a second."""
-        return {
-            "scenarios": list(self.scenarios),
-            "min_duration_s": self.min_duration_s,
-            "min_queries": self.min_queries,
-            "seed": self.seed,
-            "batch": self.batch,
-            "target_qps": self.target_qps,
-            "latency_bound_ms": self.latency_bound_ms,
-            "threads": self.threads,
-            "pin": list(self.pin),
-        }
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {key: value for key, value in plain.items() if key not in ("baseline", "warm_up")}
 
 
 def parse_settings(

@@ -12,7 +12,7 @@ import stat
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Dict, Iterator, Mapping, Optional, Tuple
+from typing import IO, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError, OutputError
 from edgeq_device.manifest import MANIFEST, FileRecord
@@ -195,7 +195,7 @@ def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Option
     """
     digest = hashlib.sha256()
     size = 0
-    for chunk in _chunks(stream):
+    for chunk in iter(lambda: stream.read(_CHUNK), b""):
         size += len(chunk)
         if size > record.size:
             raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest says", _AGAIN)
@@ -206,14 +206,6 @@ def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Option
         raise BundleError(f"{what} has {size} bytes, the manifest says {record.size}", _AGAIN)
     if digest.hexdigest() != record.sha256:
         raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", _AGAIN)
-
-
-def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    while True:
-        chunk = stream.read(_CHUNK)
-        if not chunk:
-            return
-        yield chunk
 
 
 def open_plain(path: Path) -> IO[bytes]:

@@ -14,7 +14,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edgeq_device.errors import UsageError
 
@@ -195,12 +195,4 @@ def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
         "logical_cores": os.cpu_count(),
         "allowed_cores": list(allowed_cores()),
         "governors": list(read_governors(root)),
-    }
-
-
-def describe_versions(modules: Mapping[str, Any]) -> Dict[str, str]:
-    """Versions of Python and of the modules given."""
-    return {
-        "python": platform.python_version(),
-        **{name: str(getattr(module, "__version__", "unknown")) for name, module in modules.items()},
     }

@@ -19,10 +19,8 @@ from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple
 
 import numpy as np
 
-from edgeq_device.distribution import Distribution, percentile
+from edgeq_device.distribution import Distribution
 from edgeq_device.disturbance import Watch
-
-__all__ = ["Bursts", "Distribution", "Recorder", "WarmUp", "WarmedUp", "measure_interleaved", "percentile", "warm_up"]
 
 Clock = Callable[[], float]
 """Seconds from an arbitrary start, never going back."""
