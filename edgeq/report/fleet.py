@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeq_device.claim import Claim
 
@@ -96,7 +96,7 @@ def _kind(kind: str, boards: Sequence[FleetRow]) -> Iterator[KindRow]:
             )
         )
     fastest = min((row.p50_ms for row in rows), default=0.0)
-    yield from (KindRow(**{**row.__dict__, "best": row.p50_ms == fastest}) for row in rows)
+    yield from (replace(row, best=row.p50_ms == fastest) for row in rows)
 
 
 def board_table(record: FleetRecord) -> Table:

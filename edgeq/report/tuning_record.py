@@ -12,9 +12,8 @@ from edgeq_device.claim import UNKNOWN, Claim
 from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
 
 SCHEMA = "edgeq.tuning/1"
-# One-sided 90 % of the normal distribution, for the difference of two sets of samples: both are as uncertain.
 _NINE_OF_TEN = 1.2816  # one-sided 90 % of the normal distribution
-_AS_MANY = _NINE_OF_TEN * math.sqrt(2)
+_AS_MANY = _NINE_OF_TEN * math.sqrt(2)  # for the difference of two sets of samples: both are as uncertain
 _SURE = 1.96  # two-sided 95 % of the normal distribution
 
 Stage = Literal["space", "recovery", "exclusion", "threads"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
-from edgeq.data.step import SEE_LIST, Step, from_table, table_of_text
+from edgeq.data.step import Step, from_table, table_of_text
 from edgeq.errors import DataError
 from edgeq.registry import STEPS, Registry
 
@@ -58,6 +58,3 @@ def parse_step(op: str, text: str) -> Step:
     step = step_class(op)
     parts = [part for part in re.split(r":(?![^\[]*\])", text) if part]
     return from_table(step, op, table_of_text(step, op, parts))
-
-
-__all__ = ["REGISTRY", "SEE_LIST", "build_step", "is_step", "parse_step", "step_class"]
