@@ -19,7 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.block_products import DOMAIN
-from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value
+from edgeq.graph.edit import Editor, drop_unused_initializers, replace_node
 from edgeq.graph.query import constant, constant_tensor, is_op, node_input
 
 OPERATOR = "GatherBlockQuantized"
@@ -56,8 +56,7 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
             if table not in rows:
                 rows[table] = _in_rows(editor, table)
             made, own = _from_rows(editor, node, *rows[table]), own + 1
-        replace_value(node.outputs[0], made, keep_name=True)
-        editor.graph.remove(node, safe=True)
+        replace_node(node, made)
     drop_unused_initializers(model.graph)
     return own, tied
 

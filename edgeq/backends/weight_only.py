@@ -19,8 +19,8 @@ from edgeq.backends.block_tables import write_tables
 from edgeq.backends.block_weights import BlockWeights, fit_blocks
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
-from edgeq.graph.edit import Editor, drop_unused_initializers, replace_value
-from edgeq.graph.query import constant, is_op, node_input
+from edgeq.graph.edit import Editor, drop_unused_initializers, replace_node
+from edgeq.graph.query import constant, is_op, maker, node_input
 from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
@@ -82,11 +82,8 @@ def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
         result = product = editor.node("MatMul", [node.inputs[0], matrix], f"{node.name}/product", before=node)
         if bias is not None:
             result = editor.node("Add", [product, bias], f"{node.name}/bias", before=node)
-        replace_value(node.outputs[0], result, keep_name=True)
-        model.graph.remove(node, safe=True)
-        made = product.producer()
-        assert made is not None
-        made.name = node.name
+        replace_node(node, result)
+        maker(product).name = node.name
     drop_unused_initializers(model.graph)
     return count
 
@@ -151,8 +148,5 @@ def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: Bl
         domain=DOMAIN,
         attributes=attributes(blocks),
     )
-    product = made.producer()
-    assert product is not None
-    replace_value(node.outputs[0], made, keep_name=True)
-    editor.graph.remove(node, safe=True)
-    return product
+    replace_node(node, made)
+    return maker(made)

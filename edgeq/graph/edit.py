@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import MAIN_DOMAINS, node_input
+from edgeq.graph.query import MAIN_DOMAINS, is_op, maker, node_input
 
 
 class Editor:
@@ -123,26 +123,22 @@ class Editor:
 
     def quantize(self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None) -> ir.Value:
         """Insert a QuantizeLinear."""
-        scale, zero = self.parameters(params, name)
-        attributes = {} if not params.per_channel else {"axis": params.axis}
-        inputs = [source, scale, zero]
-        return self.node(
-            "QuantizeLinear", inputs, name, before=before, like=source, dtype=params.dtype, attributes=attributes
-        )
+        return self._converted("QuantizeLinear", source, params, name, params.dtype, before)
 
     def dequantize(
         self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None
     ) -> ir.Value:
         """Insert a DequantizeLinear to float32."""
-        scale, zero = self.parameters(params, name)
-        attributes = {} if not params.per_channel else {"axis": params.axis}
+        return self._converted("DequantizeLinear", source, params, name, ir.DataType.FLOAT, before)
+
+    def _converted(
+        self, op_type: str, source: ir.Value, params: QuantParams, name: str, dtype: ir.DataType, before: ir.Node | None
+    ) -> ir.Value:
+        inputs = [source, *self.parameters(params, name)]
+        attributes = {"axis": params.axis} if params.per_channel or params.block else {}
         if params.block:
-            attributes = {"axis": params.axis, "block_size": params.block}
-        inputs = [source, scale, zero]
-        float32 = ir.DataType.FLOAT
-        return self.node(
-            "DequantizeLinear", inputs, name, before=before, like=source, dtype=float32, attributes=attributes
-        )
+            attributes["block_size"] = params.block
+        return self.node(op_type, inputs, name, before=before, like=source, dtype=dtype, attributes=attributes)
 
     def parameters(self, params: QuantParams, name: str) -> tuple[ir.Value, ir.Value]:
         """Scale (float32) and zero point as initializers; scalars where there is one of each, which some operators
@@ -185,6 +181,27 @@ def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> N
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
+def replace_node(node: ir.Node, result: ir.Value) -> None:
+    """Let `result` stand wherever the first output of a node stood, under its name, and remove the node."""
+    assert node.graph is not None, node.name
+    replace_value(node.outputs[0], result, keep_name=True)
+    node.graph.remove(node, safe=True)
+
+
+def rewrite_nodes(model: ir.Model, rewrite: Callable[[ir.Node, Editor], bool], *op_types: str) -> int:
+    """Rewrite the nodes of these types in every graph of a model, in place, in the order of the graph: each is looked
+    at when those before it have been rewritten.
+
+    Returns:
+        How many there are for which `rewrite` says that it did so.
+    """
+    count = 0
+    for graph in model.graphs():
+        editor = Editor(model, graph)
+        count += sum(rewrite(node, editor) for node in list(graph) if is_op(node, *op_types))
+    return count
+
+
 def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -> None:
     """Let `last`, which is computed from `value`, stand wherever `value` stood, under its name, type and shape.
 
@@ -193,8 +210,7 @@ def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -
         name: of `value` from then on.
     """
     replace_value(value, last, keep_name=True)
-    reader = first.producer()
-    assert reader is not None
+    reader = maker(first)
     reader.replace_input_with(reader.inputs.index(last), value)
     value.name, value.type, value.shape = name, None, None
 

@@ -56,6 +56,13 @@ def is_constant(value: ir.Value | None) -> bool:
     return constant_tensor(value) is not None
 
 
+def maker(value: ir.Value) -> ir.Node:
+    """The node that makes a value, of which it is known that a node does."""
+    made = value.producer()
+    assert made is not None, value.name
+    return made
+
+
 def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
     """The interval that a Relu or a Clip of floats keeps, infinite where a side is open; None for other nodes, and
     where a bound is computed. A Clip has its bounds as attributes up to opset 10, as inputs from 11 on."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.edit import Editor, replace_node, rewrite_nodes
 from edgeq.graph.query import is_op, only_reader
 from edgeq.model.constants import Array, float_constant
 from edgeq.model.fold import fold_into
@@ -27,12 +27,7 @@ def fold_affine(model: ir.Model) -> int:
     Returns:
         How many were folded.
     """
-    folded = 0
-    for graph in model.graphs():
-        editor = Editor(model, graph)
-        # In the order of the graph: behind one that is folded the next one reads the layer.
-        folded += sum(_fold(node, editor) for node in list(graph) if is_op(node, *_STEPS))
-    return folded
+    return rewrite_nodes(model, _fold, *_STEPS)  # behind one that is folded the next one reads the layer
 
 
 def _layer(step: ir.Node) -> ir.Node | None:
@@ -69,8 +64,7 @@ def _fold(step: ir.Node, editor: Editor) -> bool:
         return False
     if fold_into(editor, layer, factor, shift):
         return False
-    replace_value(step.outputs[0], result, keep_name=True)
-    editor.graph.remove(step, safe=True)
+    replace_node(step, result)
     return True
 
 

@@ -9,7 +9,7 @@ from onnx_ir.passes.common import (
     RemoveInitializersFromInputsPass,
 )
 
-from edgeq.graph.edit import replace_value
+from edgeq.graph.edit import drop_unused_initializers, replace_node
 from edgeq.graph.query import bodies, constant, node_input
 
 
@@ -98,8 +98,7 @@ def _bypass(node: ir.Node, graph: ir.Graph) -> bool:
     producer = source.producer()
     if producer is None or producer.graph is not graph or source.is_graph_output():
         return False
-    replace_value(output, source, keep_name=True)
-    graph.remove(node, safe=True)
+    replace_node(node, source)
     return True
 
 
@@ -120,7 +119,5 @@ def _drop_dead(graph: ir.Graph) -> int:
             _release(node)
             graph.remove(node, safe=True)
             dead += 1
-    for name, value in list(graph.initializers.items()):
-        if not (value.uses() or value.is_graph_output() or value.is_graph_input()):
-            del graph.initializers[name]
+    drop_unused_initializers(graph)
     return dead

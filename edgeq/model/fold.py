@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.edit import Editor, replace_node, rewrite_nodes
 from edgeq.graph.query import is_op, node_input, only_reader
 from edgeq.model.constants import Array, float_constant, set_parameter
 
@@ -30,15 +30,16 @@ def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
     Returns:
         How many were folded.
     """
-    folded = 0
     reasons: dict[str, list[str]] = {}
-    for graph in model.graphs():
-        editor = Editor(model, graph)
-        for norm in [node for node in graph if is_op(node, "BatchNormalization")]:
-            reason = _fold(norm, editor)
-            folded += not reason
-            if reason:
-                reasons.setdefault(reason, []).append(repr(norm.name))
+
+    def fold(norm: ir.Node, editor: Editor) -> bool:
+        """Whether it was; else the reason is kept."""
+        reason = _fold(norm, editor)
+        if reason:
+            reasons.setdefault(reason, []).append(repr(norm.name))
+        return not reason
+
+    folded = rewrite_nodes(model, fold, "BatchNormalization")
     if kept is not None:
         kept.extend(f"BatchNormalization {_listing(names)}: {reason}" for reason, names in reasons.items())
     return folded
@@ -65,8 +66,7 @@ def _fold(norm: ir.Node, editor: Editor) -> str:
     reason = fold_into(editor, layer, *factors)
     if reason:
         return reason
-    replace_value(norm.outputs[0], source, keep_name=True)
-    editor.graph.remove(norm, safe=True)
+    replace_node(norm, source)
     return ""
 
 
@@ -91,8 +91,7 @@ def _fold_through(norm: ir.Node, reshape: ir.Node, editor: Editor) -> str:
     shift = editor.constant(f"{layer.name}.bias", factors[1].astype(dtype.numpy()))
     moved = editor.node("Add", [product, shift], f"{layer.name}/bias", before=reshape, like=product)
     reshape.replace_input_with(0, moved)
-    replace_value(norm.outputs[0], reshape.outputs[0], keep_name=True)
-    editor.graph.remove(norm, safe=True)
+    replace_node(norm, reshape.outputs[0])
     return ""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.edit import Editor, insert_behind
 from edgeq.graph.query import is_op, node_input
 from edgeq.model.constants import float_constant, set_parameter
 
@@ -83,11 +83,9 @@ def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> boo
     product = node.outputs[0]
     name = editor.free_value_name(f"{product.name}/product")
     node.resize_inputs(2)
-    added = ir.node("Add", [product, given], name=editor.free_node_name(f"{node.name}/bias"))
-    editor.graph.insert_after(node, added)
-    replace_value(product, added.outputs[0], keep_name=True)
-    added.replace_input_with(0, product)
-    product.name = name
+    added = editor.node("Add", [product, given], f"{node.name}/bias", after=node)
+    insert_behind(product, added, added, name)
+    product.type, product.shape = added.type, added.shape
     return True
 
 

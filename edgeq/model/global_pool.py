@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from edgeq.graph.edit import Editor, replace_value
-from edgeq.graph.query import constant, is_op, node_input
+from edgeq.graph.edit import Editor, replace_node, rewrite_nodes
+from edgeq.graph.query import constant, is_op, maker, node_input
 
 # Layers whose input is quantized anyway; before a normalisation means are wanted in float.
 _LAYERS = ("Conv", "Gemm", "MatMul")
@@ -26,11 +26,7 @@ def write_global_pools(model: ir.Model) -> int:
     Returns:
         How many were rewritten.
     """
-    written = 0
-    for graph in model.graphs():
-        editor = Editor(model, graph)
-        written += sum(_write(node, editor) for node in list(graph) if is_op(node, "ReduceMean"))
-    return written
+    return rewrite_nodes(model, _write, "ReduceMean")
 
 
 def _write(mean: ir.Node, editor: Editor) -> bool:
@@ -44,16 +40,14 @@ def _write(mean: ir.Node, editor: Editor) -> bool:
         return False
     keeps = mean.attributes.get_int("keepdims", 1)
     pooled = editor.node("GlobalAveragePool", [source], f"{mean.name}/pool", before=mean)
-    pool = pooled.producer()
+    pool = maker(pooled)
     if keeps:
         pooled.shape, pooled.type = result.shape, result.type
     else:
         sizes = [*source.shape[:2], *[1] * (rank - 2)]
         pooled.shape, pooled.type = ir.Shape(sizes), source.type
         pooled = editor.node("Flatten", [pooled], f"{mean.name}/flatten", before=mean, like=result)
-    replace_value(result, pooled, keep_name=True)
-    editor.graph.remove(mean, safe=True)
-    assert pool is not None
+    replace_node(mean, pooled)
     pool.name = mean.name  # which --exclude and others go by
     return True
 

@@ -11,7 +11,7 @@ import math
 
 import onnx_ir as ir
 
-from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.edit import Editor, replace_value, rewrite_nodes
 from edgeq.graph.query import clamp_bounds, constant_tensor, is_op, only_reader
 
 # Of m, which exporters store as 6, or as 1 / 6 in float32.
@@ -25,11 +25,7 @@ def write_hard_sigmoids(model: ir.Model) -> int:
     Returns:
         How many were rewritten.
     """
-    written = 0
-    for graph in model.graphs():
-        editor = Editor(model, graph)
-        written += sum(_write(node, editor) for node in list(graph) if is_op(node, "Clip"))
-    return written
+    return rewrite_nodes(model, _write, "Clip")
 
 
 def _write(clip: ir.Node, editor: Editor) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.graph.edit import Editor, replace_value
+from edgeq.graph.edit import Editor, replace_value, rewrite_nodes
 from edgeq.graph.query import is_op, node_input, only_reader
 from edgeq.model.constants import Array, float_constant, set_parameter
 from edgeq.model.fold import norm_factors
@@ -57,12 +57,7 @@ def merge_branches(model: ir.Model) -> int:
     Returns:
         How many sums were merged.
     """
-    merged = 0
-    for graph in model.graphs():
-        editor = Editor(model, graph)
-        # In the order of the graph: a sum that is merged may be a branch of the next one.
-        merged += sum(_merge(node, editor) for node in list(graph) if is_op(node, "Add", "Sub"))
-    return merged
+    return rewrite_nodes(model, _merge, "Add", "Sub")  # a sum that is merged may be a branch of the next one
 
 
 def _merge(total: ir.Node, editor: Editor) -> bool:

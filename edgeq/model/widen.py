@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.edit import Editor
+from edgeq.graph.query import maker
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _TYPE_ATTRIBUTES = ("to", "dtype")
@@ -55,30 +56,25 @@ def _widen_attributes(node: ir.Node) -> None:
 def _cast_inputs(graph: ir.Graph, editor: Editor) -> None:
     first = graph[0] if len(graph) else None
     for value in graph.inputs:
-        if value.dtype not in _HALF or not value.uses():
-            continue
-        cast = _cast(editor, value, editor.free_value_name(f"{value.name}_float32"), ir.DataType.FLOAT)
-        value.replace_all_uses_with(cast.outputs[0])
-        cast.replace_input_with(0, value)
-        assert first is not None
-        graph.insert_before(first, cast)
+        if value.dtype in _HALF and value.uses():
+            wide = _cast(editor, value, f"{value.name}_float32", ir.DataType.FLOAT, before=first)
+            value.replace_all_uses_with(wide)
+            maker(wide).replace_input_with(0, value)
 
 
 def _cast_outputs(graph: ir.Graph, editor: Editor) -> None:
     for index, value in enumerate(graph.outputs):
-        if value.dtype not in _HALF or value.producer() is None:
-            continue
-        name, dtype, shape = value.name, value.dtype, value.shape
-        assert dtype is not None
-        value.dtype = ir.DataType.FLOAT
-        value.name = editor.free_value_name(f"{name}_float32")
-        cast = _cast(editor, value, str(name), dtype)
-        cast.outputs[0].shape = shape
-        graph.append(cast)
-        graph.outputs[index] = cast.outputs[0]
+        name, dtype = str(value.name), value.dtype
+        if dtype in _HALF and value.producer() is not None:
+            value.dtype = ir.DataType.FLOAT
+            value.name = editor.free_value_name(f"{name}_float32")
+            narrow = _cast(editor, value, name, dtype)
+            narrow.name = name
+            graph.outputs[index] = narrow
 
 
-def _cast(editor: Editor, source: ir.Value, name: str, dtype: ir.DataType) -> ir.Node:
-    output = ir.Value(name=name, shape=source.shape, type=ir.TensorType(dtype))
-    node_name = editor.free_node_name(f"{name}_cast")
-    return ir.Node("", "Cast", [source], [ir.AttrInt64("to", int(dtype))], outputs=[output], name=node_name)
+def _cast(editor: Editor, source: ir.Value, name: str, dtype: ir.DataType, before: ir.Node | None = None) -> ir.Value:
+    to = {"to": int(dtype)}
+    return editor.node(
+        "Cast", [source], f"{name}_cast", output=name, before=before, like=source, dtype=dtype, attributes=to
+    )

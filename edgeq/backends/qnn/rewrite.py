@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
-from edgeq.graph.edit import Editor
+from edgeq.graph.edit import Editor, replace_node
 from edgeq.graph.query import is_op, name_of, sizes
-from edgeq.model.constants import float_constant
+from edgeq.model.fold import norm_factors
 from edgeq.model.prepare import PreparedModel, rewritten
 
 
@@ -23,9 +23,9 @@ def rewrite(
     if not any(is_op(node, "BatchNormalization") for node in prepared.model.graph):
         return prepared, ranges
     model, more = prepared.model.clone(), dict(ranges)
-    editor, changed = Editor(model), 0
-    for node in list(model.graph):
-        changed += is_op(node, "BatchNormalization") and _as_convolution(node, editor, more)
+    editor = Editor(model)
+    norms = [node for node in model.graph if is_op(node, "BatchNormalization")]
+    changed = sum(_as_convolution(node, editor, more) for node in norms)
     if not changed:
         return prepared, ranges
     return rewritten(prepared, model, path, f"{changed} BatchNormalization written as depthwise convolutions"), more
@@ -34,12 +34,10 @@ def rewrite(
 def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> bool:
     """y = x * factor + shift for each channel, in place; whether that could be done."""
     source, result = norm.inputs[0], norm.outputs[0]
-    shape = sizes(source)
-    parameters = [float_constant(value) for value in norm.inputs[1:5]]
-    if source is None or shape is None or len(shape) < 2 or any(p is None for p in parameters):
+    shape, factors = sizes(source), norm_factors(norm)
+    if source is None or shape is None or len(shape) < 2 or isinstance(factors, str):
         return False
-    scale, bias, mean, variance = (p.ravel() for p in parameters if p is not None)
-    factor = scale / np.sqrt(variance + norm.attributes.get_float("epsilon", 1e-5))
+    factor, added = factors
     channels, flat = len(factor), len(shape) != 4
     name = str(norm.name)
     read = source
@@ -48,7 +46,7 @@ def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> 
         read = editor.node("Reshape", [source, image], f"{name}/image_of", before=norm)
         ranges[name_of(read)] = ranges[name_of(source)]
     weight = editor.constant(f"{name}/weight", factor.reshape(-1, 1, 1, 1).astype(np.float32))
-    shift = editor.constant(f"{name}/shift", (bias - mean * factor).astype(np.float32))
+    shift = editor.constant(f"{name}/shift", added.astype(np.float32))
     made = editor.node(
         "Conv", [read, weight, shift], name, before=norm, attributes={"group": channels, "kernel_shape": [1, 1]}
     )
@@ -56,9 +54,5 @@ def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> 
         ranges[name_of(made)] = ranges[name_of(result)]
         back = editor.constant(f"{name}/shape", np.array(shape, np.int64))
         made = editor.node("Reshape", [made, back], f"{name}/shape_of", before=norm)
-    final = name_of(result)
-    result.name, made.name = f"{final}/replaced", final
-    made.shape, made.type = result.shape, result.type
-    result.replace_all_uses_with(made, replace_graph_outputs=True)
-    editor.graph.remove(norm, safe=True)
+    replace_node(norm, made)
     return True

@@ -12,7 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgeq.backends.systolic.fixed_batch import infer_shapes
 from edgeq.graph.edit import Editor, insert_behind
-from edgeq.graph.query import attributes, constant, is_constant, is_op, name_of, node_input, readers, sizes
+from edgeq.graph.query import attributes, constant, is_constant, is_op, maker, name_of, node_input, readers, sizes
 
 _WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
 
@@ -86,9 +86,7 @@ def batch_in_front(model: ir.Model) -> None:
             in_front[rows] = made
         model.graph.remove(node, safe=True)
         # By the node's name it is excluded, and its multiply-accumulates are known; by the tensor's its range.
-        maker = first.producer()
-        assert maker is not None
-        maker.name, made.name = node.name, known
+        maker(first).name, made.name = node.name, known
     if in_front:
         RemoveUnusedNodesPass()(model)
         infer_shapes(model)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from edgeq.graph.edit import Editor
+from edgeq.graph.edit import Editor, drop_unused_initializers
 
 
 def as_integers(part: ir.Model, source: str, target: str) -> ir.Model:
@@ -20,8 +20,7 @@ def as_integers(part: ir.Model, source: str, target: str) -> ir.Model:
     for node in graph:
         if node.op_type == "Pad":
             node.resize_inputs(min(len(node.inputs), 2))
-    for value in [value for value in graph.initializers.values() if not value.uses()]:
-        del graph.initializers[value.name or ""]
+    drop_unused_initializers(graph)
     for value, name in ((graph.inputs[0], source), (graph.outputs[0], target)):
         value.name, value.type = name, ir.TensorType(ir.DataType.INT8)
     return changed

@@ -22,7 +22,7 @@ from edgeq.backends.tensorrt.placement import ADD
 from edgeq.calibrate.ranges import Range
 from edgeq.graph.edit import Editor, drop_unused_initializers, insert_behind
 from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import MAIN_DOMAINS, bodies, constant, is_op, name_of, opset_of
+from edgeq.graph.query import MAIN_DOMAINS, bodies, constant, is_op, maker, name_of, opset_of
 from edgeq.model.shapes import element_types
 
 _FLOAT = ir.DataType.FLOAT
@@ -255,9 +255,7 @@ class _Caster:
             name = str(value.name)
             wide = self._cast(value, f"{name}_wide", _FLOAT, before)
             insert_behind(value, wide, wide, f"{name}_{self._half}")
-            producer = wide.producer()
-            assert producer is not None
-            producer.name = f"{name}_Cast"
+            maker(wide).name = f"{name}_Cast"
             self._made[wide] = _FLOAT
             self._copies[wide, self._made[value]] = value
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.graph.edit import Editor, insert_behind, replace_value
+from edgeq.graph.edit import Editor, insert_behind, replace_node
 from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.graph.query import name_of
 from edgeq.model.shapes import element_types
@@ -53,8 +53,7 @@ def simulation(model: ir.Model) -> ir.Model:
             continue
         if node.op_type == "Cast" and kinds[0] in _HALVES:
             _, rounded = _rounding(editor, node.inputs[0], str(node.outputs[0].name), kinds[0], node)
-            replace_value(node.outputs[0], rounded, keep_name=True)
-            graph.remove(node, safe=True)
+            replace_node(node, rounded)
         elif node.op_type == "Cast" and kinds[0] == ir.DataType.FLOAT and types.get(name_of(node.inputs[0])) in _HALVES:
             node.op_type = "Identity"
             node.attributes.clear()
