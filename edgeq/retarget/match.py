@@ -31,6 +31,10 @@ class Out:
     clamp: ir.Node | None
 
 
+Sides = tuple[list[In], Out]
+"""Of an operator."""
+
+
 def _input(node: ir.Node, place: int) -> In | None:
     value = node_input(node, place)
     maker = value.producer() if value is not None else None
@@ -52,7 +56,7 @@ def _output(node: ir.Node) -> Out | None:
     return Out(user, params, clamp) if params is not None and not params.per_channel else None
 
 
-def sides(node: ir.Node, places: tuple[int, ...]) -> tuple[list[In], Out] | str:
+def sides(node: ir.Node, places: tuple[int, ...]) -> Sides | str:
     """Inputs and output of an operator, or the reason why it has no integer form as it stands."""
     inputs = [_input(node, place) for place in places]
     out = _output(node)
@@ -70,7 +74,7 @@ def sides(node: ir.Node, places: tuple[int, ...]) -> tuple[list[In], Out] | str:
     return found, out
 
 
-def products(node: ir.Node) -> tuple[list[In], Out] | str:
+def products(node: ir.Node) -> Sides | str:
     """`sides` of a Conv, MatMul or Gemm."""
     found = sides(node, (0, 1))
     if isinstance(found, str):

@@ -65,11 +65,7 @@ def _explicit_zero_point(node: ir.Node, editor: Editor) -> bool:
         kind = ir.DataType(node.attributes.get_int("output_dtype", 0)) or ir.DataType.UINT8
     if scale is None or kind not in (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT32):
         return False
-    if len(node.inputs) < 3:
-        node.resize_inputs(3)
-    node.replace_input_with(
-        2, editor.constant(f"{node.outputs[0].name}/zero_point", np.zeros(scale.shape, kind.numpy()))
-    )
+    editor.set_input(node, 2, np.zeros(scale.shape, kind.numpy()), f"{node.outputs[0].name}/zero_point")
     return True
 
 

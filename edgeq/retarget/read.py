@@ -14,7 +14,7 @@ import onnx_ir as ir
 from edgeq.errors import ModelError
 from edgeq.graph.operators import operator_of
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import constant, is_constant, is_op, node_input
+from edgeq.graph.query import constant, is_constant, is_op, name_of, node_input
 from edgeq.records import computed
 from edgeq.retarget.params import params_at, params_of, type_name
 from edgeq.retarget.shift import is_weight
@@ -49,6 +49,11 @@ class Form:
 _SHORT = {"uint8": "U8", "int8": "S8"}
 
 
+def is_integer_operator(node: ir.Node) -> bool:
+    """Whether a node takes integers and gives integers: one of QOperator form."""
+    return node.op_type.startswith("QLinear") or node.op_type == "QGemm"
+
+
 def read_form(model: ir.Model) -> Form:
     """The form of a model; its counts are empty where nothing is quantized with constant scales."""
     activations: Counter[str] = Counter()
@@ -63,7 +68,7 @@ def read_form(model: ir.Model) -> Form:
 
 def _format(model: ir.Model) -> str:
     nodes = list(model.graph)
-    integer = any(node.op_type.startswith("QLinear") or node.op_type == "QGemm" for node in nodes)
+    integer = any(map(is_integer_operator, nodes))
     between = any(
         is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul")
         and any(v is not None and is_op(v.producer(), "DequantizeLinear") for v in node.inputs)
@@ -89,7 +94,7 @@ def places(node: ir.Node) -> Iterator[Place]:
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
         if params is not None and params.dtype is not ir.DataType.INT32:
-            yield Place(_name(node.inputs[0]), params, is_weight(node))
+            yield Place(name_of(node.inputs[0]), params, is_weight(node))
         return
     row = operator_of(node)
     if row.integer_output is None or len(row.integers) != 2:
@@ -98,11 +103,7 @@ def places(node: ir.Node) -> Iterator[Place]:
         value = node_input(node, operand.value)
         params = params_at(node, operand.scale) if operand.scale is not None else None
         if params is not None:
-            yield Place(_name(value), params, operand.value in row.weights and is_constant(value))
-
-
-def _name(value: ir.Value | None) -> str:
-    return value.name or "" if value is not None else ""
+            yield Place(name_of(value), params, operand.value in row.weights and is_constant(value))
 
 
 def check_form(model: ir.Model, path: Path) -> None:

@@ -38,7 +38,7 @@ from edgeq.retarget.compare import USUAL, Comparison, compare, optimiser_problem
 from edgeq.retarget.fit import check_target
 from edgeq.retarget.normalise import normalise
 from edgeq.retarget.params import INTEGERS
-from edgeq.retarget.read import Form, check_form, read_form
+from edgeq.retarget.read import Form, check_form, is_integer_operator, read_form
 from edgeq.retarget.shift import limit_weights, shift_activations, shift_weights
 from edgeq.retarget.to_qdq import to_qdq
 from edgeq.retarget.to_qoperator import to_qoperator
@@ -209,7 +209,7 @@ def _rewrite(
     kept: list[str] = []
     keeps_integer_operators = format is None and before.format == "QOperator"
     needs_weights = activation_type == "int8" and weight_type is None
-    integer_operators = _integer_operators(graph)
+    integer_operators = sum(map(is_integer_operator, graph.graph))
     if before.format != "QDQ":
         kept += to_qdq(graph)
     if weight_type is not None or needs_weights:
@@ -227,14 +227,10 @@ def _rewrite(
         kept += stuck
         if format == "QOperator":
             changes.append(f"{count} operators between DequantizeLinear and QuantizeLinear → integer operators")
-    gone = integer_operators - _integer_operators(graph)
+    gone = integer_operators - sum(map(is_integer_operator, graph.graph))
     if gone > 0:
         changes.append(f"{gone} integer operators → DequantizeLinear, operator, QuantizeLinear")
     return kept
-
-
-def _integer_operators(graph: ir.Model) -> int:
-    return sum(node.op_type.startswith("QLinear") or node.op_type == "QGemm" for node in graph.graph)
 
 
 def _check_request(format: str | None, activation_type: str | None, weight_type: str | None) -> None:

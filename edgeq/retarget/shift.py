@@ -186,9 +186,7 @@ def _visit(
 
 
 def _bounds_constant(node: ir.Node) -> bool:
-    first = _BOUNDS[node.op_type]
-    last = 3
-    return all(v is None or is_constant(v) for v in node.inputs[first:last])
+    return all(v is None or is_constant(v) for v in node.inputs[_BOUNDS[node.op_type] : 3])
 
 
 def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:
@@ -227,10 +225,7 @@ def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     if node.op_type == "Pad" and node_input(node, first) is None:
         if node.attributes.get_string("mode", "constant") != "constant":
             return
-        if len(node.inputs) <= first:
-            node.resize_inputs(first + 1)
-        zero = shifted(np.zeros((), _other(dtype).numpy()), dtype)
-        node.replace_input_with(first, editor.constant(f"{node.name}/fill", zero))
+        editor.set_input(node, first, shifted(np.zeros((), _other(dtype).numpy()), dtype), f"{node.name}/fill")
         return
     for place in range(first, min(len(node.inputs), 3)):
         old = node.inputs[place]

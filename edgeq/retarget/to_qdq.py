@@ -14,6 +14,7 @@ from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import MAIN_DOMAINS, MICROSOFT, node_input
 from edgeq.model.opset import LOWEST
 from edgeq.retarget.params import params_at
+from edgeq.retarget.read import is_integer_operator
 
 # Their float forms have other inputs or attributes.
 _OTHERWISE = frozenset({"QLinearReduceMean", "QLinearWhere"})
@@ -25,7 +26,7 @@ def to_qdq(model: ir.Model) -> list[str]:
     """Rewrite in place; gives those integer operators that have no float form here."""
     editor, kept = Editor(model), []
     for node in list(model.graph):
-        if not (node.op_type.startswith("QLinear") or node.op_type == "QGemm"):
+        if not is_integer_operator(node):
             continue
         if _rewrite(node, editor):
             editor.graph.remove(node, safe=True)

@@ -16,8 +16,12 @@ from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.operators import moves_data
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import MAIN_DOMAINS, MICROSOFT, constant, is_op, node_input
-from edgeq.retarget.match import In, Out, clamped, constant_clamp, products, sides
+from edgeq.retarget.match import In, Out, Sides, clamped, constant_clamp, products, sides
 from edgeq.retarget.params import params_of
+
+Rule = tuple[Callable[[ir.Node], Sides | str], Callable[[ir.Node, list[In], Out, Editor], str]]
+"""What finds the integers around an operator, and what puts the integer operator in its place; each gives the reason
+where there is none."""
 
 
 def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> tuple[int, list[str]]:
@@ -30,12 +34,12 @@ def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda nod
     _share_quantizers(editor)
     count, kept = 0, []
     for node in list(model.graph):
-        rule = _RULES.get(node.op_type) if node.domain in MAIN_DOMAINS else None
-        if rule is None:
-            rule = _data_movement if moves_data(node) else None
-        if rule is None or node.graph is None or not wanted(node):
+        rule = _RULES.get(node.op_type, _MOVEMENT if moves_data(node) else None)
+        if rule is None or node.domain not in MAIN_DOMAINS or node.graph is None or not wanted(node):
             continue
-        reason = rule(node, editor)
+        find, write = rule
+        found = find(node)
+        reason = found if isinstance(found, str) else write(node, *found, editor)
         if not reason:
             count += 1
         elif node.op_type in ("Conv", "Gemm", "MatMul"):
@@ -89,102 +93,74 @@ def _emit(
     return ""
 
 
-def _triple(side: In, name: str, editor: Editor) -> list[ir.Value | None]:
-    return [side.value, *editor.parameters(side.params, name)]
-
-
 def _operands(found: list[In], out: Out, node: ir.Node, editor: Editor) -> tuple[list[ir.Value | None], ...]:
     """Each input as (integers, scale, zero point), and the output's (scale, zero point)."""
-    made = [_triple(side, f"{node.name}/in{place}", editor) for place, side in enumerate(found)]
+    made: list[list[ir.Value | None]] = [
+        [side.value, *editor.parameters(side.params, f"{node.name}/in{place}")] for place, side in enumerate(found)
+    ]
     return (*made, [*editor.parameters(out.params, f"{node.name}/out")])
 
 
-def _conv(node: ir.Node, editor: Editor) -> str:
-    found = products(node)
-    if isinstance(found, str):
-        return found
-    bias, reason = _bias(node, found[0], editor)
+def _conv(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    bias, reason = _bias(node, inputs, editor)
     if reason:
         return reason
-    x, w, y = _operands(*found, node, editor)
-    return _emit("QLinearConv", [*x, *w, *y, *([bias] if bias is not None else [])], node, found[1], editor)
+    x, w, y = _operands(inputs, out, node, editor)
+    return _emit("QLinearConv", [*x, *w, *y, *([bias] if bias is not None else [])], node, out, editor)
 
 
-def _matmul(node: ir.Node, editor: Editor) -> str:
-    found = products(node)
-    if isinstance(found, str):
-        return found
-    a, b, y = _operands(*found, node, editor)
-    return _emit("QLinearMatMul", [*a, *b, *y], node, found[1], editor)
+def _matmul(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    a, b, y = _operands(inputs, out, node, editor)
+    return _emit("QLinearMatMul", [*a, *b, *y], node, out, editor)
 
 
-def _gemm(node: ir.Node, editor: Editor) -> str:
-    found = products(node)
-    if isinstance(found, str):
-        return found
+def _gemm(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     if node.attributes.get_float("beta", 1.0) != 1.0:
         return "beta is not 1"
-    bias, reason = _bias(node, found[0], editor, factor=node.attributes.get_float("alpha", 1.0))
+    bias, reason = _bias(node, inputs, editor, factor=node.attributes.get_float("alpha", 1.0))
     if reason:
         return reason
-    a, b, y = _operands(*found, node, editor)
+    a, b, y = _operands(inputs, out, node, editor)
     attributes = {name: value for name, value in node.attributes.items() if name != "beta"}
-    return _emit("QGemm", [*a, *b, bias, *y], node, found[1], editor, domain=MICROSOFT, attributes=attributes)
+    return _emit("QGemm", [*a, *b, bias, *y], node, out, editor, domain=MICROSOFT, attributes=attributes)
 
 
-def _binary(node: ir.Node, editor: Editor) -> str:
-    found = sides(node, (0, 1))
-    if isinstance(found, str):
-        return found
-    if found[0][0].params.dtype != found[0][1].params.dtype or found[0][1].params.per_channel:
+def _binary(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    if inputs[0].params.dtype != inputs[1].params.dtype or inputs[1].params.per_channel:
         return "its inputs are of different types"
-    a, b, y = _operands(*found, node, editor)
-    return _emit(f"QLinear{node.op_type}", [*a, *b, *y], node, found[1], editor, domain=MICROSOFT)
+    a, b, y = _operands(inputs, out, node, editor)
+    return _emit(f"QLinear{node.op_type}", [*a, *b, *y], node, out, editor, domain=MICROSOFT)
 
 
-def _unary(node: ir.Node, editor: Editor) -> str:
-    found = sides(node, (0,))
-    if isinstance(found, str):
-        return found
+def _unary(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     if node.op_type == "AveragePool" and (
         node.attributes.get_int("ceil_mode", 0) != 0 or any(d != 1 for d in node.attributes.get_ints("dilations", []))
     ):
         return "it has ceil_mode or dilations"
-    x, y = _operands(*found, node, editor)
-    return _emit(f"QLinear{node.op_type}", [*x, *y], node, found[1], editor, domain=MICROSOFT)
+    x, y = _operands(inputs, out, node, editor)
+    return _emit(f"QLinear{node.op_type}", [*x, *y], node, out, editor, domain=MICROSOFT)
 
 
-def _concat(node: ir.Node, editor: Editor) -> str:
-    found = sides(node, tuple(range(len(node.inputs))))
-    if isinstance(found, str):
-        return found
-    if any(side.params.dtype != found[1].params.dtype or side.params.per_channel for side in found[0]):
+def _concat(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    if any(side.params.dtype != out.params.dtype or side.params.per_channel for side in inputs):
         return "its inputs are of different types"
-    *parts, y = _operands(*found, node, editor)
-    inputs = [*y, *(value for part in parts for value in part)]
-    return _emit("QLinearConcat", inputs, node, found[1], editor, domain=MICROSOFT)
+    *parts, y = _operands(inputs, out, node, editor)
+    operands = [*y, *(value for part in parts for value in part)]
+    return _emit("QLinearConcat", operands, node, out, editor, domain=MICROSOFT)
 
 
-def _data_movement(node: ir.Node, editor: Editor) -> str:
+def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     """An operator that only moves numbers moves integers: same parameters in front and behind."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
-    found = sides(node, (0,))
-    if isinstance(found, str):
-        return found
-    (source,), out = found
-    if out.clamp is not None or not source.params.same(out.params):
+    if out.clamp is not None or not inputs[0].params.same(out.params):
         return "its scale changes"
-    return _emit(node.op_type, [source.value, *node.inputs[1:]], node, out, editor)
+    return _emit(node.op_type, [inputs[0].value, *node.inputs[1:]], node, out, editor)
 
 
-def _clamp(node: ir.Node, editor: Editor) -> str:
+def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     """A Relu or Clip of its own, with one scale in front and behind: a Clip of the integers."""
-    found = sides(node, (0,))
-    if isinstance(found, str):
-        return found
-    (source,), out = found
-    alone = Out(out.quantize, out.params, node)
+    source, alone = inputs[0], Out(out.quantize, out.params, node)
     if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
     integers = clamped(source.value, alone, editor)
@@ -217,17 +193,30 @@ def _bias(node: ir.Node, found: list[In], editor: Editor, *, factor: float = 1.0
     return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
 
 
-_RULES: dict[str, Callable[[ir.Node, Editor], str]] = {
-    "Conv": _conv,
-    "MatMul": _matmul,
-    "Gemm": _gemm,
-    "Add": _binary,
-    "Mul": _binary,
-    "Sigmoid": _unary,
-    "LeakyRelu": _unary,
-    "AveragePool": _unary,
-    "GlobalAveragePool": _unary,
-    "Concat": _concat,
-    "Relu": _clamp,
-    "Clip": _clamp,
+def _first(node: ir.Node) -> Sides | str:
+    return sides(node, (0,))
+
+
+def _both(node: ir.Node) -> Sides | str:
+    return sides(node, (0, 1))
+
+
+def _every(node: ir.Node) -> Sides | str:
+    return sides(node, tuple(range(len(node.inputs))))
+
+
+_MOVEMENT: Rule = (_first, _data_movement)
+_RULES: dict[str, Rule] = {
+    "Conv": (products, _conv),
+    "MatMul": (products, _matmul),
+    "Gemm": (products, _gemm),
+    "Add": (_both, _binary),
+    "Mul": (_both, _binary),
+    "Sigmoid": (_first, _unary),
+    "LeakyRelu": (_first, _unary),
+    "AveragePool": (_first, _unary),
+    "GlobalAveragePool": (_first, _unary),
+    "Concat": (_every, _concat),
+    "Relu": (_first, _clamp),
+    "Clip": (_first, _clamp),
 }
