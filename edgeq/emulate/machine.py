@@ -36,13 +36,13 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
     qemu = need_qemu(emulator)
     check_cpuinfo(qemu, emulator, cpu)
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
-    if emulator.recipe is None:
+    if emulator.sysroot is None:
         folders = tuple(map(Path, import_path()))
         return Command((*arguments, sys.executable), (), guest_environment(os.environ), folders)
     sysroot = need_sysroot(emulator)
     root = sysroot.root
     environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
-    if qemu.key < emulator.honest_cpuinfo:
+    if not qemu.is_honest(emulator):
         root = _with_cpuinfo(emulator, cpu, qemu, sysroot, arguments, environment)
     folders = (sysroot.site,) if sysroot.site is not None else ()
     return Command((*arguments, "-L", str(root), str(sysroot.python)), (), environment, folders, _compiled())
@@ -88,7 +88,9 @@ def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
             f"{emulator.program} {qemu.version} has no CPU {cpu!r}",
             f"Use a newer one: edgeq emulate setup, or name one that {emulator.program} -cpu help lists",
         )
-    left_out = [line for line in output.splitlines() if any(f".{component}" in line for component in emulator.missing)]
+    left_out = [
+        line for line in output.splitlines() if any(f".{component}" in line for component in emulator.qemu.missing)
+    ]
     if left_out:
         raise HardwareError(
             f"{emulator.program} {qemu.version} has no {cpu}: it leaves out {left_out[0].rsplit('.', 1)[-1].strip()}",

@@ -200,7 +200,7 @@ _END = b"\n\0end\n"
 
 def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
     """The names of those kinds of kernels whose instructions a log of translated code holds."""
-    wanted = [(mask, value, k.name) for k in kernels for mask, value in k.patterns]
+    wanted = [(int(mask, 16), int(value, 16), k.name) for k in kernels for mask, value in k.patterns]
     found: set[str] = set()
     codes: set[bytes] = set()
     remaining = b""

@@ -37,6 +37,10 @@ class Qemu:
         """The version as numbers, to compare."""
         return parse_version(self.version)
 
+    def is_honest(self, emulator: Emulator) -> bool:
+        """Whether it shows the guest a /proc/cpuinfo of its own."""
+        return self.key >= parse_version(emulator.qemu.honest_cpuinfo)
+
 
 def find_qemu(emulator: Emulator) -> Qemu | None:
     """The newest qemu for `emulator` that runs here; None where there is none."""
@@ -74,7 +78,7 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
     folder = home() / FOLDER
     emulators = load_emulators().values()
     names = {n for emulator in emulators for n in (emulator.program, f"{emulator.program}-static")}
-    packages = tuple(dict.fromkeys(name for emulator in emulators for name in emulator.packages))
+    packages = tuple(dict.fromkeys(name for emulator in emulators for name in emulator.qemu.packages))
     with tempfile.TemporaryDirectory(dir=_made(home()), prefix="qemu-") as work, progress.stage("Fetching qemu-user"):
         apt = _with_backports(Path(work), sources)
         offers = [offer for found in apt.offers(packages).values() for offer in found]

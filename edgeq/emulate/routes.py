@@ -105,7 +105,7 @@ def route_to(
             how = f"{emulator.program} -cpu {cpu}"
             emulator.check_cpu(cpu)
             need_qemu(emulator)
-            if emulator.recipe is not None:
+            if emulator.sysroot is not None:
                 need_sysroot(emulator)
             start = partial(_emulated, emulator, target, cpu, how)
             return ExecutionRoute(EMULATED, how, speed=emulator.speed, start=start)

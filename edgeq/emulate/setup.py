@@ -95,7 +95,7 @@ def setup(
 def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> Qemu:
     """The system's qemu if it is new enough, else one from packages, else the system's old one."""
     found = find_qemu(emulator)
-    if found is not None and found.key >= emulator.honest_cpuinfo:
+    if found is not None and found.is_honest(emulator):
         return found
     try:
         fetch_qemu(sources=sources, progress=progress)
@@ -151,7 +151,7 @@ def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
     """How the kernels of each target can be run here. Starts nothing."""
     machine = detect_machine()
     machines = {
-        name: (find_qemu(emulator), load_sysroot(emulator) if emulator.recipe is not None else None)
+        name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)
         for name, emulator in load_emulators().items()
     }
     targets = load_targets(machine)

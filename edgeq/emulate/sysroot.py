@@ -7,7 +7,7 @@ import re
 import shutil
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def build_sysroot(
     Raises:
         RuntimeUnavailableError: apt, dpkg-deb or pip are missing, or something cannot be fetched.
     """
-    recipe = emulator.recipe
+    recipe, pins = emulator.sysroot, emulator.pins
     assert recipe is not None, "an emulator without a recipe runs the host's own files"
     place = place_of(emulator)
     work = place.with_name(f"{place.name}.partial")
@@ -112,7 +112,7 @@ def build_sysroot(
         files = apt.download(packages, debs)
     with progress.stage("Fetching wheels"):
         versions = {name: onnxruntime if name == "onnxruntime" else "" for name in recipe.wheels}
-        wheels = download_wheels(versions, python, recipe.wheel_platforms, recipe.pinned_wheels, work / "wheels")
+        wheels = download_wheels(versions, python, recipe.wheel_platforms, pins.wheels, work / "wheels")
     root = work / "root"
     shutil.rmtree(root, ignore_errors=True)
     with progress.stage("Unpacking", len(files) + len(wheels)) as advance:
@@ -124,7 +124,7 @@ def build_sysroot(
             _unpack_wheel(wheel, root / "site", recipe)
             advance(1)
         _join_usr(root)
-    notes += [f"{w.name} is not pinned: recorded as it came" for w in wheels if w.name not in recipe.pinned_wheels]
+    notes += [f"{w.name} is not pinned: recorded as it came" for w in wheels if w.name not in pins.wheels]
     lock = {
         "root": str(place / "root"),
         "packages": [{"name": p.name, "version": p.version, "sha256": p.sha256} for p in packages],
@@ -159,6 +159,7 @@ SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK)
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:
     """The Python's version ("3.11"), the packages to take, and notes about them."""
+    pins = emulator.pins.packages
     interpreter = apt.offers([recipe.interpreter]).get(recipe.interpreter)
     depends = re.search(r"\bpython(3\.\d+)-minimal", interpreter[0].depends) if interpreter else None
     if depends is None:
@@ -178,8 +179,8 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
                 f"the system's package sources offer no {choice.replace('|', ' or ')} for {emulator.name}",
                 "Name sources that do with --sources FILE, or a root file system with --sysroot",
             )
-        package = _pinned(offers[name], recipe) or offers[name][0]
-        pin = recipe.pinned_packages.get(package.label)
+        package = next((p for p in offers[name] if p.label in pins), offers[name][0])
+        pin = pins.get(package.label)
         if pin is None:
             notes.append(f"{package.label} is not pinned: taken as the signed index has it")
         elif pin != package.sha256:
@@ -189,10 +190,6 @@ def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Pac
             )
         packages.append(package)
     return version, packages, notes
-
-
-def _pinned(offers: Sequence[Package], recipe: Recipe) -> Package | None:
-    return next((package for package in offers if package.label in recipe.pinned_packages), None)
 
 
 def _prune(root: Path, recipe: Recipe) -> None:

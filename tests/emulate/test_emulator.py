@@ -33,14 +33,14 @@ def test_cpus_that_qemu_has_are_taken(cpu: str) -> None:
 
 
 def test_a_machine_that_cannot_be_made_is_refused() -> None:
-    assert emulator_named("arm64").recipe is not None
+    assert emulator_named("arm64").sysroot is not None
     for name in ("x86_64", "vax"):
         with pytest.raises(UsageError, match=f"no emulated machine is called '{name}'"):
             emulator_named(name)
 
 
 def test_what_the_recipe_leaves_out() -> None:
-    recipe = emulator_named("arm64").recipe
+    recipe = emulator_named("arm64").sysroot
     assert recipe is not None
     assert recipe.leaves_out("usr/share/doc/libc6/copyright")
     assert recipe.leaves_out("site/numpy/linalg/tests/test_linalg.py")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.emulate.apt import Apt, Package
-from edgeq.emulate.emulator import Emulator, emulator_named
+from edgeq.emulate.emulator import Emulator, Pins, emulator_named
 from edgeq.emulate.sysroot import build_sysroot, load_sysroot, use_sysroot
 from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
 
@@ -77,20 +77,17 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small() -> Emulator:
     """The ARM64 machine with fewer packages, and nothing pinned."""
     emulator = emulator_named("arm64")
-    assert emulator.recipe is not None
+    assert emulator.sysroot is not None
     recipe = replace(
-        emulator.recipe,
+        emulator.sysroot,
         packages=("libc6", "libssl3t64|libssl3"),
         python_packages=("{python}-minimal", "lib{python}-stdlib"),
-        pinned_packages={},
-        pinned_wheels={},
     )
-    return replace(emulator, recipe=recipe)
+    return replace(emulator, sysroot=recipe, pins=Pins())
 
 
 def pinned(emulator: Emulator, **pins: dict[str, str]) -> Emulator:
-    assert emulator.recipe is not None
-    return replace(emulator, recipe=replace(emulator.recipe, **pins))
+    return replace(emulator, pins=replace(emulator.pins, **pins))
 
 
 def test_it_is_made_of_packages_and_wheels(own_home: Path, sources: Path, index: Path, small: Emulator) -> None:
@@ -113,13 +110,13 @@ def test_pins_hold(own_home: Path, sources: Path, index: Path, small: Emulator) 
     digest = hashlib.sha256((sources.parent / "repository" / "libc6.deb").read_bytes()).hexdigest()
     wheel = next(index.glob("numpy*"))
     good = {wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest()}
-    exact = pinned(small, pinned_packages={"libc6=1.0-1": digest}, pinned_wheels=good)
+    exact = pinned(small, packages={"libc6=1.0-1": digest}, wheels=good)
     notes = build_sysroot(exact, "1.30.0", sources=sources).lock["notes"]
     assert not [note for note in notes if "libc6=" in note or "numpy-" in note]
-    other = pinned(small, pinned_packages={"libc6=1.0-1": "0" * 64})
+    other = pinned(small, packages={"libc6=1.0-1": "0" * 64})
     with pytest.raises(RuntimeUnavailableError, match=r"another libc6=1.0-1 than edgeq was tested with"):
         build_sysroot(other, "1.30.0", sources=sources)
-    changed = pinned(small, pinned_wheels=dict.fromkeys(good, "0" * 64))
+    changed = pinned(small, wheels=dict.fromkeys(good, "0" * 64))
     with pytest.raises(RuntimeUnavailableError, match=r"pip failed|python\S* failed|hash"):
         build_sysroot(changed, "1.30.0", sources=sources)
 
