@@ -14,6 +14,7 @@ import onnx_ir as ir
 from edgeq_device.version import parse_version
 
 from edgeq.errors import ModelError
+from edgeq.graph.operators import operator_of
 from edgeq.graph.query import every_node, node_input, opset_of
 from edgeq.model.products import integer_products
 from edgeq.resources import shipped
@@ -25,27 +26,6 @@ _SHORT: dict[ir.DataType | None, str] = {
     ir.DataType.INT16: "s16",
     ir.DataType.UINT4: "u4",
     ir.DataType.INT4: "s4",
-}
-# Operator → the inputs whose types, one after the other, name its kernel: the first of each group that is constant
-# decides (a zero point has the type of what it belongs to), else it is unsigned, as DynamicQuantizeLinear's is.
-_TYPED_BY: dict[str, tuple[tuple[int, ...], ...]] = {
-    "QLinearConv": ((2,), (3, 5)),
-    "QLinearMatMul": ((2,), (3, 5)),
-    "QGemm": ((2,), (3, 5)),
-    "ConvInteger": ((2,), (1, 3)),
-    "MatMulInteger": ((2,), (1, 3)),
-    "MatMulIntegerToFloat": ((4,), (1, 5)),
-    "DynamicQuantizeMatMul": ((1, 3),),
-    "QuantizeLinear": ((2,),),
-    "DequantizeLinear": ((2, 0),),
-    "QLinearAdd": ((2,),),
-    "QLinearMul": ((2,),),
-    "QLinearConcat": ((1,),),
-    "QLinearAveragePool": ((2,),),
-    "QLinearGlobalAveragePool": ((2,),),
-    "QLinearSigmoid": ((2,),),
-    "QLinearLeakyRelu": ((2,),),
-    "QLinearSoftmax": ((2,),),
 }
 
 
@@ -132,11 +112,21 @@ def _kernels(model: ir.Model) -> Iterator[str]:
     for node in every_node(model):
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             yield f"{node.op_type} {node.attributes.get_int('bits', 4)}"
-        elif node.op_type in _TYPED_BY:
-            groups = [[node_input(node, place) for place in group] for group in _TYPED_BY[node.op_type]]
+        elif groups := _typed_by(node):
             kinds = "".join(next(filter(None, map(_short_type, group)), "u8") for group in groups)
             contrib = " contrib" if node.op_type == "DequantizeLinear" and node.domain else ""
             yield f"{node.op_type} {kinds}{contrib}"
+
+
+def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
+    """The values whose types, one after the other, name the kernel of an integer operator; () for others. The first of
+    each group that is constant decides (a zero point has the type of what it belongs to), else it is unsigned, as
+    DynamicQuantizeLinear's is. Without weights, all integers have the type of the first."""
+    row = operator_of(node)
+    if not row.integers:
+        return [(node_input(node, row.integer_output[1]),)] if row.integer_output else []
+    read = row.integers if row.weights else row.integers[:1]
+    return [(node_input(node, places.value), node_input(node, places.zero_point)) for places in read]
 
 
 def _short_type(value: ir.Value | None) -> str:
