@@ -30,6 +30,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
+def one_line(error: BaseException, *, most: int | None = None) -> str:
+    """The text of another library's exception, for a message: in one line, cut to so many characters."""
+    return " ".join(str(error).split())[:most]
+
+
 class EdgeqError(Exception):
     """Base of all deliberate failures.
 

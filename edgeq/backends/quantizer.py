@@ -17,9 +17,9 @@ from edgeq_device.version import parse_version
 from edgeq.backends.quantizer_index import indexed
 from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.calibrate.ranges import Range
-from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError
+from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, one_line
 from edgeq.graph.query import name_of
-from edgeq.model.load import model_files
+from edgeq.model.load import model_bytes
 from edgeq.model.names import clashing_names
 from edgeq.model.parse import parse_model
 from edgeq.model.prepare import PreparedModel
@@ -43,12 +43,7 @@ def quant_type(name: IntegerType) -> Any:
 
 def needs_external_data(model: Path) -> bool:
     """Whether a model is too large to be one file."""
-    return sum(file.stat().st_size for file in model_files(model)) >= _EXTERNAL_DATA_FROM
-
-
-def one_line(error: Exception) -> str:
-    """An exception's text for a message."""
-    return " ".join(str(error).split())
+    return model_bytes(model) >= _EXTERNAL_DATA_FROM
 
 
 class _Silence:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -45,7 +45,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """The protobuf of a model; external weights stay references. `value_info` holds what nodes make: the type and shape
     of an initializer are in its tensor."""
     proto = ir.serde.serialize_model(model)
-    for graph in _graphs(proto.graph):
+    for graph in (proto.graph, *inner_graphs(proto.graph.node)):
         weights = {tensor.name for tensor in graph.initializer}
         described = [value for value in graph.value_info if value.name not in weights]
         del graph.value_info[:]
@@ -63,9 +63,10 @@ def to_bytes(model: ir.Model) -> bytes:
     return content
 
 
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
+def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The graphs inside nodes, those of If, Loop and Scan, depth first."""
+    for node in nodes:
         for attribute in node.attribute:
             for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-                yield from _graphs(body)
+                yield body
+                yield from inner_graphs(body.node)

@@ -47,7 +47,9 @@ def save_external(
                 with (path.parent / name).open("ab") as file:
                     _move(tensor, base, file, name)
             elif is_external(tensor):
-                _set_raw(tensor, _bytes(tensor, base))
+                content = _bytes(tensor, base)
+                _clear(tensor)
+                tensor.raw_data = content
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
@@ -76,20 +78,12 @@ def _move(tensor: onnx.TensorProto, base: Path, file: IO[bytes], name: str) -> N
 def _bytes(tensor: onnx.TensorProto, base: Path) -> bytes:
     """The tensor as `raw_data` would hold it."""
     if is_external(tensor):
-        span = external_span(tensor, base / "model")
-        with span.file.open("rb") as source:
-            source.seek(span.offset)
-            return source.read(span.length)
+        return external_span(tensor, base / "model").read()
     if tensor.HasField("raw_data"):
         return tensor.raw_data
     import onnx_ir
 
     return onnx_ir.serde.deserialize_tensor(tensor).tobytes()
-
-
-def _set_raw(tensor: onnx.TensorProto, content: bytes) -> None:
-    _clear(tensor)
-    tensor.raw_data = content
 
 
 def _clear(tensor: onnx.TensorProto) -> None:

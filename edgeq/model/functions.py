@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from edgeq.errors import ModelError
+from edgeq.errors import ModelError, one_line
+from edgeq.graph.convert import inner_graphs
 from edgeq.model.tensors import iter_graphs
 
 MAX_NODES = 1_000_000
@@ -60,14 +61,10 @@ def inline_functions(model: ir.Model, path: Path) -> None:
     try:
         InlinePass()(model)
     except Exception as error:  # ValueError, and the pass's own around others
-        text = " ".join(str(error.__cause__ or error).split())[:300]
+        text = one_line(error.__cause__ or error, most=300)
         raise ModelError(f"{path}: a function cannot be inlined: {text}", "Export the model again") from error
 
 
-def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    body = onnx.GraphProto()
-    body.node.extend(nodes)
-    for graph in iter_graphs(body):
-        found.extend((n.domain, n.op_type) for n in graph.node)
-    return found
+def _calls(nodes: Collection[onnx.NodeProto]) -> list[tuple[str, str]]:
+    inside = [node for graph in inner_graphs(nodes) for node in graph.node]
+    return [(node.domain, node.op_type) for node in (*nodes, *inside)]

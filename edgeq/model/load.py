@@ -13,7 +13,7 @@ from edgeq_device.errors import BundleError
 from edgeq_device.onnxfile import read_onnx
 from edgeq_device.sizes import is_name
 
-from edgeq.errors import ModelError, OutputError
+from edgeq.errors import ModelError, OutputError, one_line
 from edgeq.graph.convert import from_proto, to_bytes
 from edgeq.graph.operators import is_quantized_operator
 from edgeq.graph.query import every_node
@@ -44,8 +44,8 @@ copy of some weights fit too."""
 SMALL_EXTERNAL = 2**26
 """Bytes of external data up to which `load_model` reads it in."""
 
-# From this version of the format on, an initializer need not be an input.
-_FREE_INITIALIZERS = 4
+FREE_INITIALIZERS = 4
+"""From this version of the format on, an initializer need not be an input."""
 
 ExternalData = Literal["small", "all", "none"]
 
@@ -115,7 +115,7 @@ def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model"
     memory = from_proto(model, base, where=where)
     weights = RemoveInitializersFromInputsPass()(memory)
     if weights.modified:
-        memory.ir_version = max(memory.ir_version, _FREE_INITIALIZERS)
+        memory.ir_version = max(memory.ir_version, FREE_INITIALIZERS)
     return memory
 
 
@@ -239,8 +239,9 @@ def check_valid(model: onnx.ModelProto, path: Path) -> None:
     try:
         onnx.checker.check_model(bare)
     except Exception as error:  # its C++ side raises ValidationError, RuntimeError, IndexError and others
-        text = " ".join(str(error).split())
-        raise ModelError(f"{path} is not a valid ONNX model: {text[:300]}", "Export the model again") from error
+        raise ModelError(
+            f"{path} is not a valid ONNX model: {one_line(error, most=300)}", "Export the model again"
+        ) from error
 
 
 def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
@@ -263,7 +264,7 @@ def _free_sizes(graph: onnx.GraphProto) -> None:
     """Clear, in place, the sizes that only look like one: as symbols, all of them would be equal."""
     for value in [*graph.input, *graph.output, *graph.value_info]:
         for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
-            if not _is_size(dim) and not _is_name(dim):
+            if _dimension(dim) is None:
                 dim.Clear()
 
 
@@ -277,19 +278,10 @@ def _on_one_device(model: onnx.ModelProto) -> None:
         model.ClearField("configuration")
 
 
-def _is_size(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    # Some exporters write -1 or 0 for a size that is free.
-    return bool(dim.HasField("dim_value") and dim.dim_value > 0)
-
-
-def _is_name(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    return bool(dim.HasField("dim_param") and is_name(dim.dim_param))
-
-
 def _dimension(dim: onnx.TensorShapeProto.Dimension) -> Dimension:
-    if _is_size(dim):
+    if dim.HasField("dim_value") and dim.dim_value > 0:  # some exporters write -1 or 0 for a size that is free
         return int(dim.dim_value)
-    return dim.dim_param if _is_name(dim) else None
+    return dim.dim_param if dim.HasField("dim_param") and is_name(dim.dim_param) else None
 
 
 def _file_digest(path: Path) -> str:
@@ -301,9 +293,6 @@ def _file_digest(path: Path) -> str:
 
 
 def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
-    span = external_span(tensor, path)
-    with span.file.open("rb") as file:
-        file.seek(span.offset)
-        tensor.raw_data = file.read(span.length)
+    tensor.raw_data = external_span(tensor, path).read()
     tensor.ClearField("data_location")
     tensor.ClearField("external_data")

@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from edgeq.errors import ModelError
+from edgeq.errors import ModelError, one_line
+from edgeq.graph.convert import inner_graphs
 from edgeq.graph.index import GraphIndex
 from edgeq.model.skeleton import skeleton
 
@@ -95,8 +96,8 @@ def _is_complete(graph: onnx.GraphProto) -> bool:
         known = found is not None and found.HasField("shape")
         return known and all(d.HasField("dim_value") or d.dim_param in symbols for d in types[name].shape.dim)
 
-    bodies = any(a.HasField("g") or a.graphs for node in graph.node for a in node.attribute)
-    return not bodies and all(sized(name) for node in graph.node for name in node.output if name)
+    bodies = next(inner_graphs(graph.node), None)
+    return bodies is None and all(sized(name) for node in graph.node for name in node.output if name)
 
 
 def _typed(symbolic: onnx.ModelProto, own: onnx.ModelProto | None) -> onnx.ModelProto:
@@ -118,18 +119,15 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
     try:
         return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
     except Exception as error:  # its C++ side raises InferenceError, RuntimeError, IndexError and others
-        text = " ".join(str(error).split())[:300]
+        text = one_line(error, most=300)
         raise ModelError(f"the shapes of {where} cannot be inferred: {text}", "Export the model again") from error
 
 
 def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
     """What a graph and the bodies in it say of their values; names are unique among them."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _described(body)
-    yield from graph.value_info
-    yield from graph.output
+    for scope in (*inner_graphs(graph.node), graph):
+        yield from scope.value_info
+        yield from scope.output
 
 
 def write_shapes(model: ir.Model, symbolic: SymbolicOptions | None = SymbolicOptions()) -> str:
@@ -226,7 +224,7 @@ def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _sentence(error: Exception) -> str:
     """Why the inference gave up, for a reader who does not know its source."""
-    text = " ".join(str(error).split())[:200]
+    text = one_line(error, most=200)
     if isinstance(error, AssertionError | LookupError | AttributeError | TypeError) or not text:
         return "it does not know how to treat these shapes"
     return text

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgeq.errors import ModelError
+from edgeq.errors import ModelError, one_line
 from edgeq.model.tensors import DAMAGED, all_graphs
 
 
@@ -35,5 +35,5 @@ def _dense(sparse: onnx.SparseTensorProto, path: Path) -> onnx.TensorProto:
         dense[np.unravel_index(places, dense.shape) if places.ndim == 1 else tuple(places.T)] = values
         return numpy_helper.from_array(dense, sparse.values.name)
     except (IndexError, TypeError, ValueError) as error:
-        text = " ".join(str(error).split())
-        raise ModelError(f"{path}: sparse tensor {sparse.values.name!r} is damaged: {text}", DAMAGED) from error
+        where = f"{path}: sparse tensor {sparse.values.name!r}"
+        raise ModelError(f"{where} is damaged: {one_line(error)}", DAMAGED) from error

@@ -14,6 +14,7 @@ from edgeq_device.budget import largest_sample
 from edgeq_device.dtypes import ELEMENT_BITS
 
 from edgeq.errors import ModelError
+from edgeq.graph.convert import inner_graphs
 from edgeq.graph.query import every_node
 
 DAMAGED = "The file is damaged or was tampered with; export or download it again"
@@ -34,11 +35,17 @@ class ExternalSpan:
     offset: int
     length: int
 
+    def read(self) -> bytes:
+        """The tensor's bytes."""
+        with self.file.open("rb") as stream:
+            stream.seek(self.offset)
+            return stream.read(self.length)
+
 
 def iter_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """`graph` and, depth first, the graphs of its If, Loop and Scan nodes."""
     yield graph
-    yield from _graphs_of_nodes(graph.node)
+    yield from inner_graphs(graph.node)
 
 
 def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -47,7 +54,7 @@ def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from graph.node
     for function in model.functions:
         yield from function.node
-        for graph in _graphs_of_nodes(function.node):
+        for graph in inner_graphs(function.node):
             yield from graph.node
 
 
@@ -228,13 +235,4 @@ def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """The main graph, and every graph inside a node of it or of a function."""
     yield from iter_graphs(model.graph)
     for function in model.functions:
-        yield from _graphs_of_nodes(function.node)
-
-
-def _graphs_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from iter_graphs(attribute.g)
-            for graph in attribute.graphs:
-                yield from iter_graphs(graph)
+        yield from inner_graphs(function.node)

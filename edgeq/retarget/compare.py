@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.engines import DEFAULT, as_engine
-from edgeq.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError, one_line
 from edgeq.graph.quant_params import LIMITS
 from edgeq.model.load import model_signature
 from edgeq.retarget.params import INTEGERS
@@ -123,7 +123,7 @@ def _run(session: Any, inputs: Mapping[str, Any]) -> tuple[list[NDArray[Any]] | 
     try:
         return session.run(None, dict(inputs)), ""
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
-        return None, " ".join(str(error).split())
+        return None, one_line(error)
 
 
 def _made_up(model: Path, *, seed: int) -> dict[str, Any]:
