@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, replace_node, rewrite_nodes
 from edgeq.graph.query import is_op, only_reader
-from edgeq.model.constants import Array, float_constant
+from edgeq.model.constants import Array, float_constant, output_channels
 from edgeq.model.fold import fold_into
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
@@ -74,12 +74,7 @@ def _by_channel(layer: ir.Node, values: Array | None) -> Array | None:
     if values is None or weight is None or weight.shape is None or not weight.shape.is_static():
         return None
     sizes = weight.shape.numpy()
-    if layer.op_type == "Conv":
-        channels, rank = sizes[0], len(sizes)
-    elif layer.op_type == "ConvTranspose":
-        channels, rank = sizes[1] * layer.attributes.get_int("group", 1), len(sizes)
-    else:
-        channels, rank = sizes[0 if layer.attributes.get_int("transB", 0) else 1], 2
+    channels, rank = output_channels(layer, sizes), len(sizes)
     if values.ndim > rank or values.size not in (1, channels):
         return None
     shape = (1,) * (rank - values.ndim) + values.shape

@@ -20,6 +20,14 @@ def float_constant(value: ir.Value | None) -> Array | None:
         return np.asarray(tensor.numpy()).astype(np.float64)
 
 
+def output_channels(layer: ir.Node, weight: tuple[int, ...]) -> int:
+    """How many channels a Conv, ConvTranspose, Gemm or MatMul with a weight of that shape gives."""
+    if layer.op_type == "ConvTranspose":
+        return weight[1] * int(layer.attributes.get_int("group", 1))
+    outputs_first = layer.op_type == "Conv" or layer.attributes.get_int("transB", 0) != 0
+    return weight[0 if outputs_first else 1]
+
+
 def set_parameter(editor: Editor, layer: ir.Node, place: int, values: Array) -> None:
     """Make `values` the weights (`place` 1) or the bias (2) of a layer, in the element type of its weights. What other
     nodes read too is left to them."""

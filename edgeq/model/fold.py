@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, replace_node, rewrite_nodes
 from edgeq.graph.query import is_op, node_input, only_reader
-from edgeq.model.constants import Array, float_constant, set_parameter
+from edgeq.model.constants import Array, float_constant, output_channels, set_parameter
 
 _LISTED = 4
 _NONE_BEFORE = "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
@@ -144,20 +144,17 @@ def fold_into(editor: Editor, layer: ir.Node, factor: Array, shift: Array) -> st
 
 def _scaled(layer: ir.Node, weight: Array, factor: Array) -> Array | None:
     """Weights times the factor of the output channel that each belongs to; None where the channels do not match."""
-    channels = len(factor)
+    convolves = layer.op_type in ("Conv", "ConvTranspose")
+    if (not convolves and weight.ndim != 2) or output_channels(layer, weight.shape) != len(factor):
+        return None
     if layer.op_type == "Conv":
-        return weight * factor.reshape(-1, *(1,) * (weight.ndim - 1)) if weight.shape[0] == channels else None
+        return weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))
     if layer.op_type == "ConvTranspose":
         groups = layer.attributes.get_int("group", 1)
-        if weight.shape[1] * groups != channels:
-            return None
         # [C_in, C_out / groups, ...]: the input channels of group g make the output channels of group g.
         grouped = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
         return (grouped * factor.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))).reshape(weight.shape)
-    transposed = layer.attributes.get_int("transB", 0)
-    if weight.ndim != 2 or weight.shape[0 if transposed else 1] != channels:
-        return None
-    return weight * (factor[:, None] if transposed else factor)
+    return weight * (factor[:, None] if layer.attributes.get_int("transB", 0) else factor)
 
 
 def _bias(layer: ir.Node, channels: int) -> Array | None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, insert_behind
 from edgeq.graph.query import is_op, node_input
-from edgeq.model.constants import float_constant, set_parameter
+from edgeq.model.constants import float_constant, output_channels, set_parameter
 
 
 def plain_gemms(model: ir.Model, *, add_nodes: bool = True) -> int:
@@ -71,7 +71,7 @@ def _without_other_shapes(node: ir.Node, editor: Editor, add_nodes: bool) -> boo
     assert weight is not None
     assert weight.shape is not None
     bias = float_constant(given)
-    outputs = int(weight.shape.numpy()[0 if node.attributes.get_int("transB", 0) else 1])
+    outputs = output_channels(node, weight.shape.numpy())
     if given is None or bias is None or bias.shape == (outputs,):
         return False
     if bias.size == 1 or (bias.size == outputs and bias.shape[-1] == outputs):
