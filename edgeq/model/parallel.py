@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, replace_value, rewrite_nodes
+from edgeq.graph.geometry import geometry
 from edgeq.graph.query import is_op, node_input, only_reader
 from edgeq.model.constants import Array, float_constant, set_parameter
 from edgeq.model.fold import norm_factors
@@ -98,20 +99,17 @@ def _branch(node: ir.Node) -> _Branch | None:
     bias = np.zeros(len(weight)) if given is None else float_constant(given)
     if bias is None:
         return None
-    axes = weight.ndim - 2
-    dilations, strides = (tuple(node.attributes.get_ints(name, [1] * axes)) for name in ("dilations", "strides"))
-    pads = node.attributes.get_ints("pads", [0] * 2 * axes)
-    before, after = pads[:axes], pads[axes:]
-    reach = [(taps - 1) * step for taps, step in zip(weight.shape[2:], dilations, strict=True)]
+    known = geometry(node, (), weight.shape[2:])
+    reach = [(taps - 1) * step for taps, step in zip(known.kernel, known.dilations, strict=True)]
     return _Branch(
         node,
         weight,
         bias,
-        node.attributes.get_int("group", 1),
-        strides,
-        dilations,
-        tuple(-pad for pad in before),
-        tuple(b + a - r for b, a, r in zip(before, after, reach, strict=True)),
+        known.group,
+        known.strides,
+        known.dilations,
+        tuple(-before for before, _ in known.pads),
+        tuple(sum(pads) - r for pads, r in zip(known.pads, reach, strict=True)),
     )
 
 

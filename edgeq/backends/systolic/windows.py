@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
 
 from edgeq.backends.systolic.program import Pads, Pair
+from edgeq.graph.geometry import geometry
 from edgeq.graph.query import attributes
 
 
@@ -32,20 +33,10 @@ class Windows:
             shape: of its input, [1, C, H, W].
             kernel: of a convolution, as its weights have it; else the attribute says.
         """
-        a = attributes(node)
-        kernel = kernel or _pair(a["kernel_shape"])
-        strides, dilations = _pair(a.get("strides")), _pair(a.get("dilations"))
-        mode = a.get("auto_pad", "NOTSET")
-        if mode == "NOTSET":
-            top, left, bottom, right = a.get("pads") or (0, 0, 0, 0)
-            return cls(kernel, strides, dilations, (int(top), int(left), int(bottom), int(right)))
-        before, after = [0, 0], [0, 0]
-        for axis, size in enumerate(shape[2:] if mode != "VALID" else ()):
-            reach = (-(-size // strides[axis]) - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1
-            total = max(reach - size, 0)
-            after[axis] = total - total // 2 if mode == "SAME_UPPER" else total // 2
-            before[axis] = total - after[axis]
-        return cls(kernel, strides, dilations, (before[0], before[1], after[0], after[1]))
+        kernel = kernel or _pair(attributes(node)["kernel_shape"])
+        known = geometry(node, shape[2:], kernel)
+        (top, bottom), (left, right) = known.pads
+        return cls(kernel, _pair(known.strides), _pair(known.dilations), (top, left, bottom, right))
 
     @property
     def regular(self) -> bool:
@@ -74,5 +65,6 @@ class Windows:
         return ends[0], ends[1]
 
 
-def _pair(values: Any) -> Pair:
-    return (int(values[0]), int(values[1])) if values else (1, 1)
+def _pair(values: Sequence[int]) -> Pair:
+    rows, columns = values
+    return rows, columns

@@ -16,7 +16,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.arithmetic import Product, exact_product
-from edgeq.emulate.saturation.windows import Geometry, geometry, windows
+from edgeq.emulate.saturation.windows import windows
+from edgeq.graph.geometry import Geometry, geometry
 from edgeq.model.saturation import SaturatingPath, with_even_channels
 
 Array = NDArray[Any]
