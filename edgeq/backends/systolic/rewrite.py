@@ -22,12 +22,10 @@ from edgeq.graph.edit import Editor
 from edgeq.graph.query import (
     attributes,
     bodies,
-    constant,
+    clamp_bounds,
     constant_tensor,
-    is_constant,
     is_op,
     name_of,
-    node_input,
     only_reader,
     sizes,
 )
@@ -166,9 +164,5 @@ def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) 
 
 def _spans_zero(activation: ir.Node) -> bool:
     """Whether an activation leaves zero (padding) as it is and its bounds are constant."""
-    if activation.op_type == "Relu":
-        return True
-    if any(value is not None and not is_constant(value) for value in activation.inputs[1:]):
-        return False
-    low, high = (constant(node_input(activation, place)) for place in (1, 2))
-    return (low is None or float(low.reshape(())) <= 0) and (high is None or float(high.reshape(())) >= 0)
+    bounds = clamp_bounds(activation)
+    return bounds is not None and bounds[0] <= 0 <= bounds[1]

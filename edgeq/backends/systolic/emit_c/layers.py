@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -27,30 +29,8 @@ from edgeq.backends.systolic.program import (
 
 
 def emit_step(builder: Builder, step: Step) -> None:
-    """Add the C of one step."""
-    match step:
-        case Conv():
-            emit_conv(builder, step)
-        case Fc():
-            _fc(builder, step)
-        case ResidualAdd():
-            _add(builder, step)
-        case MaxPool():
-            _max_pool(builder, step)
-        case AveragePool():
-            _average_pool(builder, step)
-        case Clamp():
-            _clamp(builder, step)
-        case Concat():
-            _concat(builder, step)
-        case Rearrange():
-            _rearrange(builder, step)
-        case Dequantize():
-            _dequantize(builder, step)
-        case Quantize():
-            _quantize(builder, step)
-        case _:
-            raise TypeError(f"{type(step).__name__} has no C form")
+    """Add the C of one step, which is not in float."""
+    _EMITTED_BY[type(step)](builder, step)
 
 
 def _fc(builder: Builder, step: Fc) -> None:
@@ -115,14 +95,12 @@ def _max_pool(builder: Builder, step: MaxPool) -> None:
     _, channels, rows, cols = builder.tensor(step.input).shape
     out_rows, out_cols = builder.tensor(step.output).shape[2:]
     geometry = (*step.kernel, *step.strides, *step.dilations, step.pads[0], step.pads[1])
-    _each_image(
-        builder,
-        label,
-        step,
+    statement = (
         f"eq_max_pool({source} + image * {rows * cols * channels}, {rows}, {cols}, {channels},\n"
         f"                    {target} + image * {builder.size(step.output)}, {out_rows}, {out_cols}, "
-        f"{', '.join(map(str, geometry))});",
+        f"{', '.join(map(str, geometry))});"
     )
+    builder.call(label, step.sources, _loop(builder, statement, 4))
 
 
 def _average_pool(builder: Builder, step: AveragePool) -> None:
@@ -143,7 +121,7 @@ def _average_pool(builder: Builder, step: AveragePool) -> None:
         statement = f"if (mode.type == WS)\n        {on_array}\n    else\n        {_loop(builder, on_core, 8)}"
         builder.call(label, step.sources, statement)
     else:
-        _each_image(builder, label, step, on_core)
+        builder.call(label, step.sources, _loop(builder, on_core, 4))
 
 
 def _clamp(builder: Builder, step: Clamp) -> None:
@@ -215,9 +193,19 @@ def _scale(builder: Builder, tensor: str) -> str:
     return text.float_literal(scale)
 
 
-def _each_image(builder: Builder, label: str, step: MaxPool | AveragePool, statement: str) -> None:
-    builder.call(label, step.sources, _loop(builder, statement, 4))
-
-
 def _loop(builder: Builder, statement: str, indent: int) -> str:
     return f"for (size_t image = 0; image < {builder.batch}; image++)\n{' ' * indent}    {statement}"
+
+
+_EMITTED_BY: Mapping[type, Callable[[Builder, Any], None]] = {
+    Conv: emit_conv,
+    Fc: _fc,
+    ResidualAdd: _add,
+    MaxPool: _max_pool,
+    AveragePool: _average_pool,
+    Clamp: _clamp,
+    Concat: _concat,
+    Rearrange: _rearrange,
+    Dequantize: _dequantize,
+    Quantize: _quantize,
+}
