@@ -95,9 +95,12 @@ _LAYER = Operator("", weights=(1,), bias=2)
 _CONV = replace(_LAYER, mac_rule="conv")
 _MATMUL = replace(_LAYER, bias=None, mac_rule="matmul")
 _PAIR = _integers((0, 1, 2), (3, 4, 5))
+_SUM = Operator("", (0, 3), integers=_PAIR, integer_output=(6, 7))
 _QLINEAR = Operator("", weights=(3,), integers=_PAIR, integer_output=(6, 7), mac_operands=(0, 3))
 _INTEGER_SUMS = Operator("", weights=(1,), integers=_integers((0, None, 2), (1, None, 3)))
 _RECURRENT = Operator("", weights=(1, 2), bias=3, mac_rule="recurrent")
+# The input, and one weight for Q, K and V.
+_ATTENTION = replace(_LAYER, mac_rule="fused-attention")
 
 OPERATORS: Mapping[str, Operator] = dict(
     (
@@ -111,7 +114,7 @@ OPERATORS: Mapping[str, Operator] = dict(
             "Attention MultiHeadAttention",
             Operator("", activations=(0, 1, 2), mac_rule="attention", mac_operands=(0, 1, 2)),
         ),
-        *_rows("MatMulNBits", replace(_MATMUL, mac_rule="nbits", dynamic=False)),
+        *_rows("MatMulNBits", replace(_MATMUL, mac_rule="nbits")),
         *_rows("Add Mul Sub Div Max Min Pow", Operator("", activations=(0, 1), elementwise=True)),
         *_rows("Abs Celu Clip Elu Erf Exp Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg QuickGelu", _FUNCTION),
         *_rows("Reciprocal Relu Selu Sigmoid Softplus Softsign Sqrt Swish Tanh ThresholdedRelu", _FUNCTION),
@@ -124,8 +127,8 @@ OPERATORS: Mapping[str, Operator] = dict(
         *_rows("QLinearConv", replace(_QLINEAR, bias=8, float_form="Conv", mac_rule="conv")),
         *_rows("QLinearMatMul", replace(_QLINEAR, float_form="MatMul", mac_rule="matmul")),
         *_rows("QGemm", replace(_QLINEAR, bias=6, integer_output=(7, 8), float_form="Gemm", mac_rule="matmul")),
-        *_rows("QLinearAdd", Operator("", (0, 3), integers=_PAIR, integer_output=(6, 7), float_form="Add")),
-        *_rows("QLinearMul", Operator("", (0, 3), integers=_PAIR, integer_output=(6, 7), float_form="Mul")),
+        *_rows("QLinearAdd", replace(_SUM, float_form="Add")),
+        *_rows("QLinearMul", replace(_SUM, float_form="Mul")),
         *_rows(
             "QLinearWhere",
             Operator("", (1, 4), integers=_integers((1, 2, 3), (4, 5, 6)), integer_output=(7, 8), float_form="Where"),
@@ -143,40 +146,15 @@ OPERATORS: Mapping[str, Operator] = dict(
         *_rows("ConvInteger", replace(_INTEGER_SUMS, float_form="Conv", mac_rule="conv")),
         *_rows("ConvIntegerToFloat", replace(_INTEGER_SUMS, float_form="Conv", mac_rule="conv")),
         *_rows("MatMulInteger", replace(_INTEGER_SUMS, float_form="MatMul", mac_rule="matmul")),
-        *_rows(
-            "MatMulIntegerToFloat",
-            Operator(
-                "",
-                weights=(1,),
-                integers=_integers((0, 2, 4), (1, 3, 5)),
-                float_form="MatMul",
-                mac_rule="matmul",
-            ),
-        ),
-        *_rows(
-            "QAttention",
-            Operator("", weights=(1,), integers=_integers((0, 3, 6), (1, 4, 7)), mac_rule="fused-attention"),
-        ),
+        *_rows("MatMulIntegerToFloat", replace(_MATMUL, integers=_integers((0, 2, 4), (1, 3, 5)), float_form="MatMul")),
+        *_rows("QAttention", replace(_ATTENTION, bias=None, integers=_integers((0, 3, 6), (1, 4, 7)))),
         # Floats in, quantized when the model runs.
         *_rows(
-            "DynamicQuantizeMatMul",
-            Operator(
-                "",
-                weights=(1,),
-                integers=_integers((1, 2, 3)),
-                float_form="MatMul",
-                dynamic=True,
-                mac_rule="matmul",
-            ),
+            "DynamicQuantizeMatMul", replace(_MATMUL, integers=_integers((1, 2, 3)), float_form="MatMul", dynamic=True)
         ),
         *_rows(
             "DynamicQuantizeLSTM",
-            replace(
-                _RECURRENT,
-                integers=_integers((1, 8, 9), (2, 10, 11)),
-                float_form="LSTM",
-                dynamic=True,
-            ),
+            replace(_RECURRENT, integers=_integers((1, 8, 9), (2, 10, 11)), float_form="LSTM", dynamic=True),
         ),
         *_rows("QMoE QEmbedLayerNormalization", Operator("", dynamic=True)),
         # Data movement.
@@ -189,8 +167,7 @@ OPERATORS: Mapping[str, Operator] = dict(
     )
 )
 _BY_DOMAIN: Mapping[tuple[str, str], Operator] = {
-    # com.microsoft's takes the input and one weight for Q, K and V.
-    (MICROSOFT, "Attention"): Operator("Attention", weights=(1,), bias=2, mac_rule="fused-attention"),
+    (MICROSOFT, "Attention"): replace(_ATTENTION, op_type="Attention"),
 }
 
 DATA_MOVEMENT = frozenset(op_type for op_type, row in OPERATORS.items() if row.movement)
