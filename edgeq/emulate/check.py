@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from edgeq.measure.inference import Session
 from edgeq.measure.loaded_model import variant_settings
 from edgeq.measure.task import Task
 from edgeq.progress import SILENT, Advance, Progress
+from edgeq.records import NOT_WRITTEN, computed, written
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.engine import Engines
 
@@ -73,16 +74,18 @@ class EmulatedCheck:
     status: str
     reason: str = ""
     kernels: KernelProof | None = None
-    selftest: tuple[OutputCheck, ...] = ()
-    answers: tuple[Mapping[str, NDArray[Any]], ...] = ()
+    selftest: tuple[OutputCheck, ...] = field(
+        default=(), metadata=written(form=lambda checks: {check.name: check for check in checks})
+    )
+    answers: tuple[Mapping[str, NDArray[Any]], ...] = field(default=(), metadata=NOT_WRITTEN)
     samples: int = 0
     reference: str = HOST
     agreement: Agreement | None = None
     host_agreement: Agreement | None = None
-    accuracy: Mapping[str, Accuracy] | None = None
+    accuracy: Mapping[str, Accuracy] = field(default_factory=dict)
 
-    @property
-    def drop(self) -> float | None:
+    @computed
+    def accuracy_drop(self) -> float | None:
         """Accuracy lost on the target against this machine, as a fraction; None without a task."""
         return self.accuracy[TARGET].loss_against(self.accuracy[HOST]) if self.accuracy else None
 
@@ -93,29 +96,12 @@ class EmulatedCheck:
             raise CheckFailedError(
                 f"{name} fails on {self.target} ({self.how}): {self.reason}", "Do not deploy it there; package it again"
             )
-        if max_drop is not None and self.drop is not None and self.drop > max_drop:
+        drop = self.accuracy_drop
+        if max_drop is not None and drop is not None and drop > max_drop:
             raise CheckFailedError(
-                f"{name} loses {self.drop:.4f} of accuracy on {self.target}'s kernels, more than {max_drop:g}",
+                f"{name} loses {drop:.4f} of accuracy on {self.target}'s kernels, more than {max_drop:g}",
                 "Package it for that target again, or see `edgeq debug`",
             )
-
-    def __record__(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            "variant": self.variant,
-            "where": self.where,
-            "how": self.how,
-            "status": self.status,
-            "reason": self.reason,
-            "kernels": self.kernels,
-            "selftest": {check.name: check for check in self.selftest},
-            "samples": self.samples,
-            "reference": self.reference,
-            "agreement": self.agreement,
-            "host_agreement": self.host_agreement,
-            "accuracy": (self.accuracy or {}),
-            "accuracy_drop": self.drop,
-        }
 
 
 @dataclass(frozen=True)

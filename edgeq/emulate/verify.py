@@ -204,6 +204,6 @@ def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
                 sqnr += f", here {check.host_agreement.sqnr_db:.1f} dB"
             against = "float32" if check.host_agreement is not None else "this machine"
             lines.append(f"  {check.samples} samples, against {against}: {sqnr}")
-        for place, accuracy in (check.accuracy or {}).items():
+        for place, accuracy in check.accuracy.items():
             lines.append(f"  {accuracy.primary} on the {place}: {accuracy.value:.4f}")
     return lines

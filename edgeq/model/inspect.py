@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from edgeq.model.names import node_names
 from edgeq.model.opset import LOWEST, RAISED_TO
 from edgeq.model.prepare import prepare_model
 from edgeq.progress import SILENT, Progress
+from edgeq.records import NOT_WRITTEN, computed, written
 from edgeq.scheme import Scheme
 from edgeq.signature import Signature, TensorSpec
 
@@ -83,14 +84,14 @@ class ModelReport(Page):
         notes: what a reader should know.
     """
 
-    path: Path
+    path: Path = field(metadata=written(name="model"))
     files: tuple[Path, ...]
     file_bytes: int
-    digest: str
+    digest: str = field(metadata=written(name="sha256"))
     ir_version: int
     opsets: Mapping[str, int]
     producer: str
-    signature: Signature
+    signature: Signature = field(metadata=NOT_WRITTEN)
     parameters: int
     parameter_bytes: int
     macs: int
@@ -101,6 +102,16 @@ class ModelReport(Page):
     preparation: tuple[str, ...]
     targets: tuple[TargetPrediction, ...]
     notes: tuple[str, ...]
+
+    @computed
+    def inputs(self) -> list[dict[str, Any]]:
+        """Name, dtype and shape of each."""
+        return [_plain_spec(spec) for spec in self.signature.inputs]
+
+    @computed
+    def outputs(self) -> list[dict[str, Any]]:
+        """The same of what it gives."""
+        return [_plain_spec(spec) for spec in self.signature.outputs]
 
     def __brief__(self) -> dict[str, Any]:
         known = {"path": self.path, "parameters": self.parameters, "macs": self.macs, "quantized": self.quantized}
@@ -123,30 +134,6 @@ class ModelReport(Page):
             ("Forecast", ("target", "backend", "MACs in int8", "nodes in float"), forecast),
         ]
         return {"name": self.path.name, "tables": tables, "notes": list(self.notes)}
-
-    def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "model": str(self.path),
-            "files": self.files,
-            "file_bytes": self.file_bytes,
-            "sha256": self.digest,
-            "ir_version": self.ir_version,
-            "opsets": self.opsets,
-            "producer": self.producer,
-            "inputs": [_plain_spec(s) for s in self.signature.inputs],
-            "outputs": [_plain_spec(s) for s in self.signature.outputs],
-            "dynamic": self.dynamic,
-            "assumed": self.assumed,
-            "parameters": self.parameters,
-            "parameter_bytes": self.parameter_bytes,
-            "macs": self.macs,
-            "operators": self.operators,
-            "quantized": self.quantized,
-            "preparation": self.preparation,
-            "targets": self.targets,
-            "notes": self.notes,
-        }
 
 
 def inspect_model(

@@ -27,7 +27,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.data.samples import Samples
 from edgeq.engines import load_engines
-from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError
+from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
@@ -264,14 +264,12 @@ def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except Exception as error:  # C++ raises ValidationError, InferenceError and others
-        text = " ".join(str(error).split())[:200]
-        raise EdgeqError(
-            f"{prepared.source}: the file for TensorRT is not valid: {text}", "This is a bug in edgeq: report it"
-        ) from error
+        problem = f"{prepared.source}: the file for TensorRT is not valid: {one_line(error, most=200)}"
+        raise EdgeqError(problem, "This is a bug in edgeq: report it") from error
 
 
 def _notes(placement: Placement, in_float32: Mapping[str, str]) -> tuple[str, ...]:
-    macs = placement.macs()
+    macs = placement.macs
     whole = sum(macs.values()) or 1
     shares = ", ".join(f"{name} {count / whole:.1%}" for name, count in macs.items() if count)
     pairs = sum(not pair.weight for pair in placement.pairs)

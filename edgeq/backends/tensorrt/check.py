@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +19,7 @@ from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
 from edgeq.model.macs import node_macs
 from edgeq.model.shapes import element_types
-from edgeq.records import NOT_WRITTEN
+from edgeq.records import NOT_WRITTEN, computed
 
 _DQ = "DequantizeLinear"
 _PRECISION = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16", ir.DataType.FLOAT: "fp32"}
@@ -58,6 +57,7 @@ class Placement:
     nodes: tuple[NodeType, ...]
     findings: tuple[str, ...]
 
+    @computed
     def macs(self) -> dict[str, int]:
         """Multiply-accumulates by precision."""
         found: dict[str, int] = {}
@@ -78,15 +78,6 @@ class Placement:
             how="the placement checker, by TensorRT's rules for explicit quantization",
             reason="what TensorRT runs in int8 is seen where it builds the engine",
         )
-
-    def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "macs": self.macs(),
-            "pairs": self.pairs,
-            "nodes": self.nodes,
-            "findings": self.findings,
-        }
 
 
 def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> Placement:

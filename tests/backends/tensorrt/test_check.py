@@ -114,5 +114,5 @@ def test_macs_by_precision(files: tuple[onnx.ModelProto, onnx.ModelProto], tmp_p
     good, source = files
     placement = checked(good, source)
     layer = 16 * 16 * 9 * 64
-    assert placement.macs() == {"int8": 6 * layer + 5 * 16, "fp32": 0}
+    assert placement.macs == {"int8": 6 * layer + 5 * 16, "fp32": 0}
     assert placement.coverage().int8_mac_share == 1.0
