@@ -175,11 +175,8 @@ class EdgeqCalibrater(CalibraterBase):
         if self._statistics is None:
             raise CalibrationError("nothing was collected", "Call collect_data first")
         found = ranges_of(self._statistics, self.method, self.options)
-        wanted = self._wanted()
+        wanted, _ = self.select_tensors_to_calibrate(to_proto(self._prepared.model))
         return {name: span for name, span in found.items() if name in wanted}
-
-    def _wanted(self) -> set[str]:
-        return self.select_tensors_to_calibrate(to_proto(self._prepared.model))[0]
 
 
 def create_calibrator(

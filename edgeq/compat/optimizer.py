@@ -23,10 +23,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgeq.backends.quantizer import one_line, quiet
+from edgeq.backends.quantizer import quiet
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, say
-from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError
-from edgeq.graph.convert import from_proto
+from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.progress import SILENT, Progress
 
 LEAST_SQNR_DB = 40.0
@@ -47,15 +46,12 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
         UsageError: an option that the installed onnxruntime does not know.
         RuntimeUnavailableError: the options need PyTorch.
     """
-    from edgeq.model.load import read_model, save_model
+    from edgeq.compat.source import as_file
+    from edgeq.model.load import read_model
 
     with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
-        path = Path(folder) / "given.onnx"
-        if isinstance(input, str | Path):
-            path = Path(input)
-            read_model(path)
-        else:
-            save_model(from_proto(input), path)
+        path = as_file(input, Path(folder))
+        read_model(path)
         source, level = _prepared(path, model_type, options.get("opt_level"), Path(folder))
         with _failures(path), quiet():
             from onnxruntime.transformers.optimizer import optimize_model as theirs

@@ -15,7 +15,7 @@ import click
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, switch
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import external_folder, from_proto, to_proto
+from edgeq.graph.convert import external_folder, to_proto
 from edgeq.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from edgeq.model.shapes import SymbolicOptions
 
 _INT_MAX = 2**31 - 1
-IR_WITH_CONSTANTS = 4
-"""The first IR version whose initializers need not be inputs."""
 
 
 def quant_pre_process(
@@ -65,9 +63,7 @@ def quant_pre_process(
         ModelError: the model is damaged, or onnxruntime refuses it.
         OutputError: the output cannot be written.
     """
-    import onnx
-
-    from edgeq.model.load import INLINE_LIMIT, save_model
+    from edgeq.compat.source import as_file
     from edgeq.model.path import path_of
     from edgeq.model.shapes import SymbolicOptions
 
@@ -77,11 +73,7 @@ def quant_pre_process(
     symbolic = None if skip_symbolic_shape else SymbolicOptions(int_max, auto_merge, guess_output_rank, verbose)
     output = path_of(output_model_path, "output")
     with tempfile.TemporaryDirectory(prefix="edgeq-preprocess-") as folder:
-        if isinstance(source, onnx.ModelProto):
-            path = Path(folder) / "model.onnx"
-            save_model(from_proto(source), path, inline_limit=INLINE_LIMIT)
-        else:
-            path = path_of(source)
+        path = as_file(source, Path(folder))
         model = preprocessed(
             path,
             Path(folder),
@@ -90,13 +82,14 @@ def quant_pre_process(
             onnx_shapes=not skip_onnx_shape,
             progress=progress,
         )
-        location = external_data_location or f"{output.name}.data"
         write(
             model,
             output,
-            location=location if all_tensors_to_one_file else None,
-            threshold=external_data_size_threshold if save_as_external_data else None,
-            inputs=[path],
+            source=path,
+            save_as_external_data=save_as_external_data,
+            all_tensors_to_one_file=all_tensors_to_one_file,
+            external_data_location=external_data_location,
+            external_data_size_threshold=external_data_size_threshold,
         )
 
 
@@ -129,7 +122,6 @@ def preprocessed(
     named = name_nodes(model)
     if named:
         progress.note(f"{named} nodes named, which had no name of their own")
-    _make_constant(model, progress)
     if symbolic is not None:
         _describe(model, symbolic, progress)
     if optimize:
@@ -143,39 +135,41 @@ def preprocessed(
     return model
 
 
-def write(model: ir.Model, output: Path, *, location: str | None, threshold: int | None, inputs: list[Path]) -> None:
+def write(
+    model: ir.Model,
+    output: Path,
+    *,
+    source: Path,
+    save_as_external_data: bool,
+    all_tensors_to_one_file: bool,
+    external_data_location: str | None = None,
+    external_data_size_threshold: int = 1024,
+) -> None:
     """Write a model in one step, replacing an earlier one.
 
     Args:
-        location: of the one data file; None for one each.
-        threshold: bytes from which on weights are external; None where only size decides.
-        inputs: model files that must not be replaced, nor their data.
+        source: model file that must not be replaced, nor its data.
+        Others as `quant_pre_process` has them.
     """
     from edgeq.atomic import check_apart, output_file
     from edgeq.model.external import save_external
-    from edgeq.model.load import model_files, save_model
+    from edgeq.model.load import data_name, model_files, save_model
 
-    kept = [file for path in inputs for file in model_files(path)]
+    kept = model_files(source)
     check_apart(output, kept)
-    base = external_folder(model)
     with output_file(output, force=True) as draft:
-        if threshold is None:
-            save_model(model, draft)
+        if save_as_external_data:
+            save_external(
+                to_proto(model),
+                draft,
+                base=external_folder(model) or draft.parent,
+                location=(external_data_location or data_name(output)) if all_tensors_to_one_file else None,
+                threshold=external_data_size_threshold,
+            )
         else:
-            save_external(to_proto(model), draft, base=base or draft.parent, location=location, threshold=threshold)
+            save_model(model, draft)
         for file in draft.parent.iterdir():
             check_apart(output.parent / file.name, kept)
-
-
-def _make_constant(model: ir.Model, progress: Progress) -> None:
-    """Take initializers out of the inputs, in place: as inputs they could be overridden, and nothing is folded."""
-    from onnx_ir.passes.common import RemoveInitializersFromInputsPass
-
-    weights = sum(value.is_initializer() for value in model.graph.inputs)
-    if weights:
-        RemoveInitializersFromInputsPass()(model)
-        progress.note(f"{weights} weights were inputs, and are constants now")
-        model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
 
 
 def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progress) -> None:

@@ -55,13 +55,7 @@ def modify_model_output_intermediate_tensors(
     source, output = path_of(input_model_path), path_of(output_model_path, "output")
     model = read_model(source)
     _add_outputs(model, _float_tensors(model, op_types_for_saving))
-    write(
-        model,
-        output,
-        location=f"{output.name}.data",
-        threshold=1024 if save_as_external_data else None,
-        inputs=[source],
-    )
+    write(model, output, source=source, save_as_external_data=save_as_external_data, all_tensors_to_one_file=True)
 
 
 def collect_activations(
@@ -191,11 +185,11 @@ def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.V
 def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> None:
     import onnx_ir as ir
 
-    from edgeq.compat.preprocess import IR_WITH_CONSTANTS
     from edgeq.graph.edit import Editor
+    from edgeq.model.load import FREE_INITIALIZERS
 
     # The format's oldest version, 3, requires every initializer among the inputs.
-    model.ir_version = max(model.ir_version, IR_WITH_CONSTANTS)
+    model.ir_version = max(model.ir_version, FREE_INITIALIZERS)
     editor = Editor(model)
     shape = editor.constant(_SHAPE, np.array([-1], np.int64))
     for value, dtype in tensors.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,10 +28,7 @@ def command(
     int_max: int,
     guess_output_rank: bool,
     verbose: int,
-    save_as_external_data: bool,
-    all_tensors_to_one_file: bool,
-    external_data_location: str | None,
-    external_data_size_threshold: int,
+    **saved: Any,
 ) -> list[str]:
     """Infer the shapes of a model whose inputs have symbolic sizes."""
     from edgeq.model.shapes import SymbolicOptions, unknown_shapes
@@ -45,13 +43,7 @@ def command(
             progress=PrintedProgress(),
         )
         if output is not None:
-            write(
-                model,
-                output,
-                location=(external_data_location or f"{output.name}.data") if all_tensors_to_one_file else None,
-                threshold=external_data_size_threshold if save_as_external_data else None,
-                inputs=[source],
-            )
+            write(model, output, source=source, **saved)
         unknown = unknown_shapes(model)
     listed = f": {', '.join(unknown)}" if unknown else ""
     return [f"{output or source}: {len(unknown)} tensors of unknown shape{listed}"]
