@@ -178,7 +178,8 @@ def measure_noise(model: ir.Model, prepared: PreparedModel, samples: Samples) ->
     """
     products = block_products(model)
     layers = {str(node.name): node for node in prepared.model.graph if node.name in products}
-    sources = {name_of(node.inputs[0]) for node in layers.values() if not _is_constant(node.inputs[0])}
+    read = [node.inputs[0] for node in layers.values()]
+    sources = {name_of(value) for value in read if value is not None and not value.is_initializer()}
     drawn = drawn_rows(prepared, dict.fromkeys(sorted(sources), -1), samples, positions=_POSITIONS)
     found = []
     for name, product in products.items():
@@ -221,10 +222,6 @@ def int8_rows(rows: NDArray[np.float32], size: int) -> NDArray[np.float32]:
     scale = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
     scale[scale == 0] = 1
     return np.asarray((np.rint(blocks / scale) * scale).reshape(count, -1)[:, :k], np.float32)
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    return value is None or value.is_initializer()
 
 
 def _median_db(powers: list[float]) -> float | None:

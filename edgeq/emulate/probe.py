@@ -93,11 +93,11 @@ def integer_model(weights: NDArray[np.int8]) -> bytes:
 
 
 @contextmanager
-def probe_file() -> Iterator[Path]:
-    """The probe as a file, removed behind the block."""
+def probe_file(content: bytes = b"") -> Iterator[Path]:
+    """The probe, or another model in its place, as a file, removed behind the block."""
     with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
         file = Path(folder) / "probe.onnx"
-        file.write_bytes(probe_model())
+        file.write_bytes(content or probe_model())
         yield file
 
 
@@ -120,9 +120,7 @@ def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: Engine
     Raises:
         CheckFailedError: the sums are neither.
     """
-    with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
-        file = Path(folder) / "probe.onnx"
-        file.write_bytes(integer_model(np.full((_COLUMNS, _DEPTH), _RIGHT, np.int8)))
+    with probe_file(integer_model(np.full((_COLUMNS, _DEPTH), _RIGHT, np.int8))) as file:
         session = open_it(file, SessionSettings(engine=engine, intra_op_threads=1))
         (sums,) = session.run(["product"], {"x": np.full((4, _DEPTH, 1, 1), _LEFT, np.float32)})
         session.close()

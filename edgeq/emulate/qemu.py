@@ -79,7 +79,8 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
     emulators = load_emulators().values()
     names = {n for emulator in emulators for n in (emulator.program, f"{emulator.program}-static")}
     packages = tuple(dict.fromkeys(name for emulator in emulators for name in emulator.qemu.packages))
-    with tempfile.TemporaryDirectory(dir=_made(home()), prefix="qemu-") as work, progress.stage("Fetching qemu-user"):
+    home().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home(), prefix="qemu-") as work, progress.stage("Fetching qemu-user"):
         apt = _with_backports(Path(work), sources)
         offers = [offer for found in apt.offers(packages).values() for offer in found]
         for package in sorted(offers, key=_newest_first, reverse=True):
@@ -142,11 +143,6 @@ def _codename() -> str:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     found = re.search(r'^VERSION_CODENAME="?([^"\n]*)', text, re.M)
     return found.group(1) if found else ""
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @cache

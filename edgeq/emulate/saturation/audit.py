@@ -3,7 +3,7 @@ often they do, and what it does to the outputs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -198,5 +198,4 @@ def _bound(layer: Layer) -> LayerAudit:
 def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None) -> LayerAudit:
     if clipped is None:
         return bound
-    values = {**vars(bound), "sums": sums, "clipped": int(clipped.sum())}
-    return LayerAudit(**{**values, "clipped_channels": int(np.count_nonzero(clipped))})
+    return replace(bound, sums=sums, clipped=int(clipped.sum()), clipped_channels=int(np.count_nonzero(clipped)))
