@@ -113,9 +113,10 @@ def _kernels(model: ir.Model) -> Iterator[str]:
         if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             yield f"{node.op_type} {node.attributes.get_int('bits', 4)}"
         elif groups := _typed_by(node):
-            kinds = "".join(next(filter(None, map(_short_type, group)), "u8") for group in groups)
+            kinds = [_short_type(group) for group in groups]
             contrib = " contrib" if node.op_type == "DequantizeLinear" and node.domain else ""
-            yield f"{node.op_type} {kinds}{contrib}"
+            if all(kinds):
+                yield f"{node.op_type} {''.join(kinds)}{contrib}"
 
 
 def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
@@ -129,9 +130,11 @@ def _typed_by(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
     return [(node_input(node, places.value), node_input(node, places.zero_point)) for places in read]
 
 
-def _short_type(value: ir.Value | None) -> str:
-    """The short name of a constant's type; "" for what is computed, and for other types."""
-    return _SHORT.get(value.dtype, "") if value is not None and value.is_initializer() else ""
+def _short_type(values: tuple[ir.Value | None, ...]) -> str:
+    """The short name of the type of the first constant among values; "" for a type that no kernel is named by, such as
+    the int32 of a bias."""
+    known = [value.dtype for value in values if value is not None and value.is_initializer()]
+    return _SHORT.get(known[0], "") if known else "u8"
 
 
 def _since(known: Mapping[str, int], wanted: int, what: str) -> str:

@@ -50,3 +50,14 @@ def test_the_installed_release_agrees(weight: str) -> None:
     made = integer_conv(weight)
     assert compatibility(made).runs_on(onnxruntime().__version__)
     onnxruntime().InferenceSession(to_bytes(made), providers=["CPUExecutionProvider"])
+
+
+def test_the_integers_of_a_bias_name_no_kernel() -> None:
+    net = model("""net (float[1,4] x) => (float[1,4] y) <float s = {0.5}, int8 z = {0}, int32[4] b = {1, 2, 3, 4}> {
+        q = QuantizeLinear (x, s, z)
+        d = DequantizeLinear (q, s, z)
+        c = DequantizeLinear (b, s)
+        y = Add (d, c)
+    }""")
+    needs = [requirement.what for requirement in compatibility(net, "x86_64").requirements]
+    assert sorted(needs) == ["DequantizeLinear s8", "IR version 8", "QuantizeLinear s8", "opset 17"]
