@@ -26,7 +26,7 @@ from edgeq.backends.base import Artifact
 from edgeq.backends.block_products import FLOAT_LEVEL, LEVEL, block_products, read_blocks, set_compute
 from edgeq.calibrate.sampled_values import drawn_rows
 from edgeq.data.samples import Samples
-from edgeq.graph.query import constant, name_of
+from edgeq.graph.query import constant_values, name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.records import NOT_WRITTEN
 
@@ -197,8 +197,7 @@ def _noise(name: str, product: ir.Node, layer: ir.Node, rows: NDArray[np.float32
     outputs = len(blocks.integers)
     chosen = np.unique(np.linspace(0, outputs - 1, min(outputs, _OUTPUTS)).astype(np.int64))
     stored = blocks.of_outputs(chosen).matrix()
-    values = constant(layer.inputs[1])
-    assert values is not None, name
+    values = constant_values(layer.inputs[1])
     matrix = values.reshape(values.shape[-2:])
     exact = rows @ (matrix[chosen].T if layer.attributes.get_int("transB", 0) else matrix[:, chosen])
     plain = rows @ stored

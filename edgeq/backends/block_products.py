@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.block_weights import BlockWeights, packed, unpacked
 from edgeq.graph.edit import set_constant
-from edgeq.graph.query import constant, every_node, is_constant, node_input, read_count
+from edgeq.graph.query import constant, constant_values, every_node, is_constant, node_input, read_count
 from edgeq.scheme import ALL_NODES
 
 OPERATOR, DOMAIN = "MatMulNBits", "com.microsoft"
@@ -45,13 +45,9 @@ def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
 
 def read_blocks(product: ir.Node) -> BlockWeights:
     """The weights of a product that `edgeq.backends.weight_only` or ONNX Runtime's quantizer wrote."""
-    k, bits, size = (product.attributes.get_int(key) for key in ("K", "bits", "block_size"))
-    stored, scales = constant(product.inputs[1]), constant(product.inputs[2])
-    assert k is not None, OPERATOR
-    assert bits is not None, OPERATOR
-    assert size is not None, OPERATOR
-    assert stored is not None, OPERATOR
-    assert scales is not None, OPERATOR
+    k, size = (product.attributes[key].as_int() for key in ("K", "block_size"))
+    bits = int(product.attributes.get_int("bits", 4))
+    stored, scales = (constant_values(value) for value in product.inputs[1:3])
     blocks = stored.shape[1]
     scales = scales.reshape(-1, blocks)
     zeros = constant(node_input(product, 3))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.block_products import DOMAIN
 from edgeq.graph.edit import Editor, drop_unused_initializers, replace_node
-from edgeq.graph.query import constant, constant_tensor, is_op, node_input
+from edgeq.graph.query import constant_tensor, constant_values, is_op, node_input
 
 OPERATOR = "GatherBlockQuantized"
 SINCE = "1.23"
@@ -72,8 +72,7 @@ def table_of(node: ir.Node) -> ir.Value | None:
 
 def _tied(table: ir.Value, products: Matrices) -> ir.Node | None:
     """The product that has the values of `table`, transposed, in blocks that fill its rows."""
-    values = constant(table)
-    assert values is not None, "a table is constant"
+    values = constant_values(table)
     for product, matrix in products.items():
         own = product.graph is table.graph and matrix.shape == values.shape[::-1] and _fills_rows(product)
         if own and np.array_equal(values.T, matrix):
@@ -108,8 +107,7 @@ def _from_product(editor: Editor, gather: ir.Node, product: ir.Node) -> ir.Value
 
 def _in_rows(editor: Editor, table: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Integers int8 [n, k] and scales float32 [n, 1]."""
-    values = constant(table)
-    assert values is not None, "a table is constant"
+    values = constant_values(table)
     scales = np.abs(values).max(1, keepdims=True).astype(np.float32) / np.float32(_STEPS)
     scales[scales == 0] = 1
     integers = np.rint(values / scales).astype(np.int8)

@@ -20,7 +20,7 @@ from edgeq.backends.block_weights import BlockWeights, fit_blocks
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.graph.edit import Editor, drop_unused_initializers, replace_node
-from edgeq.graph.query import constant, is_op, maker, node_input
+from edgeq.graph.query import constant_values, is_op, maker, node_input
 from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
@@ -75,9 +75,7 @@ def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
             continue
         count += 1
         if node.attributes.get_int("transB", 0):
-            values = constant(matrix)
-            assert values is not None
-            matrix = editor.constant(f"{matrix.name}/transposed", values.T)
+            matrix = editor.constant(f"{matrix.name}/transposed", constant_values(matrix).T)
         bias = node_input(node, 2)
         result = product = editor.node("MatMul", [node.inputs[0], matrix], f"{node.name}/product", before=node)
         if bias is not None:
@@ -109,8 +107,7 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
             if matrix is None:
                 continue
             bits = 8 if node.name in scheme.eight_bit else scheme.weight_bits
-            values = constant(matrix)
-            assert values is not None
+            values = constant_values(matrix)
             flat = np.asarray(values, np.float32).reshape(values.shape[-2:])
             if (matrix, bits) not in fitted:
                 fitted[matrix, bits] = fit_blocks(flat, bits, scheme.block_size, symmetric=scheme.weight_symmetric)

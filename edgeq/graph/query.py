@@ -51,6 +51,13 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
     return None if tensor is None else np.asarray(tensor.numpy())
 
 
+def constant_values(value: ir.Value | None) -> NDArray[Any]:
+    """`constant` of a value that is known to be one."""
+    values = constant(value)
+    assert values is not None, name_of(value)
+    return values
+
+
 def is_constant(value: ir.Value | None) -> bool:
     """Whether a value is an initializer that nothing can override, or made by a Constant node."""
     return constant_tensor(value) is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.graph.query import MAIN_DOMAINS, constant, constant_tensor, is_op, name_of
+from edgeq.graph.query import MAIN_DOMAINS, constant_tensor, constant_values, is_op, name_of
 
 REASON = "a mask before Softmax: with its large numbers in the range, 8 bits would not tell the scores apart"
 # exp of a difference of 104 is 0 in float32; nothing that a Softmax tells apart is as far off as this.
@@ -88,6 +88,5 @@ def _reach(value: ir.Value, reach: dict[str, float]) -> float:
         return reach.get(name_of(value), 0.0)
     if tensor.dtype not in _FLOATS or not 0 < tensor.size <= _LARGEST:
         return 0.0
-    values = constant(value)
-    assert values is not None, name_of(value)
+    values = constant_values(value)
     return float(max(values.max(), -values.min()))

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, node_input, only_reader
+from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, name_of, node_input, only_reader
 from edgeq.retarget.params import float32_params_of, params_of, type_name
 
 # Give what their input holds, or zero: quantized as it is, that stays the same.
@@ -75,9 +75,8 @@ def _store_weight(node: ir.Node, editor: Editor) -> bool:
     params = params_of(node) if values is not None else None
     if values is None or params is None or node.outputs[0].is_graph_output():
         return False
-    source = node.inputs[0]
-    assert source is not None
-    replace_value(node.outputs[0], editor.constant(f"{source.name}/{type_name(params.dtype)}", params.quantize(values)))
+    name = f"{name_of(node.inputs[0])}/{type_name(params.dtype)}"
+    replace_value(node.outputs[0], editor.constant(name, params.quantize(values)))
     editor.graph.remove(node, safe=True)
     return True
 
@@ -91,9 +90,7 @@ def _turn_weight(node: ir.Node, editor: Editor) -> bool:
     if values is None or params is None or params.block or only_reader(dequantize.outputs[0]) is not node:
         return False
     order = list(node.attributes.get_ints("perm", list(reversed(range(values.ndim)))))
-    source = dequantize.inputs[0]
-    assert source is not None
-    turned = editor.constant(f"{source.name}/transposed", values.transpose(order))
+    turned = editor.constant(f"{name_of(dequantize.inputs[0])}/transposed", values.transpose(order))
     if params.per_channel:
         dequantize.attributes["axis"] = ir.AttrInt64("axis", order.index(params.axis % values.ndim))
     dequantize.replace_input_with(0, turned)

@@ -16,7 +16,17 @@ import onnx_ir as ir
 from edgeq.graph.edit import Editor
 from edgeq.graph.operators import moves_data, operator_of
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import MAIN_DOMAINS, constant, every_node, is_constant, is_op, node_input, readers
+from edgeq.graph.query import (
+    MAIN_DOMAINS,
+    constant,
+    constant_values,
+    every_node,
+    is_constant,
+    is_op,
+    name_of,
+    node_input,
+    readers,
+)
 from edgeq.model.products import integers
 from edgeq.retarget.params import INTEGERS, float32_params_of, params_of, type_name
 
@@ -59,9 +69,7 @@ def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
         params = params_of(node) if is_op(node, "DequantizeLinear") and is_weight(node) else None
         if params is None or params.dtype == dtype or params.dtype not in INTEGERS.values():
             continue
-        source = node.inputs[0]
-        assert source is not None
-        node.replace_input_with(0, _shifted_constant(source, dtype, editor))
+        node.replace_input_with(0, _shifted_constant(node.inputs[0], dtype, editor))
         _set_zero_point(node, dtype, editor)
         count += 1
     return count
@@ -112,10 +120,8 @@ def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
     return values if values.dtype == wanted else (values.astype(np.int16) + offset).astype(wanted)
 
 
-def _shifted_constant(value: ir.Value, dtype: ir.DataType, editor: Editor) -> ir.Value:
-    values = constant(value)
-    assert values is not None
-    return editor.constant(f"{value.name}/{type_name(dtype)}", shifted(values, dtype))
+def _shifted_constant(value: ir.Value | None, dtype: ir.DataType, editor: Editor) -> ir.Value:
+    return editor.constant(f"{name_of(value)}/{type_name(dtype)}", shifted(constant_values(value), dtype))
 
 
 def _groups(graph: ir.Graph) -> list[Group]:
@@ -215,9 +221,7 @@ def _shift_node(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
 
 
 def _set_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
-    old = node.inputs[2]
-    assert old is not None
-    node.replace_input_with(2, _shifted_constant(old, dtype, editor))
+    node.replace_input_with(2, _shifted_constant(node.inputs[2], dtype, editor))
 
 
 def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:

@@ -22,7 +22,7 @@ from edgeq.errors import ModelError
 from edgeq.graph.edit import Editor, replace_value
 from edgeq.graph.operators import DATA_MOVEMENT, is_quantized_operator
 from edgeq.graph.quant_params import QuantParams, params_of
-from edgeq.graph.query import constant, is_constant, is_op
+from edgeq.graph.query import constant_values, is_constant, is_op
 from edgeq.model.load import read_model, save_model
 
 _LARGEST = 127
@@ -137,6 +137,5 @@ def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
 
 def _dequantized(node: ir.Node, params: QuantParams) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     """The float32 weights; products are rounded once, int32 biases included."""
-    integers = constant(node.inputs[0])
-    assert integers is not None
-    return replace(params, scale=params.scale.astype(np.float64)).dequantize(integers).astype(np.float32)
+    exact = replace(params, scale=params.scale.astype(np.float64))
+    return exact.dequantize(constant_values(node.inputs[0])).astype(np.float32)

@@ -12,7 +12,18 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgeq.backends.systolic.fixed_batch import infer_shapes
 from edgeq.graph.edit import Editor, insert_behind
-from edgeq.graph.query import attributes, constant, is_constant, is_op, maker, name_of, node_input, readers, sizes
+from edgeq.graph.query import (
+    attributes,
+    constant,
+    constant_values,
+    is_constant,
+    is_op,
+    maker,
+    name_of,
+    node_input,
+    readers,
+    sizes,
+)
 
 _WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
 
@@ -95,10 +106,9 @@ def batch_in_front(model: ir.Model) -> None:
 def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
     """The product with the batch in front, and the sum of it and its bias."""
     read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
-    matrix = constant(weights)
+    matrix = constant_values(weights)
     assert read is not None
     assert weights is not None
-    assert matrix is not None
     if read not in in_front:
         in_front[read] = _with_batch(editor, node, read)
     if node.attributes.get_int("transB", 0):

@@ -21,7 +21,7 @@ from edgeq.errors import CalibrationError
 from edgeq.graph.edit import Editor, drop_unused_initializers
 from edgeq.graph.operators import channel_axis
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import constant
+from edgeq.graph.query import constant_values
 from edgeq.scheme import FloatType
 
 LEVELS = 127
@@ -98,8 +98,7 @@ class _Writer:
 
     def weight(self, node: ir.Node, place: int, tensor: str) -> ir.Value:
         """The weight restored from its integers, which are made at the first call, in front of `node`."""
-        values = constant(node.inputs[place])
-        assert values is not None, "the plan has it among its weights"
+        values = constant_values(node.inputs[place])
         axis = weight_axis(node, values.ndim) if self._per_channel and place == 1 else None
         key = (tensor, -1 if axis is None else axis)
         if key not in self._made:

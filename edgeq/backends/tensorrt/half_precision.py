@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -22,13 +21,10 @@ from edgeq.backends.tensorrt.placement import ADD
 from edgeq.calibrate.ranges import Range
 from edgeq.graph.edit import Editor, drop_unused_initializers, insert_behind
 from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import MAIN_DOMAINS, bodies, constant, is_op, maker, name_of, opset_of
+from edgeq.graph.query import MAIN_DOMAINS, bodies, constant_values, is_op, maker, name_of, opset_of
 from edgeq.model.shapes import element_types
 
 _FLOAT = ir.DataType.FLOAT
-_TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
-_SPELLED = {"float16": "tensor(float16)", "bfloat16": "tensor(bfloat16)"}
-_NUMPY: Mapping[str, type] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 _Q, _DQ, _CAST = "QuantizeLinear", "DequantizeLinear", "Cast"
 # They read any type as it comes.
 _INDIFFERENT = frozenset({_Q, _CAST, "Shape", "Size"})
@@ -62,6 +58,7 @@ def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range], 
 class _Caster:
     def __init__(self, model: ir.Model, half: str, observed: Mapping[str, Range], facts: Facts) -> None:
         self._model, self._half, self._facts = model, half, facts
+        self._type = ir.DataType[half.upper()]
         self._limit = facts.halves[half].limit
         self._observed = observed
         self._types = element_types(model)
@@ -128,14 +125,12 @@ class _Caster:
         return ""
 
     def _constant_problem(self, value: ir.Value) -> str:
-        held = constant(value)
-        assert held is not None
-        values = np.abs(held)
+        values = np.abs(constant_values(value))
         finite = values[np.isfinite(values)]  # masks of attention are full of infinities, which 16 bits have too
         largest = float(np.max(finite, initial=0.0))
         if largest > 2 * self._limit:
             return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, over what {self._half} holds"
-        if values.size == 1 and largest > 0 and not np.any(values.astype(_NUMPY[self._half])):
+        if values.size == 1 and largest > 0 and not np.any(values.astype(self._type.numpy())):
             return f"stays in fp32: constant {value.name!r} is {largest:.4g}, which is 0 in {self._half}"
         return ""
 
@@ -154,7 +149,7 @@ class _Caster:
 
     def _takes(self, parameters: object, place: int) -> bool:
         listed = list(parameters)  # type: ignore[call-overload]
-        return bool(listed) and _SPELLED[self._half] in listed[min(place, len(listed) - 1)].types
+        return bool(listed) and f"tensor({self._half})" in listed[min(place, len(listed) - 1)].types
 
     def _is_float(self, value: ir.Value | None) -> bool:
         if value is None:
@@ -180,7 +175,7 @@ class _Caster:
             for place, value in enumerate(node.inputs):
                 if value is None:
                     continue
-                kind = _TYPES[self._half] if small and slots.inputs[place] else _FLOAT
+                kind = self._type if small and slots.inputs[place] else _FLOAT
                 if value in restored:
                     node.replace_input_with(place, self._restore(restored[value], kind, node))
                 elif self._is_float(value) and node.op_type not in _INDIFFERENT:
@@ -189,7 +184,7 @@ class _Caster:
                 self._type_scale(node)
             for place, output in enumerate(node.outputs):
                 if self._is_float(output):
-                    self._set_type(output, _TYPES[self._half] if small and slots.outputs[place] else _FLOAT)
+                    self._set_type(output, self._type if small and slots.outputs[place] else _FLOAT)
                     self._restore_output(output, following)
         drop_unused_initializers(graph)
 
@@ -206,9 +201,7 @@ class _Caster:
         if (value, kind) not in self._copies:
             name = f"{value.name}_{self._half}"
             if constant_value:
-                held = constant(value)
-                assert held is not None
-                copy = self._editor.constant(name, held.astype(_NUMPY[self._half]))
+                copy = self._editor.constant(name, constant_values(value).astype(self._type.numpy()))
             else:
                 copy = self._cast(value, f"{value.name}_to_{'fp32' if kind == _FLOAT else self._half}", kind, before)
             self._copies[value, kind] = copy
