@@ -28,7 +28,6 @@ sys.path.insert(0, str(REPOSITORY))  # the random operators are those of the tes
 
 from edgeq.data.given import Data  # noqa: E402
 from edgeq.data.samples import open_samples  # noqa: E402
-from edgeq.emulate.saturation.layers import simulate_layer  # noqa: E402
 from edgeq.emulate.saturation.simulate import Simulation  # noqa: E402
 from edgeq.graph.convert import to_bytes  # noqa: E402
 from edgeq.graph.edit import with_outputs  # noqa: E402
@@ -40,6 +39,7 @@ from edgeq.pipeline.quantize import quantize  # noqa: E402
 from edgeq.session import SessionSettings  # noqa: E402
 from tests.emulate.saturation import cases  # noqa: E402
 from tests.emulate.saturation.emulated_kernels import command, emulated  # noqa: E402
+from tests.emulate.saturation.reference import simulate_layer  # noqa: E402
 
 FIVE = ("raspberry-pi-4", "raspberry-pi-5", "graviton3", "haswell", "cascade-lake")
 SATURATING, EXACT = "haswell", "cascade-lake"

@@ -102,25 +102,6 @@ def find_layers(
     return tuple(found)
 
 
-def simulate_layer(node: ir.Node, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True) -> NDArray[Any]:
-    """The output of one integer node by its inputs, in its own order: as a kernel with 16-bit sums of products gives it
-    where there is such a path for its types, else exact.
-
-    Raises:
-        KeyError: an operator without a model.
-    """
-    row = operator_of(node)
-    if row.weight is None:
-        raise KeyError(node.op_type)
-    activation, weight = np.asarray(inputs[0]), np.asarray(inputs[row.weight])
-    kind = "uint8" if row.dynamic else str(activation.dtype)
-    path = saturation_table().path(node.op_type, kind, str(weight.dtype))
-    exact = path is None or (path.exact_depthwise and is_depthwise(node, weight.shape))
-    swapped = node.op_type == "ConvInteger"
-    layer = Layer(node, path or SaturatingPath((node.op_type,), "", "", swapped=swapped), None)
-    return layer.compute(inputs, saturating=saturating and not exact).output
-
-
 def _dtype(*values: ir.Value | None) -> str:
     """Type of the bytes of a tensor, by itself or by its zero point, whichever is known; "" where neither is."""
     for value in values:

@@ -9,12 +9,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.emulate.saturation.layers import simulate_layer
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.scheme import Scheme
 from tests.emulate.saturation import cases
 from tests.emulate.saturation.emulated_kernels import command, emulated
+from tests.emulate.saturation.reference import simulate_layer
 
 
 def some(count: int) -> list[cases.Case]:
