@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgeq.backends.block_tables import table_of, write_tables
-from edgeq.backends.quantizer import check_names, needs_external_data, quant_type, refusals
+from edgeq.backends.quantizer import check_clashes, needs_external_data, quant_type, refusals
 from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.backends.recurrent import IntegerWeights, expand_grus
 from edgeq.errors import UsageError
@@ -128,4 +128,4 @@ def quantize_types(
             # Shape inference does not know the outputs of the runtime's own operators.
             extra_options={"DefaultTensorType": int(ir.DataType.FLOAT)},
         )
-    check_names(prepared, source, target)
+    check_clashes(prepared, source, target)

@@ -97,7 +97,7 @@ def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[
         raise ModelError(f"{source}: onnxruntime's quantizer refuses it: {one_line(error)}", fix) from error
 
 
-def check_names(prepared: PreparedModel, source: Path, written: Path) -> None:
+def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
     """Refuse what the quantizer wrote where it gave a name of the model's inputs and outputs to something else too.
     Inner tensors have no such names (`edgeq.model.names`).
 
@@ -182,7 +182,7 @@ def quantize_with_ranges(
                 calibration_cache_path=cache,
                 **arguments,
             )
-    check_names(prepared, prepared.path, destination)
+    check_clashes(prepared, prepared.path, destination)
 
 
 def _check_version() -> None:

@@ -54,7 +54,7 @@ def _unit_alpha_beta(node: ir.Node, context: NodeContext) -> str:
 
 
 def _not_transposed_a(node: ir.Node, context: NodeContext) -> str:
-    return "its first matrix is transposed" if _integer(node, "transA") else ""
+    return "its first matrix is transposed" if node.attributes.get_int("transA", 0) else ""
 
 
 def _nearest(node: ir.Node, context: NodeContext) -> str:
@@ -80,7 +80,7 @@ def _no_dilation(node: ir.Node, context: NodeContext) -> str:
 
 
 def _no_ceil_mode(node: ir.Node, context: NodeContext) -> str:
-    return "it has ceil_mode = 1" if _integer(node, "ceil_mode") else ""
+    return "it has ceil_mode = 1" if node.attributes.get_int("ceil_mode", 0) else ""
 
 
 def _explicit_padding(node: ir.Node, context: NodeContext) -> str:
@@ -90,8 +90,8 @@ def _explicit_padding(node: ir.Node, context: NodeContext) -> str:
 
 def _not_vector(node: ir.Node, context: NodeContext) -> str:
     a, b = (known_sizes(value) or () for value in node.inputs[:2])
-    columns = b[-2] if _integer(node, "transB") and len(b) > 1 else b[-1] if len(b) > 1 else 0
-    rows = a[-1] if _integer(node, "transA") and len(a) > 1 else a[-2] if len(a) > 1 else 0
+    columns = b[-2] if node.attributes.get_int("transB", 0) and len(b) > 1 else b[-1] if len(b) > 1 else 0
+    rows = a[-1] if node.attributes.get_int("transA", 0) and len(a) > 1 else a[-2] if len(a) > 1 else 0
     # A row count that is the batch is no property of the layer: only a result with one column is surely a vector.
     if columns == 1 or (rows == 1 and len(a) > 2):
         return "it multiplies a matrix with a vector, which is bound by memory"
@@ -112,10 +112,6 @@ def known_sizes(value: ir.Value | None) -> tuple[int, ...] | None:
     if value is None or value.shape is None:
         return None
     return tuple(size if isinstance(size, int) else 0 for size in value.shape)
-
-
-def _integer(node: ir.Node, name: str) -> int:
-    return int(node.attributes.get_int(name, 0))
 
 
 Condition = Callable[[ir.Node, NodeContext], str]
@@ -143,7 +139,7 @@ def _least_channels(bound: int) -> Condition:
     def check(node: ir.Node, context: NodeContext) -> str:
         """See `_least_channels`; "" where the weight's shape is not known."""
         weight = known_sizes(node_input(node, 1)) or ()
-        groups = max(1, _integer(node, "group"))
+        groups = max(1, node.attributes.get_int("group", 0))
         if len(weight) < 3 or groups > 1 or max(weight[:2]) >= bound or not all(weight[:2]):
             return ""
         return f"it has {weight[1]} and {weight[0]} channels: fewer than {bound} leave most of an int8 tile empty"

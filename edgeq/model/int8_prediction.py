@@ -57,9 +57,11 @@ def predict_int8(
         scheme: what is quantized, and how; None for all that the rules let run in int8, by static quantization.
         macs: by node name, where they are other than `node_macs` gives them.
     """
-    judge = _judge if scheme is None else partial(_judge_under, scheme, _Facts(model))
     macs = node_macs(model) if macs is None else macs
     index = GraphIndex(model)
+    judge = _judge
+    if scheme is not None:
+        judge = partial(_judge_under, scheme, stacked_products(model), index.computed_constants)
     constants = {name for name in index.values if index.is_constant(name)}
     masks = find_masks(model)
     quantized: set[str] = set()
@@ -102,18 +104,19 @@ def _judge(node: ir.Node, rules: Mapping[str, Rule], context: NodeContext) -> tu
     return "int8", rules.get(node.op_type, rules[DEFAULT]).reason
 
 
-class _Facts:
-    """What `_judge_under` looks up of a model."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self.stacked = stacked_products(model)
-        self.constants = GraphIndex(model).computed_constants
-
-
 def _judge_under(
-    scheme: Scheme, facts: _Facts, node: ir.Node, rules: Mapping[str, Rule], context: NodeContext
+    scheme: Scheme,
+    stacked: frozenset[str],
+    constants: frozenset[str],
+    node: ir.Node,
+    rules: Mapping[str, Rule],
+    context: NodeContext,
 ) -> tuple[Verdict, str]:
-    """`_judge`, with what the scheme leaves in float first."""
+    """`_judge`, with what the scheme leaves in float first.
+
+    Args:
+        stacked: `stacked_products` of the model; constants: its `computed_constants`.
+    """
     verdict, reason = _judge(node, rules, context)
     types = scheme.quantized_types
     if verdict == "other":
@@ -123,11 +126,12 @@ def _judge_under(
     if types is not None and node.op_type not in types:
         return "float", foreign(node.op_type)
     if scheme.mode == "static":
-        stacked = verdict == "int8" and scheme.per_channel and node.name in facts.stacked
-        return ("float", _STACKED) if stacked else (verdict, reason)
-    if scheme.mode == "dynamic" and scheme.per_channel and node.name in facts.stacked:
+        if verdict == "int8" and scheme.per_channel and node.name in stacked:
+            return "float", _STACKED
+        return verdict, reason
+    if scheme.mode == "dynamic" and scheme.per_channel and node.name in stacked:
         return "float", _STACKED
-    if not facts.constants.intersection(map(name_of, node.inputs[:2])):
+    if not constants.intersection(map(name_of, node.inputs[:2])):
         return "float", f"it multiplies two activations; {scheme.mode} quantization takes constant matrices"
     return "int8", f"{scheme.mode} quantization takes it"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from edgeq.graph.operators import operator_of
-from edgeq.graph.query import constant_tensor, node_input
+from edgeq.graph.query import bodies, constant_tensor, node_input
 from edgeq.model.names import node_names
 from edgeq.model.shapes import infer_shapes
 
@@ -56,8 +56,8 @@ def node_macs(model: ir.Model) -> dict[str, int]:
     names = node_names(model)
     macs = {name: count(node) for node, name in names.items()}
     # A body stands behind the node that holds it: the innermost branches are compared first.
-    for node in reversed(names):
-        branches = [[names[n] for n in ir.traversal.RecursiveGraphIterator(graph)] for graph in _branches(node)]
+    for node in (node for node in reversed(names) if node.op_type == "If"):
+        branches = [[names[n] for n in graph.all_nodes()] for graph in bodies(node)]
         for skipped in sorted(branches, key=lambda branch: sum(macs[name] for name in branch))[:-1]:
             macs.update(dict.fromkeys(skipped, 0))
     return macs
@@ -112,11 +112,6 @@ def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[
 def _symbol(size: object) -> str:
     """The name of a symbolic size; a text that no size has where it has no name."""
     return str(size.value) if isinstance(size, ir.SymbolicDim) and size.value else _UNNAMED
-
-
-def _branches(node: ir.Node) -> list[ir.Graph]:
-    """The bodies of an If, of which one is run."""
-    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH] * (node.op_type == "If")
 
 
 def _conv(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:

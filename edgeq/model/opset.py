@@ -20,6 +20,7 @@ OLDEST = 7
 it loses the axis of an Add or Mul that broadcasts the way opset 6 did."""
 _IR_VERSION = 8
 """The IR version that came with opset 15 to 18; from 4 on, weights need not be listed as inputs."""
+_PLACES = "coordinate_transformation_mode"
 
 
 def raise_opset(
@@ -74,12 +75,11 @@ def _write_old_defaults(model: ir.Model, opset: int, path: Path) -> None:
     to the new default."""
     for node in every_node(model):
         if is_op(node, "Resize") and opset < 11:
-            node.attributes["coordinate_transformation_mode"] = _text("coordinate_transformation_mode", "asymmetric")
+            node.attributes[_PLACES] = ir.AttrString(_PLACES, "asymmetric")
             if node.attributes.get_string("mode", "nearest") == "nearest":
-                node.attributes["nearest_mode"] = _text("nearest_mode", _old_rounding(node, path))
+                node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", _old_rounding(node, path))
         elif is_op(node, "RoiAlign") and opset < 16:
-            mode = _text("coordinate_transformation_mode", "output_half_pixel")
-            node.attributes.setdefault("coordinate_transformation_mode", mode)
+            node.attributes.setdefault(_PLACES, ir.AttrString(_PLACES, "output_half_pixel"))
         elif is_op(node, "Hardmax") and opset < 13:
             raise ModelError(
                 f"{path} uses opset {opset}, whose Hardmax ({name_of(node.outputs[0])}) no later opset has",
@@ -99,10 +99,6 @@ def _old_rounding(node: ir.Node, path: Path) -> str:
             f"Export the model again with opset {LOWEST} or later",
         )
     return "ceil"
-
-
-def _text(name: str, value: str) -> ir.Attr:
-    return ir.AttrString(name, value)
 
 
 def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

@@ -12,6 +12,7 @@ from edgeq.session import onnxruntime
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 _LIBRARIES = {TENSORRT: "onnxruntime_providers_tensorrt", CUDA: "onnxruntime_providers_cuda"}
+_CACHES = {"trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
 _NAME = re.compile(rb"[a-z][a-z0-9_]{3,60}")
 
 
@@ -47,7 +48,7 @@ def explicit_options(float_type: str) -> dict[str, str]:
     """For a file with Q/DQ. TensorRT up to 10 needs flags that allow the types; 11 takes them from the file, and
     edgeq's runner leaves the flags out there. The runner chooses where engines are kept."""
     half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(float_type, {})
-    return {**half, "trt_int8_enable": "1", "trt_engine_cache_enable": "1", "trt_timing_cache_enable": "1"}
+    return {**half, "trt_int8_enable": "1", **_CACHES}
 
 
 def table_options(table: str) -> dict[str, str]:
@@ -57,8 +58,7 @@ def table_options(table: str) -> dict[str, str]:
         "trt_fp16_enable": "1",
         "trt_int8_calibration_table_name": table,
         "trt_int8_use_native_calibration_table": "0",
-        "trt_engine_cache_enable": "1",
-        "trt_timing_cache_enable": "1",
+        **_CACHES,
     }
 
 
