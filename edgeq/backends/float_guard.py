@@ -9,7 +9,7 @@ the optimizer does not match.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -31,11 +31,9 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
     """
     editor = Editor(model)
     changed = 0
-    for node in model.graph:
-        data = node.inputs[0] if node.name in names else None
-        maker = data.producer() if data is not None else None
-        weight = constant_tensor(node.inputs[1]) if maker is not None else None
-        if data is None or maker is None or weight is None or not is_op(maker, "DequantizeLinear"):
+    for node, maker in _behind_dequantize(model, names):
+        restored, weight = maker.outputs[0], constant_tensor(node.inputs[1])
+        if weight is None:
             continue
         parameters = {value.name: constant(value) for value in maker.inputs[1:] if value is not None}
         if not all(number is not None and not number.ndim for number in parameters.values()):
@@ -43,7 +41,7 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
         axis, channels = _channels(node, tuple(weight.shape.numpy()))
         if channels == 1:  # one number per channel would be one scale again
             axis, channels = next(
-                ((axis, n) for axis, n in enumerate(data.shape or ()) if isinstance(n, int) and n > 1), (axis, 1)
+                ((axis, n) for axis, n in enumerate(restored.shape or ()) if isinstance(n, int) and n > 1), (axis, 1)
             )
         if channels == 1:
             continue
@@ -60,7 +58,6 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
         )
         node.replace_input_with(0, own)
         changed += 1
-        restored = maker.outputs[0]
         if not restored.uses() and not restored.is_graph_output():
             model.graph.remove(maker, safe=True)
     return changed
@@ -68,15 +65,17 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
 
 def requantized_at_load(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
     """Those of the named nodes that the optimizer may match: they read a tensor that is dequantized with one scale."""
-    found = []
+    scales = [(node, constant(maker.inputs[1])) for node, maker in _behind_dequantize(model, names)]
+    return tuple(str(node.name) for node, scale in scales if scale is None or scale.size == 1)
+
+
+def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """The named nodes that read a dequantized tensor, each with the DequantizeLinear."""
     for node in model.graph:
         data = node.inputs[0] if node.name in names else None
-        maker = data.producer() if data is not None else None
-        if maker is not None and is_op(maker, "DequantizeLinear"):
-            scale = constant(maker.inputs[1])
-            if scale is None or scale.size == 1:
-                found.append(str(node.name))
-    return tuple(found)
+        made = data.producer() if data is not None else None
+        if made is not None and is_op(made, "DequantizeLinear"):
+            yield node, made
 
 
 def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
