@@ -84,10 +84,15 @@ class EmulatedCheck:
     host_agreement: Agreement | None = None
     accuracy: Mapping[str, Accuracy] = field(default_factory=dict)
 
-    @computed
-    def accuracy_drop(self) -> float | None:
+    @property
+    def drop(self) -> float | None:
         """Accuracy lost on the target against this machine, as a fraction; None without a task."""
         return self.accuracy[TARGET].loss_against(self.accuracy[HOST]) if self.accuracy else None
+
+    @computed
+    def accuracy_drop(self) -> float | None:
+        """`drop`, as records call it."""
+        return self.drop
 
     def check(self, max_drop: float | None = None) -> None:
         """Raise CheckFailedError where it failed, or lost more accuracy than `max_drop`."""
@@ -96,10 +101,9 @@ class EmulatedCheck:
             raise CheckFailedError(
                 f"{name} fails on {self.target} ({self.how}): {self.reason}", "Do not deploy it there; package it again"
             )
-        drop = self.accuracy_drop
-        if max_drop is not None and drop is not None and drop > max_drop:
+        if max_drop is not None and self.drop is not None and self.drop > max_drop:
             raise CheckFailedError(
-                f"{name} loses {drop:.4f} of accuracy on {self.target}'s kernels, more than {max_drop:g}",
+                f"{name} loses {self.drop:.4f} of accuracy on {self.target}'s kernels, more than {max_drop:g}",
                 "Package it for that target again, or see `edgeq debug`",
             )
 
