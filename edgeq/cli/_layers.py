@@ -21,9 +21,8 @@ _LEAST_SHARE = 0.0001
 
 def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
     """Outputs first, then the error sources, then the layers in the order in which they run."""
-    request = found.request
     variant = f", variant {found.variant}" if found.variant else ""
-    yield f"{request.quantized}{variant} against {request.float_model}, {found.comparison.count} samples"
+    yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.count} samples"
     yield from (f"note: {note}" for note in found.notes)
     yield f"outputs: {_outputs(found.optimised)} in the optimised session,"
     yield f"         {_outputs(found.written)} on the graph as written"
@@ -66,7 +65,7 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
     # What the figures leave of the line; rich cuts at the end, where names differ.
     width = max(_LEAST_NAME, (Console().width - _FIGURES) // 2)
     pairs = list(zip(found.comparison.activations, found.noise, strict=True))
-    shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.request.worst]}
+    shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
     tensor, layer = (Column(head, overflow="fold") for head in ("tensor", "layer"))
     layers = Table("", tensor, layer, "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
@@ -115,10 +114,10 @@ def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
     """Where an engine's answers part from those of the CPU's kernels."""
     from edgeq.report.names import shorten
 
-    if found.request.engine is None:
+    if not found.engine_name:
         return
-    worst = {id(layer) for layer in sorted(found.engine, key=lambda layer: -layer.lost_db)[: found.request.worst]}
-    title = f"{found.request.engine.name} against onnxruntime's CPU kernels (SQNR in dB), the same file"
+    worst = {id(layer) for layer in sorted(found.engine, key=lambda layer: -layer.lost_db)[: found.worst]}
+    title = f"{found.engine_name} against onnxruntime's CPU kernels (SQNR in dB), the same file"
     rows = []
     for layer in found.engine:
         if verbose or id(layer) in worst:

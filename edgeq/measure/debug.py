@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from edgeq.data.samples import open_samples
 from edgeq.engines import EngineChoice, as_engine
-from edgeq.measure.diagnosis import SAMPLES, DebugRequest, Diagnosis, diagnose
+from edgeq.errors import UsageError
+from edgeq.graph.index import GraphIndex
+from edgeq.measure.agreement import Agreement, compare_many
+from edgeq.measure.diagnosis import Diagnosis
+from edgeq.measure.engine_layers import EngineLayer, compare_engine
+from edgeq.measure.error_attribution import attribute_error
+from edgeq.measure.error_sources import layer_noise
+from edgeq.measure.instrument import instrumented_session
+from edgeq.measure.layer_runs import MEMORY
+from edgeq.measure.layers import LayerComparison, compare_layers
+from edgeq.measure.loaded_model import LoadedModel, open_model, refuse_ignored
+from edgeq.measure.reference import ORDER, find_reference
+from edgeq.model.load import is_quantized
 from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings
+from edgeq.session import SessionSettings, open_session
+
+if TYPE_CHECKING:
+    from edgeq.data.samples import Samples
+
+SAMPLES = 32
+"""Samples by default: sums over all elements of a tensor settle after a few."""
+
+# Fusing changes roundings; what costs more than this changes the outputs.
+_OPTIMISER_LOSS_DB = 3.0
+_DISABLED = "optimization.disable_specified_optimizers"
+_REQUANTIZER = "WeightBiasQuantization"
+_LISTED = 3
 
 
 def debug(
@@ -52,19 +79,106 @@ def debug(
         UsageError: the models are not a float model and a quantized form of it.
         EdgeqError: whatever is wrong with a model, the bundle or the data.
     """
+    float_model, quantized = path_of(float_model, "float model"), path_of(quantized, "quantized model")
+    choice, memory = as_engine(engine) if engine else None, memory or MEMORY
     settings = SessionSettings(config=dict(session_options or {}), intra_op_threads=threads)
-    request = DebugRequest(
-        float_model=path_of(float_model, "float model"),
-        quantized=path_of(quantized, "quantized model"),
+    refuse_ignored(settings, quantized)
+    with (
+        open_model(quantized, settings, variant=variant) as loaded,
+        tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,
+    ):
+        if not is_quantized(loaded.graph):
+            raise UsageError(f"{loaded.name} holds no quantized operator", ORDER)
+        graph = GraphIndex(loaded.graph)
+        reference = find_reference(float_model, graph, loaded.name, Path(workdir), progress)
+        samples = open_samples(
+            data,
+            loaded.signature,
+            preprocess=preprocess if preprocess is not None else loaded.preprocess,
+            count=count,
+            start=start,
+            stride=stride,
+            model=float_model,
+            progress=progress,
+        )
+        how: dict[str, Any] = {"settings": loaded.settings, "memory": memory, "progress": progress}
+        comparison = compare_layers(reference.graph, graph, samples, **how)
+        outputs = _outputs(reference.path, loaded, samples, progress)
+        effects, error_sources = attribute_error(
+            reference.graph, graph, comparison, outputs["written"], samples, most=worst, **how
+        )
+        layers: tuple[EngineLayer, ...] = ()
+        if choice is not None:
+            layers = compare_engine(loaded.graph, samples, choice, Path(workdir), most=worst, progress=progress)
+    return Diagnosis(
+        float_model=float_model,
+        quantized=quantized,
         data=data,
-        variant=variant,
-        preprocess=preprocess,
-        count=count,
-        start=start,
-        stride=stride,
+        variant=loaded.variant,
+        settings=loaded.settings,
         worst=worst,
-        settings=settings,
-        memory=memory,
-        engine=as_engine(engine) if engine else None,
+        prepared=reference.prepared,
+        comparison=comparison,
+        noise=layer_noise(comparison.activations),
+        effects=effects,
+        error_sources=error_sources,
+        optimised=outputs["optimised"],
+        written=outputs["written"],
+        notes=reference.notes,
+        warnings=_warnings(outputs, comparison),
+        engine=layers,
+        engine_name=choice.name if choice is not None else "",
     )
-    return diagnose(request, progress=progress)
+
+
+def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress: Progress) -> dict[str, Agreement]:
+    """The outputs against the float model's: as shipped, without graph optimisation and, where that makes a difference,
+    without the optimiser that is known to."""
+    plain = dataclasses.replace(loaded.settings, optimization="none")
+    reference = open_session(float_model, SessionSettings(intra_op_threads=plain.intra_op_threads))
+    sessions = {
+        "optimised": loaded.session,
+        "written": instrumented_session(loaded.graph, optimization="none", settings=plain),
+    }
+    found = compare_many(reference, sessions, samples, progress)
+    disabled = loaded.settings.config.get(_DISABLED, "")
+    if _loss(found) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
+        config = {**loaded.settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
+        without = dataclasses.replace(loaded.settings, config=config)
+        session = instrumented_session(loaded.graph, optimization=without.optimization, settings=without)
+        found |= compare_many(reference, {"without": session}, samples, progress)
+    return found
+
+
+def _loss(outputs: Mapping[str, Agreement]) -> float:
+    """Decibels that the optimiser costs; NaN where both are exact."""
+    return outputs["written"].sqnr_db - outputs["optimised"].sqnr_db
+
+
+def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
+    """A warning where the outputs of the optimised session are not those of the graph as written; else None."""
+    if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
+        return None
+    optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
+    text = (
+        f"the outputs of the optimised session have {optimised:.1f} dB SQNR, of the graph as written {written:.1f} dB: "
+        "the figures by layer are those of the graph as written"
+    )
+    without = outputs.get("without")
+    if without is not None and without.sqnr_db > optimised + _OPTIMISER_LOSS_DB:
+        text += f"; with the session option {_DISABLED}={_REQUANTIZER} it is {without.sqnr_db:.1f} dB"
+    return text
+
+
+def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
+    found = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
+    changed = [weight.name for weight in comparison.weights if weight.changed]
+    if changed:
+        found.append(
+            f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were changed "
+            "before they were quantized, by folding or equalization; compare with the float model that has them so"
+        )
+    broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
+    if broken:
+        found.append(f"{len(broken)} tensors hold NaN or infinities in one model only, first {broken[0]}")
+    return tuple(found)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
+from click.testing import CliRunner
+from edgeq_device.terminal import json_text
 from onnx import TensorProto, helper, numpy_helper
 
 import edgeq
 from edgeq.backends.cpu import CpuBackend
-from edgeq.measure.diagnosis import DebugRequest, diagnose
+from edgeq.cli import group
 from edgeq.measure.layers import LayerComparison
 from edgeq.model.prepare import prepare_model
-from edgeq.progress import SILENT
 from edgeq.records import plain
 from edgeq.scheme import IntegerType, Scheme
 from tests.measure.quantized_models import Quantized
@@ -24,16 +26,17 @@ def test_it_answers_as_the_command_does(quantized: Quantized) -> None:
     found = edgeq.debug(str(quantized.source), model, quantized.data, count=4, worst=2)
     assert isinstance(found.comparison, LayerComparison)
     assert found.comparison.count == 4
-    request = DebugRequest(quantized.source, model, quantized.data, count=4, worst=2)
-    assert plain(found) == plain(diagnose(request, progress=SILENT))
+    asked = [str(quantized.source), str(model), "--data", str(quantized.data), "--count", "4", "--worst", "2", "--json"]
+    said = CliRunner().invoke(group, ["debug", *asked])
+    assert json.loads(said.stdout) == json.loads(json_text(plain(found)))
 
 
 def test_options_reach_the_sessions(quantized: Quantized) -> None:
     model = next(iter(quantized.models.values()))
     options = {"session.disable_prepacking": "1"}
     found = edgeq.debug(quantized.source, model, quantized.data, count=1, session_options=options, threads=1)
-    assert dict(found.request.settings.config) == options
-    assert found.request.settings.intra_op_threads == 1
+    assert dict(found.settings.config) == options
+    assert found.settings.intra_op_threads == 1
 
 
 def test_integers_that_an_operator_of_the_runtime_makes_are_no_activations(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
-from edgeq.measure.diagnosis import DebugRequest, Diagnosis, diagnose
+from edgeq.measure.debug import debug
+from edgeq.measure.diagnosis import Diagnosis
 from edgeq.model.prepare import prepare_model
 from edgeq.scheme import Scheme
 from tests.conftest import REPOSITORY
@@ -28,7 +29,7 @@ def findings(shared: Path, work: Path, name: str, images: Path, count: int, **sc
     chosen = Scheme(**scheme)
     ranges = derive_ranges(statistics, activation_type=chosen.activation_type)
     artifact = CpuBackend().build(prepared, ranges, chosen, work / "int8.onnx")
-    return diagnose(DebugRequest(model, artifact.model, images / "val", preprocess=spec, count=count, worst=6))
+    return debug(model, artifact.model, images / "val", preprocess=spec, count=count, worst=6)
 
 
 def test_the_first_convolutions_of_yolox_nano(shared_data: Path, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
 from edgeq.cli import group
 from edgeq.errors import DataError, ModelError, UsageError
+from edgeq.measure import debug as module
 from edgeq.measure.agreement import Agreement, OutputAgreement
-from edgeq.measure.diagnosis import DebugRequest, diagnose, optimiser_warning
+from edgeq.measure.debug import debug, optimiser_warning
 from edgeq.model.prepare import prepare_model
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings
@@ -32,13 +33,13 @@ KEYS = {
 }  # fmt: skip
 
 
-def debug(*arguments: object) -> Any:
+def command(*arguments: object) -> Any:
     return CliRunner().invoke(group, ["debug", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
 @pytest.mark.parametrize("form", SCHEMES)
 def test_every_format_through_the_command(quantized: Quantized, form: str) -> None:
-    result = debug(quantized.source, quantized.models[form], "--data", quantized.data, "--json")
+    result = command(quantized.source, quantized.models[form], "--data", quantized.data, "--json")
     assert result.exit_code == 0, result.output
     plain = json.loads(result.stdout)
     assert set(plain) == KEYS
@@ -52,13 +53,13 @@ def test_every_format_through_the_command(quantized: Quantized, form: str) -> No
 
 
 def test_for_people(quantized: Quantized) -> None:
-    short = debug(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "--worst", 2)
+    short = command(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "--worst", 2)
     assert short.exit_code == 0, short.output
     assert "on the graph as written" in short.output
     assert "--exclude" in short.output
     assert "worst layers in execution order" in short.output
     assert "9 tensors were compared" not in short.output
-    whole = debug(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "-v")
+    whole = command(quantized.source, quantized.models["u8u8-per-tensor"], "--data", quantized.data, "-v")
     positions = [whole.output.index(f"│ {name}") for name in ("stem_act", "pw_out", "features", "logits")]
     assert positions == sorted(positions)
 
@@ -68,7 +69,7 @@ def test_for_people(quantized: Quantized) -> None:
     [(math.inf, "healthy"), (32.0, "healthy"), (15.0, "noisy"), (3.0, "poor"), (math.nan, "poor")],
 )
 def test_a_verdict_comes_first(quantized: Quantized, sqnr_db: float, verdict: str) -> None:
-    found = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data, count=2))
+    found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
     assert found.verdict == "healthy"
     (output,) = found.optimised.outputs
     changed = Agreement((dataclasses.replace(output, sqnr_db=sqnr_db),), 2)
@@ -80,7 +81,7 @@ def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(
 ) -> None:
     from edgeq.cli._layers import draw_diagnosis
 
-    found = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data, count=2))
+    found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
     long = [dataclasses.replace(a, name=f"/model/backbone/blocks.{i}/Conv2d/weight_quantized_{i}_output")
             for i, a in enumerate(found.comparison.activations)]  # fmt: skip
     noise = [dataclasses.replace(n, name=a.name) for a, n in zip(long, found.noise, strict=True)]
@@ -97,19 +98,19 @@ def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(
 
 def test_a_model_with_batch_normalization_is_prepared_first(tmp_path: Path) -> None:
     quantized = quantize_all(tmp_path, float_model(batch_norm=True), ("u8s8",))
-    found = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data))
+    found = debug(quantized.source, quantized.models["u8s8"], quantized.data)
     assert found.prepared
     assert "8 quantized weights match then, 7 as it is" in found.notes[0]
     assert not any(weight.changed for weight in found.comparison.weights)
     assert found.warnings == ()
-    as_prepared = diagnose(DebugRequest(quantized.prepared.path, quantized.models["u8s8"], quantized.data))
+    as_prepared = debug(quantized.prepared.path, quantized.models["u8s8"], quantized.data)
     assert not as_prepared.prepared
     assert as_prepared.comparison == found.comparison
 
 
 def test_a_model_that_was_changed_before_is_said_to_be(quantized: Quantized, tmp_path: Path) -> None:
     other = quantize_all(tmp_path, float_model(scales={"pointwise.weight": np.linspace(0.5, 2, 16)}), ("u8s8",))
-    found = diagnose(DebugRequest(quantized.source, other.models["u8s8"], quantized.data))
+    found = debug(quantized.source, other.models["u8s8"], quantized.data)
     assert "1 weights differ by more than rounding (pointwise.weight)" in found.warnings[0]
 
 
@@ -118,7 +119,7 @@ def test_unnamed_nodes_get_the_names_that_quantize_gives_them(tmp_path: Path) ->
     for node in model.graph.node:
         node.name = ""
     quantized = quantize_all(tmp_path, model, ("u8u8-per-tensor",))
-    found = diagnose(DebugRequest(quantized.source, quantized.models["u8u8-per-tensor"], quantized.data))
+    found = debug(quantized.source, quantized.models["u8u8-per-tensor"], quantized.data)
     prepared = {node.name for node in onnx.load(quantized.prepared.path).graph.node}
     assert found.prepared
     assert found.exclude
@@ -140,7 +141,7 @@ def test_advice_names_the_nodes_that_quantize_knows(tmp_path: Path) -> None:
     prepared = prepare_model(source, tmp_path / "prepared")
     scheme = Scheme(mode="dynamic", dynamic_weight_types={"MatMul": "int8", "Gemm": "int8"})
     CpuBackend().build(prepared, {}, scheme, tmp_path / "q.onnx")
-    found = diagnose(DebugRequest(source, tmp_path / "q.onnx", data))
+    found = debug(source, tmp_path / "q.onnx", data)
     assert found.exclude
     assert set(found.exclude) <= {node.name for node in onnx.load(prepared.path).graph.node}
 
@@ -148,8 +149,8 @@ def test_advice_names_the_nodes_that_quantize_knows(tmp_path: Path) -> None:
 def test_a_bundle_brings_its_options(quantized: Quantized, tmp_path: Path) -> None:
     variant = VariantSpec("portable", quantized.models["u8s8"], session_options={"session.use_env_allocators": "1"})
     write_bundle(BundleSpec("small", (variant,)), tmp_path / "small.edgeq")
-    found = diagnose(DebugRequest(quantized.source, tmp_path / "small.edgeq", quantized.data))
-    alone = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data))
+    found = debug(quantized.source, tmp_path / "small.edgeq", quantized.data)
+    alone = debug(quantized.source, quantized.models["u8s8"], quantized.data)
     assert found.variant == "portable"
     assert found.comparison == alone.comparison
 
@@ -157,15 +158,15 @@ def test_a_bundle_brings_its_options(quantized: Quantized, tmp_path: Path) -> No
 def test_a_bundle_whose_variants_share_weights(quantized: Quantized, tmp_path: Path) -> None:
     variants = tuple(VariantSpec(name, quantized.models["u8s8"]) for name in ("one", "two"))
     write_bundle(BundleSpec("small", variants), tmp_path / "bundle")
-    found = diagnose(DebugRequest(quantized.source, tmp_path / "bundle", quantized.data, variant="two"))
-    alone = diagnose(DebugRequest(quantized.source, quantized.models["u8s8"], quantized.data))
+    found = debug(quantized.source, tmp_path / "bundle", quantized.data, variant="two")
+    alone = debug(quantized.source, quantized.models["u8s8"], quantized.data)
     assert found.variant == "two"
     assert found.comparison == alone.comparison
 
 
 def test_less_memory_gives_the_same(quantized: Quantized) -> None:
     arguments = (quantized.source, quantized.models["u8s8"], "--data", quantized.data, "--json")
-    assert debug(*arguments, "--memory", "1kB").stdout == debug(*arguments).stdout
+    assert command(*arguments, "--memory", "1kB").stdout == command(*arguments).stdout
 
 
 @pytest.mark.parametrize(
@@ -175,17 +176,17 @@ def test_less_memory_gives_the_same(quantized: Quantized) -> None:
 def test_models_in_the_wrong_place(quantized: Quantized, float_model: str, int8: str, says: str) -> None:
     paths = {**quantized.models, "float": quantized.source}
     with pytest.raises(UsageError, match=says):
-        diagnose(DebugRequest(paths[float_model], paths[int8], quantized.data))
+        debug(paths[float_model], paths[int8], quantized.data)
 
 
 def test_another_model(quantized: Quantized, tmp_path: Path) -> None:
     onnx.save(linear_model(width=8), tmp_path / "other.onnx")
     with pytest.raises(UsageError, match="no activation of"):
-        diagnose(DebugRequest(tmp_path / "other.onnx", quantized.models["u8s8"], quantized.data))
+        debug(tmp_path / "other.onnx", quantized.models["u8s8"], quantized.data)
     renamed = onnx.compose.add_prefix(float_model(), "p_")
     onnx.save(renamed, tmp_path / "renamed.onnx")
     with pytest.raises(UsageError, match="has no input 'x'"):
-        diagnose(DebugRequest(tmp_path / "renamed.onnx", quantized.models["u8s8"], quantized.data))
+        debug(tmp_path / "renamed.onnx", quantized.models["u8s8"], quantized.data)
 
 
 def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) -> None:
@@ -195,21 +196,25 @@ def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) 
         ((quantized.source, quantized.models["u8s8"], "--data", tmp_path / "none"), DataError),
         ((quantized.source, quantized.models["u8s8"], "--data", quantized.data, "--session-option", "x"), UsageError),
     ):
-        result = debug(*arguments)
+        result = command(*arguments)
         assert result.exit_code == error.exit_code, result.output
         assert len(result.stderr.strip().splitlines()) == 1
         assert "Traceback" not in result.output
 
 
-def test_options_reach_the_sessions(quantized: Quantized, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[DebugRequest] = []
-    monkeypatch.setattr("edgeq.measure.debug.diagnose", lambda request, progress: asked.append(request))
+def test_options_reach_the_session_and_the_samples(quantized: Quantized, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[SessionSettings] = []
+    read: list[dict[str, Any]] = []
+    samples, model = module.open_samples, module.open_model
+    monkeypatch.setattr(module, "open_model", lambda path, s, **how: opened.append(s) or model(path, s, **how))
+    monkeypatch.setattr(module, "open_samples", lambda *given, **how: read.append(how) or samples(*given, **how))
     texts = ("session.disable_prepacking=1", "optimization.disable_specified_optimizers=A;B")
     given = [word for text in texts for word in ("--session-option", text)]
-    debug(quantized.source, quantized.models["u8s8"], "--data", "d", "--threads", "2", "--start", "3", *given)
+    asked = (quantized.source, quantized.models["u8s8"], "--data", quantized.data)
+    assert command(*asked, "--threads", "2", "--start", "3", *given).exit_code == 0
     config = dict(text.split("=") for text in texts)
-    assert asked[0].settings == SessionSettings(config=config, intra_op_threads=2)
-    assert (asked[0].start, asked[0].stride, asked[0].count, asked[0].engine) == (3, 1, 32, None)
+    assert opened == [SessionSettings(config=config, intra_op_threads=2)]
+    assert (read[0]["start"], read[0]["stride"], read[0]["count"]) == (3, 1, 32)
 
 
 def agreement(sqnr_db: float) -> Agreement:

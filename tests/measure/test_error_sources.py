@@ -10,7 +10,7 @@ import pytest
 
 from edgeq.backends.cpu import CpuBackend
 from edgeq.measure.agreement import Agreement, OutputAgreement, compare_sessions
-from edgeq.measure.diagnosis import DebugRequest, diagnose
+from edgeq.measure.debug import debug
 from edgeq.measure.error_sources import candidates, find_error_sources, layer_noise, nodes_to_exclude
 from edgeq.measure.layers import compare_layers
 from edgeq.records import plain
@@ -41,12 +41,12 @@ def test_a_range_that_is_too_wide_is_named(
     quantized: Quantized, tmp_path: Path, form: str, tensor: str, nodes: tuple[str, str], victim: str
 ) -> None:
     wide = widen_range(quantized.models[form], tensor, 60, tmp_path / "wide.onnx")
-    found = diagnose(DebugRequest(quantized.source, wide, quantized.data))
+    found = debug(quantized.source, wide, quantized.data)
     worst = found.error_sources[0]
     assert (worst.name, worst.cause) == (tensor, "range")
     assert worst.exclude == nodes, "the tensor's maker and its only reader"
     assert worst.share > 0.5
-    before = diagnose(DebugRequest(quantized.source, quantized.models[form], quantized.data))
+    before = debug(quantized.source, quantized.models[form], quantized.data)
     suffers, suffered = (
         next(a for a in diagnosis.comparison.activations if a.name == victim) for diagnosis in (found, before)
     )
@@ -57,7 +57,7 @@ def test_a_range_that_is_too_wide_is_named(
 def test_a_bias_that_does_not_fit_its_input_is_named(quantized: Quantized, tmp_path: Path) -> None:
     # A bias of QLinearConv is in units of input scale times weight scale: widen the input's range and it is wrong.
     wide = widen_range(quantized.models["qoperator"], "dw_out", 60, tmp_path / "wide.onnx")
-    worst = diagnose(DebugRequest(quantized.source, wide, quantized.data)).error_sources[0]
+    worst = debug(quantized.source, wide, quantized.data).error_sources[0]
     assert (worst.node, worst.cause) == ("pointwise", "weights")
 
 
@@ -69,7 +69,7 @@ def test_channels_that_share_a_scale_are_named(tmp_path: Path, form: str) -> Non
     scales = {"depthwise.weight": unequal, "stem.weight": 1 / unequal, "stem.bias": 1 / unequal}
     model = float_model(scales=scales)
     quantized = quantize_all(tmp_path, model, (form,))
-    found = diagnose(DebugRequest(quantized.source, quantized.models[form], quantized.data))
+    found = debug(quantized.source, quantized.models[form], quantized.data)
     named = [error_source for error_source in found.error_sources if error_source.cause == "weights"]
     assert named[0].node == "depthwise"
     assert named[0].exclude == ("depthwise",)
@@ -78,7 +78,7 @@ def test_channels_that_share_a_scale_are_named(tmp_path: Path, form: str) -> Non
 
 def test_the_flags_do_what_they_say(quantized: Quantized, tmp_path: Path) -> None:
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
-    found = diagnose(DebugRequest(quantized.source, wide, quantized.data))
+    found = debug(quantized.source, wide, quantized.data)
     # Without the nodes that it names, the quantizer leaves the tensor alone, so what was wrong with it does not matter.
     scheme = dataclasses.replace(SCHEMES["u8s8"], exclude=nodes_to_exclude(found.error_sources[:1]))
     artifact = CpuBackend().build(quantized.prepared, quantized.ranges, scheme, tmp_path / "better.onnx")
@@ -137,7 +137,7 @@ def test_a_model_against_itself_has_no_error_sources(quantized: Quantized) -> No
 
 def test_as_json(quantized: Quantized, tmp_path: Path) -> None:
     wide = widen_range(quantized.models["u8s8"], "sum", 20, tmp_path / "wide.onnx")
-    record = plain(diagnose(DebugRequest(quantized.source, wide, quantized.data)))
+    record = plain(debug(quantized.source, wide, quantized.data))
     error_source = json.loads(json.dumps(record, allow_nan=False))["culprits"][0]
     assert set(error_source) == {"name", "node", "op_type", "output_sqnr_db", "share", "cause", "reason", "exclude"}
-    assert find_error_sources((), (), {}, diagnose(DebugRequest(quantized.source, wide, quantized.data)).written) == ()
+    assert find_error_sources((), (), {}, debug(quantized.source, wide, quantized.data).written) == ()
