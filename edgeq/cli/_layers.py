@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 from edgeq.cli._common import Lines, styled, table
+from edgeq.cli._proof import closeness
 
 if TYPE_CHECKING:
-    from edgeq.measure.agreement import Agreement
     from edgeq.measure.diagnosis import Diagnosis
 
 # The bar of a layer's own error: empty at this SQNR or better, full at 0 dB.
@@ -24,8 +24,8 @@ def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
     variant = f", variant {found.variant}" if found.variant else ""
     yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.count} samples"
     yield from (f"note: {note}" for note in found.notes)
-    yield f"outputs: {_outputs(found.optimised)} in the optimised session,"
-    yield f"         {_outputs(found.written)} on the graph as written"
+    yield f"outputs: {closeness(found.optimised)} in the optimised session,"
+    yield f"         {closeness(found.written)} on the graph as written"
     style = {"healthy": "green", "noisy": "yellow", "poor": "red"}[found.verdict]
     yield styled(f"verdict: {found.verdict_text}", style)
     yield from _draw_error_sources(found)
@@ -126,13 +126,6 @@ def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
             figures = (_db(layer.sqnr_db), _db(layer.inputs_db), alone, f"{layer.steps:.1f}")
             rows.append((name, f"{node} {layer.op_type}".strip(), *figures))
     yield table(("tensor", "layer", "all so far", "what it reads", "alone", "steps"), rows, title=title)
-
-
-def _outputs(agreement: Agreement) -> str:
-    if agreement.same is not None:
-        return f"{agreement.same:.1%} of the values the same"
-    second = f"cosine {agreement.cosine:.5f}" if agreement.top1 is None else f"same top-1 in {agreement.top1:.1%}"
-    return f"{_db(agreement.sqnr_db)} dB SQNR, {second}"
 
 
 def _flags(nodes: tuple[str, ...]) -> str:

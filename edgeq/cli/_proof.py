@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from edgeq.cli._common import Lines, styled, table
@@ -49,6 +50,8 @@ def closeness(found: Agreement | OutputAgreement) -> str:
     where they are class scores, else by their cosine."""
     if found.same is not None:
         return f"{found.same:.1%} of the values the same"
+    if found.sqnr_db == math.inf:
+        return "the same"
     second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
     return f"SQNR {found.sqnr_db:.1f} dB, {second}"
 

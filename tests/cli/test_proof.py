@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import math
+
+from edgeq.cli._proof import closeness
+from edgeq.measure.agreement import Agreement, OutputAgreement
+
+
+def agreement(sqnr_db: float, same: float | None = None) -> Agreement:
+    return Agreement((OutputAgreement("y", 10, sqnr_db, 1.0, 0.0, None, 0, 0, same),), 1)
+
+
+def test_equal_outputs_are_called_so() -> None:
+    assert closeness(agreement(math.inf)) == "the same"
+    assert closeness(agreement(30.0)) == "SQNR 30.0 dB, cosine 1.00000"
+    assert closeness(agreement(math.inf, same=1.0)) == "100.0% of the values the same"
