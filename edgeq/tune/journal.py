@@ -186,8 +186,8 @@ class JournaledEvaluator:
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
         """See `Evaluator.simulate`; by candidate and the loss that is allowed."""
         key = f"simulate {max_drop:g} {digest(candidate)}"
-        found = self._journal.remember(key, lambda: plain(self._evaluator.simulate(candidate, max_drop, seconds)))
-        return self._read(found, Assessment) if found is not None else None
+        kind: Any = Assessment | None
+        return self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         """See `Evaluator.time`; by the names of the runners, what they run, and `tie`. A race on a machine that was too
@@ -205,13 +205,16 @@ class JournaledEvaluator:
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         """See `Evaluator.slow_layers`; by candidate and threads."""
         key = f"slow layers {candidate.threads} {float_threads} {digest(candidate)}"
-        found = self._journal.remember(key, lambda: list(self._evaluator.slow_layers(candidate, float_threads)))
-        return self._read(found, tuple[str, ...])
+        return self._kept(key, tuple[str, ...], lambda: self._evaluator.slow_layers(candidate, float_threads))
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """See `Evaluator.memory`; by candidate and threads."""
         key = f"memory {threads} {candidate and digest(candidate)}"
-        return self._read(self._journal.remember(key, lambda: self._evaluator.memory(candidate, threads)), int)
+        return self._kept(key, int, lambda: self._evaluator.memory(candidate, threads))
+
+    def _kept(self, key: str, kind: type[T], measure: Callable[[], T]) -> T:
+        """What the journal has under `key`, else what `measure` gives, remembered."""
+        return self._read(self._journal.remember(key, lambda: plain(measure())), kind)
 
     def _read(self, value: Any, kind: type[T]) -> T:
         return parse(value, kind, self._journal.path, OutputError)

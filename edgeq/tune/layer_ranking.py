@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,73 +28,62 @@ SCREENED = 8
 """Samples on which candidates are screened, and noise is measured."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class LayerRanker:
     """Ranks what a candidate quantizes.
 
-    Args:
+    Attributes:
         workdir: for the models of probes.
         timed: whether the target's kernels run here.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        target: Target,
-        workdir: Path,
-        *,
-        timed: bool,
-        accuracy: AccuracyMeter,
-        builder: CandidateBuilder,
-        engines: Engines,
-        progress: Progress,
-    ) -> None:
-        self._job = job
-        self._target = target
-        self._workdir = workdir
-        self._timed = timed
-        self._accuracy = accuracy
-        self._builder = builder
-        self._engines = engines
-        self._progress = progress
+    job: Job
+    target: Target
+    workdir: Path
+    timed: bool
+    accuracy: AccuracyMeter
+    builder: CandidateBuilder
+    engines: Engines
+    progress: Progress
 
     def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
         """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile; others by probing
         groups of layers, in simulation every layer. `built` is what was built of `candidate`."""
-        if self._timed and candidate.scheme.mode == "static" and not candidate.builder and self._job.calibration:
+        if self.timed and candidate.scheme.mode == "static" and not candidate.builder and self.job.calibration:
             return rank_static(
-                self._builder.recoverer,
-                self._job,
+                self.builder.recoverer,
+                self.job,
                 candidate.scheme,
                 candidate.recoveries,
                 profiled=candidate.engine is None,
-                progress=self._progress,
+                progress=self.progress,
             )
 
         def noise_of(session: Any) -> float:
             """Noise over signal power of an open session, on the samples of the screening."""
-            return self._accuracy.noise(session, SCREENED, model=candidate.name)
+            return self.accuracy.noise(session, SCREENED, model=candidate.name)
 
-        model, half = self._job.prepared.model, Deadline(seconds / 2).passed
+        model, half = self.job.prepared.model, Deadline(seconds / 2).passed
         if candidate.scheme.mode == "weight-only" and candidate.scheme.weight_bits < 8:
-            with self._progress.stage("ranking products"):
+            with self.progress.stage("ranking products"):
                 return rank_products(model, read_model(built.artifact.model), noise_of, half)
-        if WIDE in self._target.profile.search:
+        if WIDE in self.target.profile.search:
             ranges = built.ranges
             if candidate.recoveries:
-                model = self._builder.recoverer.ranged(candidate.scheme, candidate.recoveries).prepared.model
-            with self._progress.stage("ranking tensors"):
+                model = self.builder.recoverer.ranged(candidate.scheme, candidate.recoveries).prepared.model
+            with self.progress.stage("ranking tensors"):
                 return rank_tensors(model, ranges, noise_of, half)
         macs = self._quantized_macs(candidate, built)
         if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
             return Ranking((), MacCosts({}))
         expired = Deadline(seconds).passed
-        with self._progress.stage("ranking layers") as advance:
+        with self.progress.stage("ranking layers") as advance:
 
             def noise(nodes: Sequence[str]) -> float:
                 advance(1)
                 return self._noise_alone(candidate, nodes, macs)
 
-            if self._timed:
+            if self.timed:
                 return rank_by_probing(macs, noise, expired)
             return rank_by_probing(macs, noise, expired, groups=len(macs))
 
@@ -106,8 +96,8 @@ class LayerRanker:
         if scheme.mode == "dynamic":
             types = frozenset(scheme.dynamic_weight_types)
         else:
-            types = frozenset(scheme.op_types or quantizable_operators(int8_rules(self._target.backend)))
-        model = self._job.prepared.model
+            types = frozenset(scheme.op_types or quantizable_operators(int8_rules(self.target.backend)))
+        model = self.job.prepared.model
         macs = node_macs(model)
         eligible = [n.name or "" for n in model.graph if n.op_type in types and n.name not in scheme.exclude]
         return {name: macs[name] for name in eligible if macs.get(name)}
@@ -118,7 +108,7 @@ class LayerRanker:
         scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
         # Recoveries take time, and change the noise of all layers about alike.
         probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
-        with tempfile.TemporaryDirectory(dir=self._workdir) as folder:
-            artifact = self._builder.build(probe, Path(folder) / "model.onnx").artifact
-            with opened(self._engines, *judged(artifact)) as session:
-                return self._accuracy.noise(session, SCREENED, model=probe.name)
+        with tempfile.TemporaryDirectory(dir=self.workdir) as folder:
+            artifact = self.builder.build(probe, Path(folder) / "model.onnx").artifact
+            with opened(self.engines, *judged(artifact)) as session:
+                return self.accuracy.noise(session, SCREENED, model=probe.name)

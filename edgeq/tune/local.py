@@ -118,9 +118,9 @@ class LocalEvaluator:
         self._sessions = SessionPool(self._engines)
         self._clock = clock or LocalClock(self._sessions)
         self._ranker = LayerRanker(
-            job,
-            target,
-            workdir,
+            job=job,
+            target=target,
+            workdir=workdir,
             timed=timed,
             accuracy=self._accuracy,
             builder=self._builder,

@@ -35,8 +35,7 @@ from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.memory import Memory, Space
 from edgeq.tune.plan import kernel_choices, promising_first
 from edgeq.tune.record import Outcome, Trial
-from edgeq.tune.search import search
-from edgeq.tune.searches import Searched, find_best
+from edgeq.tune.searches import Searched, Searches
 from edgeq.tune.sequence import sequence_candidates
 from edgeq.tune.simulated import bundle_note, simulated_record
 from edgeq.tune.space import thread_counts
@@ -76,13 +75,7 @@ class PreparedRun:
         """The best of `space`. What is in the journal is not measured again."""
         evaluator = JournaledEvaluator(self.evaluator, journal)
         threads = thread_counts(self.machine.usable_threads)
-
-        def search_in(part: Space, ends: Deadline) -> Outcome:
-            """The best of a part of the space, found until `ends`."""
-            where = (part.candidates, part.profile, evaluator, self.goal, ends)
-            return search(*where, threads=threads, engines=part.field, progress=self.progress)
-
-        return find_best(space, known, search_in, opener.ended, budget_s, self.progress)
+        return Searches(evaluator, self.goal, threads, opener.ended, self.progress).best(space, known, budget_s)
 
     def record(self, searched: Searched, deadline: Deadline) -> dict[str, Any]:
         """The tuning record, plain values; that of a simulation has other keys."""

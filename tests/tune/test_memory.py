@@ -24,7 +24,7 @@ from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.memory import FILE, Memory, Space, layer_kinds, recall
 from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
-from edgeq.tune.searches import Searched, find_best
+from edgeq.tune.searches import Searched, Searches
 from tests.graphs import proto
 from tests.tune.fakes import Fact, FakeEvaluator, Notes, profile
 
@@ -53,11 +53,8 @@ FACTS = {"own": Fact(speed=2), "signed": Fact(speed=1.5), "coarse": Fact(speed=4
 
 
 def found(evaluator: Evaluator, memory: Memory, space: Space | None = None, *, progress: Progress = SILENT) -> Searched:
-    def search_in(space: Space, deadline: Deadline) -> Outcome:
-        return search(space.candidates, space.profile, evaluator, Goal(), deadline, engines=space.field)
-
     space = space or Space(CHOICES, profile(method=("entropy", "mse")), Field())
-    return find_best(space, memory, search_in, tuple, None, progress)
+    return Searches(evaluator, Goal(), (0,), tuple, progress).best(space, memory, None)
 
 
 def tuned_before(path: Path, facts: dict[str, Fact] = FACTS, *, digest: str = "first") -> None:
