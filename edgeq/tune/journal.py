@@ -187,7 +187,8 @@ class JournaledEvaluator:
         """See `Evaluator.simulate`; by candidate and the loss that is allowed."""
         key = f"simulate {max_drop:g} {digest(candidate)}"
         kind: Any = Assessment | None
-        return self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
+        found: Assessment | None = self._kept(key, kind, lambda: self._evaluator.simulate(candidate, max_drop, seconds))
+        return found
 
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         """See `Evaluator.time`; by the names of the runners, what they run, and `tie`. A race on a machine that was too

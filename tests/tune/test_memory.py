@@ -20,10 +20,8 @@ from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.engines import Field
 from edgeq.tune.evaluator import Evaluator
-from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.goal import Goal
 from edgeq.tune.memory import FILE, Memory, Space, layer_kinds, recall
-from edgeq.tune.record import Outcome
-from edgeq.tune.search import search
 from edgeq.tune.searches import Searched, Searches
 from tests.graphs import proto
 from tests.tune.fakes import Fact, FakeEvaluator, Notes, profile
