@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.calibrate.float_outputs import FloatOutputs
 from edgeq.calibrate.float_pass import FloatPass
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.on_workers import Merged, observe_on
@@ -50,6 +51,7 @@ def collect(
     checkpoint: Checkpoint | None = None,
     checkpoint_seconds: float = 30.0,
     timed: Callable[[float, float], None] = lambda running, counting: None,
+    outputs: FloatOutputs | None = None,
 ) -> Statistics:
     """Run the float model once over the samples and keep, per tensor, extrema, count and histogram.
 
@@ -72,6 +74,7 @@ def collect(
         checkpoint: called with the statistics so far, now and then and when interrupted (Ctrl-C).
         timed: called after each pass on this machine with the seconds that its threads ran the model and that they
             counted what it gave.
+        outputs: takes the model's outputs, where one pass on this machine sees all samples.
 
     Raises:
         CalibrationError: a value is NaN or infinite (names tensor and sample), or `start` belongs to something else.
@@ -88,6 +91,7 @@ def collect(
     threads = threads or (1 if workers is not None else usable_threads())
     at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
     passes, at_once = _passes(model, names, state, samples, total, memory, at_once)
+    kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
         """The statistics as they are now; samples that every tensor has been through count as done."""
@@ -120,9 +124,13 @@ def collect(
                 _collect(merged.run(parts), merged, state, advance, save, checkpoint_seconds)
                 continue
             each = max(1, threads // at_once)
-            instrumented = InstrumentedModel(model, steps.fetched, keep_layout=channels, threads=each)
+            last = kept.names if kept is not None else ()
+            wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
+            instrumented = InstrumentedModel(model, wanted, keep_layout={*channels, *last}, threads=each)
             fetched = ReducedModel(instrumented, every_element=every_element)
-            seen = FloatPass(fetched, steps, state, channels, at_once=at_once, every_element=every_element)
+            seen = FloatPass(
+                fetched, steps, state, channels, at_once=at_once, every_element=every_element, outputs=kept
+            )
             remaining = itertools.islice(enumerate(samples), done, None)
             with closing(seen):
                 _collect(seen.run(remaining), seen, state, advance, save, checkpoint_seconds)

@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from edgeq.calibrate.float_outputs import FloatOutputs
 from edgeq.calibrate.histogram import EMPTY
 from edgeq.calibrate.observer import Observer, Part, Seen
 from edgeq.calibrate.reduced import ReducedModel
@@ -26,6 +27,8 @@ class FloatPass:
         model: gives the fetched tensors of `steps`.
         state: what was seen of each tensor before.
         at_once: samples run at the same time.
+        outputs: takes the model's outputs, which `model` gives behind the fetched tensors where they are not among
+            those.
 
     Attributes:
         running_s, counting_s: seconds that all threads together ran the model, and counted what it gave.
@@ -40,7 +43,9 @@ class FloatPass:
         *,
         at_once: int,
         every_element: bool,
+        outputs: FloatOutputs | None = None,
     ) -> None:
+        self._outputs = outputs
         self._plan = steps
         self._model = model
         self._observers = {
@@ -152,7 +157,10 @@ class FloatPass:
                 raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
         arrays: list[tuple[str, NDArray[Any] | Part]] = [(name, sample.inputs[name]) for name in self._plan.inputs]
         if self._plan.fetched:
-            arrays += zip(self._plan.fetched, self._model.run(sample.inputs, sample.name, place), strict=True)
+            values = self._model.run(sample.inputs, sample.name, place)
+            arrays += zip(self._plan.fetched, values, strict=self._outputs is None)
+            if self._outputs is not None:
+                self._outputs.keep(place, dict(zip(self._model.names, values, strict=True)))
         return arrays[::-1]
 
 

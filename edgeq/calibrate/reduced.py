@@ -46,10 +46,14 @@ class ReducedModel:
 
     Args:
         every_element: large tensors are given whole, always.
+
+    Attributes:
+        names: of the tensors that it gives.
     """
 
     def __init__(self, model: InstrumentedModel, *, every_element: bool = False) -> None:
         self._model = model
+        self.names = model.names
         self._reduced: _Reduced | None = None
         self._building = threading.Lock()
         self._possible = model.optimised is not None and not every_element

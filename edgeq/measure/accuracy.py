@@ -83,6 +83,7 @@ def evaluate_sessions(
     settings: Mapping[str, SessionSettings] | None = None,
     progress: Progress = SILENT,
     count: int | None = None,
+    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
 ) -> Evaluation:
     """All figures of `sessions` from one pass over `samples`.
 
@@ -93,13 +94,14 @@ def evaluate_sessions(
         reference: the session that the others are compared with; None compares nothing.
         settings: how each session was opened, for the record.
         count: take at most so many samples.
+        known: what some of the sessions make of each sample, by name: these are not run.
 
     Raises:
         DataError: no samples, a sample without the label that the task needs, or one that a session refuses.
         CheckFailedError: a metric is not finite.
     """
     running = RunningEvaluation(tuple(sessions), task, reference)
-    for sample, outputs in inferences(sessions, samples, count=count, progress=progress):
+    for sample, outputs in inferences(sessions, samples, count=count, known=known, progress=progress):
         running.update(sample, outputs)
     return running.result(settings or {}, progress)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -63,9 +64,13 @@ def inferences(
     samples: Samples,
     *,
     count: int | None = None,
+    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
     """Each sample with what every session makes of it, in the order of `samples`; at most `count` samples.
+
+    Args:
+        known: what some of the sessions make of each sample, so that these are not run.
 
     Raises:
         DataError: there is no sample at all, or a session refuses one.
@@ -73,8 +78,14 @@ def inferences(
     total = len(samples) if count is None else min(count, len(samples))
     seen = 0
     with progress.stage("Evaluating", total) as advance:
-        for sample in itertools.islice(iter(samples), count):
-            yield sample, {name: infer(session, sample, model=name) for name, session in sessions.items()}
+        for place, sample in enumerate(itertools.islice(iter(samples), count)):
+            yield (
+                sample,
+                {
+                    name: known[name][place] if name in known else infer(session, sample, model=name)
+                    for name, session in sessions.items()
+                },
+            )
             seen += 1
             advance(1)
     if not seen:

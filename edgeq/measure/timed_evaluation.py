@@ -7,9 +7,11 @@ them; a model that has run all that wait runs the very first one again. Decoding
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +42,7 @@ def evaluate_timed(
     task: Task | None = None,
     reference: str | None = None,
     settings: Mapping[str, SessionSettings] | None = None,
+    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> tuple[Evaluation, Mapping[str, Distribution]]:
     """`evaluate_sessions` in the same pass as `race`, which may end before or after the samples do.
@@ -49,7 +52,7 @@ def evaluate_timed(
 
     Args:
         sessions: name → sessions of that model, which are timed in turns and answer alike.
-        task, reference, settings: as `evaluate_sessions` has them.
+        task, reference, settings, known: as `evaluate_sessions` has them; what is known is run to be timed alone.
 
     Returns:
         The figures, and latencies by name.
@@ -59,7 +62,7 @@ def evaluate_timed(
     """
     running = RunningEvaluation(tuple(sessions), task, reference)
     with progress.stage("Evaluating and timing", len(samples)) as advance:
-        line = _Line(sessions, samples, running, advance)
+        line = _Line(sessions, samples, running, advance, known)
         timed = race({name: [line.runner(name, s) for s in own] for name, own in sessions.items()}, line.move_on)
         line.finish()
     return running.result(settings or {}, progress), timed
@@ -70,7 +73,7 @@ class _Waiting:
     """A sample, and what the models that have run it made of it."""
 
     sample: Sample
-    outputs: dict[str, Outputs] = field(default_factory=dict)
+    outputs: dict[str, Outputs]
 
     @property
     def nbytes(self) -> int:
@@ -84,11 +87,18 @@ class _Line:
     Args:
         running: is given each sample that all models have run.
         advance: is called with the number of those.
+        known: outputs by model, for each sample.
     """
 
     def __init__(
-        self, sessions: Mapping[str, Sequence[Any]], samples: Samples, running: RunningEvaluation, advance: Advance
+        self,
+        sessions: Mapping[str, Sequence[Any]],
+        samples: Samples,
+        running: RunningEvaluation,
+        advance: Advance,
+        known: Mapping[str, Sequence[Outputs]],
     ) -> None:
+        self._known, self._joined = known, itertools.count()
         self._sessions = {name: own[0] for name, own in sessions.items()}
         self._elsewhere = {name for name, own in self._sessions.items() if hasattr(own, "query_runner")}
         self._samples: Iterator[Sample] = iter(samples)
@@ -132,7 +142,8 @@ class _Line:
             self._join(sample)
 
     def _join(self, sample: Sample) -> None:
-        self._waiting.append(_Waiting(sample))
+        place = next(self._joined)
+        self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known.items()}))
         untimed = self._elsewhere if shapes_of(sample.inputs) == self._shapes else self._sessions
         self._complete(self._waiting[-1], untimed)
 

@@ -129,6 +129,7 @@ def prove_built(
         threads=threads,
         workers=job.workers,
         count=count,
+        float_outputs=job.float_outputs,
         progress=progress,
     )
 

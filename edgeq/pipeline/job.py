@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edgeq.backends import Artifact, Backend, backend_for, backend_named
 from edgeq.backends.base import FittingBackend, TargetedBackend, check_names
@@ -16,6 +17,7 @@ from edgeq.backends.systolic.adopt import adopt
 from edgeq.calibrate.clipping import clipped_power
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import load_statistics
+from edgeq.calibrate.float_outputs import FloatOutputs
 from edgeq.calibrate.ranges import Range, derive_ranges, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
@@ -53,6 +55,8 @@ class Job:
         statistics: None where nothing static is built.
         adopted: ranges that a model which was quantized already came with; they go before the statistics'.
         workers: that what is not timed may be shared among.
+        float_outputs: what the float model made of each validation sample when it was calibrated on them; empty where
+            that is not known.
         host: the profile of this machine; None makes no difference between its kernels and a target's.
     """
 
@@ -65,6 +69,7 @@ class Job:
     adopted: Mapping[str, Range] = field(default_factory=dict)
     workers: Workers | None = None
     host: Profile | None = None
+    float_outputs: Sequence[Mapping[str, NDArray[Any]]] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ def open_job(
         with progress.stage("Checking the preparation"):
             prepared = check_preparation(prepared, proof_samples)
     collected: Statistics | None = None
+    outputs: FloatOutputs | None = None
     if static and statistics is not None:
         collected = load_statistics(statistics)
         collected.check_model(prepared.digest, str(statistics))
@@ -143,11 +149,28 @@ def open_job(
     elif static:
         if calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
+        outputs = FloatOutputs(prepared.model, len(calibration)) if validation is None else None
         collected = collect(
-            prepared.model, calibration, model_digest=prepared.digest, workers=workers, progress=progress
+            prepared.model,
+            calibration,
+            model_digest=prepared.digest,
+            workers=workers,
+            outputs=outputs,
+            progress=progress,
         )
     host = match_profile(detect_machine(), load_profiles()).profile
-    return Job(model, prepared, calibration, proof_samples, held_out, collected, adopted, workers, host)
+    return Job(
+        model,
+        prepared,
+        calibration,
+        proof_samples,
+        held_out,
+        collected,
+        adopted,
+        workers,
+        host,
+        outputs.all() if outputs is not None else (),
+    )
 
 
 @dataclass(frozen=True)

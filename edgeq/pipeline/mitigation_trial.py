@@ -97,6 +97,7 @@ class MitigationTrial:
             reference=FLOAT,
             progress=self._progress,
             count=None if task else samples,
+            known={FLOAT: self.job.float_outputs} if self.job.float_outputs else {},
         )
         stands = {name: first[artifact.model] for name, artifact in artifacts.items()}
         return replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
+from edgeq.measure.inference import Outputs
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.on_workers import ModelAt, evaluate_on
 from edgeq.measure.race import race, runners
@@ -208,6 +209,7 @@ def prove(
     threads: int = 0,
     workers: Workers | None = None,
     count: int | None = None,
+    float_outputs: Sequence[Outputs] = (),
     progress: Progress = SILENT,
 ) -> Proof:
     """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
@@ -219,6 +221,7 @@ def prove(
         workers: that the samples are shared among; what is timed is timed here.
         count: of the samples, spread over all; None takes all, in a simulator of an engine's hardware
             `simulated_count`.
+        float_outputs: what the float model makes of each sample, where that is known; it need not be run then.
 
     Raises:
         RuntimeUnavailableError: it does not load.
@@ -229,6 +232,8 @@ def prove(
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None and workers is None:  # spread over all: data are often sorted by class
         samples = Subset(samples, range(0, len(samples), max(1, len(samples) // count))[:count])
+        float_outputs = ()
+    known = {FLOAT: float_outputs} if float_outputs else {}
     timed = timed and artifact.simulation is None
     latency: Mapping[str, Distribution] = {}
     with Engines(keep=True) as engines:
@@ -241,9 +246,9 @@ def prove(
             models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
             evaluation = evaluate_on(workers, models, samples, count=count, **measured)
         elif timed:
-            evaluation, latency = evaluate_timed(sessions, samples, **measured)
+            evaluation, latency = evaluate_timed(sessions, samples, known=known, **measured)
         else:
-            evaluation = evaluate_sessions(singles, samples, **measured)
+            evaluation = evaluate_sessions(singles, samples, known=known, **measured)
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
         if broken:
