@@ -63,11 +63,7 @@ class Cases:
     signature: Signature
     prepared: bool
     notes: tuple[str, ...] = ()
-
-    @property
-    def rows(self) -> Rows:
-        """ "unknown": a test case is a complete sample of any batch size."""
-        return "unknown"
+    rows: Rows = "unknown"  # a test case is a complete sample of any batch size
 
     def __len__(self) -> int:
         return len(self.cases)
