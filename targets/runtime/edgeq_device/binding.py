@@ -51,21 +51,9 @@ class BoundSession:
         self._session, self._ort, self._device, self._fixed = session, ort, device, fixed
         self._bindings: Dict[Key, _Bound] = {}
 
-    def get_inputs(self) -> Any:
-        """The inputs of the wrapped session: `name`, `type` and `shape` each."""
-        return self._session.get_inputs()
-
-    def get_outputs(self) -> Any:
-        """The outputs of the wrapped session: `name`, `type` and `shape` each."""
-        return self._session.get_outputs()
-
-    def get_providers(self) -> Any:
-        """The execution providers that really started, by ONNX Runtime's names."""
-        return self._session.get_providers()
-
-    def end_profiling(self) -> Any:
-        """Close ONNX Runtime's profile and return the path of its file."""
-        return self._session.end_profiling()
+    def __getattr__(self, name: str) -> Any:
+        """The rest of a session's interface."""
+        return getattr(self._session, name)
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
         """As `InferenceSession.run`; inputs are copied into the buffers that the last run of these shapes used."""
