@@ -87,7 +87,7 @@ def made_up_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgeq_device.memory import MemoryUse
 
     for place in ("edgeq.measure.latency", "edgeq_device.bench_bundle"):
-        monkeypatch.setattr(f"{place}.measure_memory", lambda model, **given: MemoryUse(1, 2, 3))
+        monkeypatch.setattr(f"{place}.measure_memory", lambda request, shapes: MemoryUse(1, 2, 3))
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from edgeq.display import Page
 from edgeq.model.load import model_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings, onnxruntime, open_session, with_carried
+from edgeq.workers.guest import open_request
 
 _SMALL_BYTES = 2**25
 
@@ -110,16 +111,7 @@ def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, 
     Raises:
         RuntimeUnavailableError: the process failed, or the system does not report a process's memory.
     """
-    return measure_memory(
-        model,
-        shapes=shapes,
-        providers=settings.providers,
-        config=settings.config,
-        optimization=settings.optimization,
-        threads=settings.intra_op_threads,
-        engine=settings.engine,
-        precision=settings.precision,
-    )
+    return measure_memory(open_request(str(model), settings), shapes)
 
 
 def measure_models(

@@ -138,6 +138,7 @@ def _subject(one: Dict[str, Any]) -> Any:
     """A model of a benchmark: a variant of a bundle, or what a request to open one describes."""
     from edgeq_device.bench_bundle import bundle_models
     from edgeq_device.bench_models import BenchModel
+    from edgeq_device.memory import measure_memory
     from edgeq_device.opening import start_variant
     from edgeq_device.package import MAIN, open_bundle
 
@@ -149,7 +150,7 @@ def _subject(one: Dict[str, Any]) -> Any:
         model = BenchModel(
             "",
             lambda threads: start_variant(variant, threads),
-            lambda threads, shapes: _memory({**one, "threads": threads, "shapes": shapes}),
+            lambda threads, shapes: measure_memory({**one, "threads": threads}, shapes),
         )
     return replace(model, name=one["name"], sessions=one.get("sessions", 1))
 
@@ -196,23 +197,9 @@ def _read(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _peak(request: Dict[str, Any]) -> Dict[str, Any]:
-    return _memory(request).to_dict()
-
-
-def _memory(one: Dict[str, Any]) -> Any:
-    from edgeq_device.engines import read_engine
     from edgeq_device.memory import measure_memory
 
-    return measure_memory(
-        Path(one["model"]),
-        shapes=one["shapes"],
-        providers=(one["provider"],),
-        config=one["session_options"],
-        optimization=one["optimization"],
-        threads=one["threads"],
-        engine=read_engine(one["engine"]) if one["engine"] is not None else None,
-        precision=one["precision"],
-    )
+    return measure_memory(request, request["shapes"]).to_dict()
 
 
 def _mask(library: str, bits: Sequence[str]) -> Any:

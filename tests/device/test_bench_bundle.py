@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
 from edgeq_device.package import open_bundle
+from edgeq_device.serve import requested_variant
 from edgeq_device.sessions import read_device
 
 from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
@@ -61,7 +62,7 @@ def test_memory_is_measured_with_the_folder_of_engines(
 ) -> None:
     """Without it TensorRT's provider keeps engines and timings in the current directory."""
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("edgeq_device.bench_bundle.measure_memory", lambda model, **given: seen.update(given))
+    monkeypatch.setattr("edgeq_device.bench_bundle.measure_memory", lambda request, shapes: seen.update(request))
     one = fakes.variant(
         ep="TensorrtExecutionProvider",
         model=models["narrow"],
@@ -71,7 +72,8 @@ def test_memory_is_measured_with_the_folder_of_engines(
     (model,) = bundle_models([one])
     assert model.memory is not None
     model.memory(1, {})
-    assert Path(seen["provider_options"]["trt_engine_cache_path"]).parent == tmp_path / "engines"
+    again = requested_variant(seen)
+    assert (again.engines, again.provider_options) == (tmp_path / "engines", {"trt_engine_cache_enable": "1"})
 
 
 def run_on_device(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

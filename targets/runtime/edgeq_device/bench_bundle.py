@@ -14,9 +14,7 @@ from edgeq_device.opening import open_best, open_variant
 from edgeq_device.package import FLOAT, Bundle
 from edgeq_device.scenarios import Feed
 from edgeq_device.select import Device, precision_of
-from edgeq_device.sessions import read_device
-from edgeq_device.tensorrt import PROVIDER
-from edgeq_device.tensorrt_engine import plan_engine
+from edgeq_device.serve import open_request
 from edgeq_device.variants import Variant
 
 
@@ -58,18 +56,6 @@ def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequen
 
 
 def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
-    assert variant.model is not None  # select() gives only what onnxruntime runs
-    cpu, plugin = "CPUExecutionProvider", plugin_of(variant.ep)
-    # Without the folder of engines the provider would look for them, and keep new ones, in the current directory.
-    options = plan_engine(variant, read_device()).options if variant.ep == PROVIDER else variant.provider_options
-    return measure_memory(
-        variant.model,
-        shapes=shapes,
-        providers=(variant.ep,) if variant.ep == cpu else (variant.ep, cpu),
-        provider_options=options,
-        config=variant.session_options,
-        optimization=variant.info.get("optimization", "all"),
-        threads=threads,
-        engine=plugin,
-        precision=precision_of(variant, plugin) if plugin is not None else FLOAT32,
-    )
+    plugin = plugin_of(variant.ep)
+    precision = precision_of(variant, plugin) if plugin is not None else FLOAT32
+    return measure_memory(open_request(variant, threads, precision), shapes)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 from edgeq_device.children import python_command
-from edgeq_device.engines import FLOAT, EngineSpec, open_engine, read_engine
 from edgeq_device.environment import ROOT, read_memory
 from edgeq_device.errors import RuntimeUnavailableError
-
-_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 @dataclass(frozen=True)
@@ -38,42 +33,19 @@ class MemoryUse:
 
 
 def measure_memory(
-    model: Path,
-    *,
-    shapes: Optional[Mapping[str, Sequence[int]]] = None,
-    providers: Sequence[str] = ("CPUExecutionProvider",),
-    provider_options: Optional[Mapping[str, str]] = None,
-    config: Optional[Mapping[str, str]] = None,
-    optimization: str = "all",
-    threads: int = 0,
-    engine: Optional[EngineSpec] = None,
-    precision: str = FLOAT,
-    timeout_s: float = 300.0,
+    request: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], *, timeout_s: float = 300.0
 ) -> MemoryUse:
-    """Open `model` in a fresh process, run it five times on made-up inputs, and read that process's memory.
+    """Open a session in a fresh process, run it five times on made-up inputs, and read that process's memory.
 
     Args:
+        request: what to open: see `serve.open_request`.
         shapes: of inputs with open sizes; see `feeds.random_feeds`.
-        provider_options: of the first provider.
-        config: session configuration entries.
-        optimization: graph optimisation level: none, basic, extended or all.
-        threads: intra-op threads (0: onnxruntime's choice).
-        engine, precision: what executes it, in place of the providers.
 
     Raises:
         RuntimeUnavailableError: the process failed, took too long, or the system does not report a process's memory.
     """
-    order = {
-        "model": os.fspath(model),
-        "shapes": {name: list(shape) for name, shape in (shapes or {}).items()},
-        "providers": list(providers),
-        "provider_options": dict(provider_options or {}),
-        "config": dict(config or {}),
-        "optimization": optimization,
-        "threads": threads,
-        "engine": engine.to_dict() if engine is not None else None,
-        "precision": precision,
-    }
+    model = request["model"]
+    order = {**request, "shapes": {name: list(shape) for name, shape in shapes.items()}}
     try:
         child = subprocess.run(
             python_command(f"{__package__}.memory"),
@@ -92,28 +64,14 @@ def measure_memory(
     return MemoryUse(**answer)
 
 
-def _measure_here(order: Mapping[str, Any]) -> Dict[str, int]:
-    import onnxruntime
-
+def _measure_here(order: Dict[str, Any]) -> Dict[str, int]:
     from edgeq_device.feeds import random_feeds
-    from edgeq_device.options import ignore_options_in_models
-    from edgeq_device.session_options import session_options
+    from edgeq_device.serve import requested_engine, requested_variant
+    from edgeq_device.sessions import onnxruntime, open_unchecked
 
-    ignore_options_in_models()
-    options = session_options(
-        onnxruntime, config=order["config"], threads=order["threads"], optimization=order["optimization"]
-    )
+    onnxruntime()
     first, _ = read_memory(ROOT)
-    provider_options = [order["provider_options"]] + [{}] * (len(order["providers"]) - 1)
-    # onnxruntime takes the folder of external weights from that option only for a model given as bytes.
-    source = Path(order["model"]).read_bytes() if _EXTERNAL_FOLDER in order["config"] else order["model"]
-    if order["engine"] is not None:
-        chosen = {"precision": order["precision"], "threads": order["threads"]}
-        session = open_engine(onnxruntime, read_engine(order["engine"]), source, options, **chosen)
-    else:
-        session = onnxruntime.InferenceSession(
-            source, options, providers=order["providers"], provider_options=provider_options
-        )
+    session = open_unchecked(requested_variant(order), order["threads"], requested_engine(order))
     loaded, _ = read_memory(ROOT)
     for feed in random_feeds(session, order["shapes"], count=1) * 5:
         session.run(None, feed)

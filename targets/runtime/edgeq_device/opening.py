@@ -18,7 +18,8 @@ from edgeq_device.guest import Guest, GuestSession
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import CPU, Choice, Device, precision_of, select
 from edgeq_device.selftest import run_selftest
-from edgeq_device.sessions import best_threads, open_session
+from edgeq_device.serve import open_request
+from edgeq_device.sessions import open_session
 from edgeq_device.variants import Variant
 
 Open = Callable[[Variant, int], Any]
@@ -97,18 +98,7 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
         request_s=ANSWER_S,
     )
     try:
-        session = guest.opened(
-            {
-                "name": variant.name,
-                "model": str(variant.model),
-                "provider": variant.ep,
-                "session_options": dict(variant.session_options),
-                "optimization": variant.info.get("optimization", "all"),
-                "threads": threads or best_threads(variant),
-                "engine": engine.to_dict(),
-                "precision": precision_of(variant, engine),
-            }
-        )
+        session = guest.opened(open_request(variant, threads, precision_of(variant, engine)))
     except BaseException:
         guest.end()
         raise

@@ -14,9 +14,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from edgeq_device.budget import lift_seconds
-from edgeq_device.engines import read_engine
+from edgeq_device.engines import EngineSpec, plugin_of, read_engine
 from edgeq_device.frames import read_frame, write_frame
-from edgeq_device.sessions import open_session
+from edgeq_device.sessions import best_threads, open_session
 from edgeq_device.variants import Variant
 
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
@@ -58,10 +58,32 @@ def serve(
             write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
+def open_request(variant: Variant, threads: int, precision: str) -> Request:
+    """What another process needs to open `variant`."""
+    engine = plugin_of(variant.ep)
+    return {
+        "name": variant.name,
+        "model": str(variant.model),
+        "provider": variant.ep,
+        "session_options": dict(variant.session_options),
+        "provider_options": dict(variant.provider_options),
+        "optimization": variant.info.get("optimization", "all"),
+        "threads": threads or best_threads(variant),
+        "engine": engine.to_dict() if engine is not None else None,
+        "precision": precision,
+        "engines": str(variant.engines),
+    }
+
+
 def open_requested(request: Request) -> Any:
     """A session, opened by the very code that opens a bundle's variant; under the profiler, if that is wanted."""
-    engine = read_engine(request["engine"]) if request["engine"] is not None else None
-    return open_session(requested_variant(request), request["threads"], engine, profile=request.get("profile", ()))
+    variant, engine = requested_variant(request), requested_engine(request)
+    return open_session(variant, request["threads"], engine, profile=request.get("profile", ()))
+
+
+def requested_engine(request: Request) -> Optional[EngineSpec]:
+    """The engine that a request to open a session names."""
+    return read_engine(request["engine"]) if request["engine"] is not None else None
 
 
 def requested_variant(request: Request) -> Variant:
@@ -72,7 +94,7 @@ def requested_variant(request: Request) -> Variant:
         ep=request["provider"],
         model=Path(request["model"]),
         session_options=request["session_options"],
-        provider_options={},
+        provider_options=request.get("provider_options", {}),
         architecture="any",
         required_features=(),
         rank=0,
@@ -80,6 +102,7 @@ def requested_variant(request: Request) -> Variant:
         cases=(),
         tolerance={},
         info={"optimization": request["optimization"], "precision": request["precision"]},
+        engines=Path(request.get("engines", "engines")),
     )
 
 

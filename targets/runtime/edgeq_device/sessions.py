@@ -78,9 +78,16 @@ def open_session(
         RuntimeUnavailableError: onnxruntime is missing or refuses the model.
         BundleError: the variant has no model, or options that a bundle may not set.
     """
+    check_names(variant.session_options, variant.ep, variant.provider_options)
+    return open_unchecked(variant, threads, engine, profile=profile)
+
+
+def open_unchecked(
+    variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: Sequence[str] = ()
+) -> Any:
+    """`open_session` of what a session was opened of before, or of what no bundle holds."""
     if variant.model is None:
         raise BundleError(f"variant {variant.name} is not run by ONNX Runtime")
-    check_names(variant.session_options, variant.ep, variant.provider_options)
     ignore_options_in_models()
     ort = onnxruntime()
     level = variant.info.get("optimization", "all")
