@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -89,29 +90,18 @@ def worst_tensors(
         if sqnr is not None and tensor.histogram not in losses:
             losses[tensor.histogram] = sqnr, name
     worst = [name for _, name in sorted(losses.values())[:count]]
-    chosen = Statistics(
-        statistics.model_digest,
-        statistics.data_digest,
-        statistics.samples,
-        {name: statistics.tensors[name] for name in worst},
-    )
+    chosen = statistics.select(worst)
     methods = [name for name, method in REGISTRY.items() if method.compared or name == scheme.method]
-    derived = {
-        method: derive_ranges(
-            chosen,
-            method,
-            activation_type=scheme.activation_type,
-            symmetric=scheme.activation_symmetric,
-            options=scheme.method_options if method == scheme.method else None,
-        )
-        for method in methods
-    }
+    derive = partial(
+        derive_ranges, chosen, activation_type=scheme.activation_type, symmetric=scheme.activation_symmetric
+    )
+    # What is in use can differ from what its method says alone, where tensors share a scale.
+    found = {m: ranges if m == scheme.method else derive(m) for m in methods}
     return [
         _described(
             name,
             chosen.tensors[name],
-            # What is in use can differ from what its method says alone, where tensors share a scale.
-            {m: ranges[name] if m == scheme.method else derived[m][name] for m in methods},
+            {method: spans[name] for method, spans in found.items()},
             scheme.method,
             grid,
         )

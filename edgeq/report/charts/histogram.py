@@ -78,8 +78,7 @@ def _strip(tensor: TensorHistogram, index: int, xs: Scale, y: float, left: float
     parts = [
         label(left - 8, y + EM * 0.35, fitted(threshold.method, left - 8), anchor="end", class_=f"tick {kind}"),
         tag("line", x1=low, x2=high, y1=y, y2=y, class_=f"range {kind}"),
-        tag("line", x1=low, x2=low, y1=y - 4, y2=y + 4, class_=f"range {kind}"),
-        tag("line", x1=high, x2=high, y1=y - 4, y2=y + 4, class_=f"range {kind}"),
+        *(tag("line", x1=end, x2=end, y1=y - 4, y2=y + 4, class_=f"range {kind}") for end in (low, high)),
     ]
     if threshold.sqnr_db is not None:
         shown = decibels(threshold.sqnr_db)
