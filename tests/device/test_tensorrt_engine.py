@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from edgeq_device.errors import OutputError
 from edgeq_device.gpu import Gpu
-from edgeq_device.select import Device
 from edgeq_device.tensorrt_engine import engine_key, plan_engine, trtexec_line, typed_options
 from edgeq_device.variants import Variant
 
-from .fakes import device, variant
+from .fakes import variant
 
 OPTIONS = {"trt_fp16_enable": "1", "trt_int8_enable": "1", "trt_engine_cache_enable": "1"}
 T4 = Gpu("Tesla T4", (7, 5))
@@ -34,18 +33,14 @@ def built(model: Path, tmp_path: Path) -> Variant:
     )
 
 
-def on(tensorrt: str, gpu: Gpu = T4) -> Device:
-    return replace(device(), gpus=(gpu,), tensorrt=tensorrt)
-
-
 def test_engines_lie_beside_the_bundle_by_gpu_version_and_model(built: Variant, tmp_path: Path) -> None:
-    engine = plan_engine(built, on("10.13.0"))
+    engine = plan_engine(built, [T4], "10.13.0")
     assert engine.folder.parent == tmp_path / "bundle.engines"
     assert engine.folder.name.startswith("tesla-t4-sm75-trt10.13.0-")
     assert engine.options["trt_engine_cache_path"] == str(engine.folder)
     assert not engine.cached
     (engine.folder / "x.engine").write_bytes(b"")
-    assert plan_engine(built, on("10.13.0")).cached
+    assert plan_engine(built, [T4], "10.13.0").cached
 
 
 def test_another_gpu_version_or_model_has_another_engine(built: Variant, model: Path) -> None:
@@ -65,18 +60,18 @@ def test_a_table_is_laid_among_the_engines(built: Variant, tmp_path: Path) -> No
     table = tmp_path / "t4.calibration.flatbuffers"
     table.write_bytes(b"table")
     with_table = replace(built, info={"table": "calibration.flatbuffers"}, table=table)
-    engine = plan_engine(with_table, on("8.6.1"))
+    engine = plan_engine(with_table, [T4], "8.6.1")
     laid = engine.folder / "calibration.flatbuffers"
     assert laid.read_bytes() == b"table"
-    plan_engine(with_table, on("8.6.1"))
+    plan_engine(with_table, [T4], "8.6.1")
     laid.write_bytes(b"mine")
     with pytest.raises(OutputError, match="no calibration table"):
-        plan_engine(with_table, on("8.6.1"))
+        plan_engine(with_table, [T4], "8.6.1")
     laid.unlink()
     (tmp_path / "mine").write_bytes(b"mine")
     laid.symlink_to(tmp_path / "mine")
     with pytest.raises(OutputError, match="no calibration table"):
-        plan_engine(with_table, on("8.6.1"))
+        plan_engine(with_table, [T4], "8.6.1")
     assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
@@ -86,7 +81,7 @@ def test_a_folder_that_cannot_be_written_is_replaced_with_a_word(
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    engine = plan_engine(replace(built, engines=blocked), on("10.13.0"))
+    engine = plan_engine(replace(built, engines=blocked), [T4], "10.13.0")
     assert engine.folder.is_relative_to(tmp_path / "cache")
     assert engine.note == f"engines are kept in {engine.folder.parent}: {blocked} cannot be written"
 

@@ -13,7 +13,7 @@ from edgeq_device.engines import engine_options, engines
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.infer import infer
-from edgeq_device.select import CPU, Device
+from edgeq_device.select import CPU
 from edgeq_device.tensorrt import PROVIDER, read_tensorrt
 from edgeq_device.tensorrt_engine import Engine, describe_engine, plan_engine, static_shapes, trtexec_line
 from edgeq_device.terminal import printable
@@ -40,7 +40,7 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundS
     if problem:
         raise RuntimeUnavailableError(f"variant {variant.name}: {problem}")
     gpus, _ = read_gpus()
-    engine = plan_engine(variant, Device("", frozenset(), str(ort.__version__), (), gpus, "", tensorrt, ""))
+    engine = plan_engine(variant, gpus, tensorrt)
     if not engine.cached:
         print(
             f"building a TensorRT engine for {gpus[0].name if gpus else 'this GPU'}: this takes minutes, once",

@@ -12,12 +12,11 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 from edgeq_device.errors import OutputError
 from edgeq_device.gpu import Gpu
 from edgeq_device.places import draft_of, temporary_folder
-from edgeq_device.select import Device
 from edgeq_device.tensorrt import STRONGLY_TYPED
 from edgeq_device.variants import Variant
 from edgeq_device.version import parse_version
@@ -46,11 +45,12 @@ class Engine:
     note: str = ""
 
 
-def plan_engine(variant: Variant, device: Device) -> Engine:
-    """The engine of `variant` on `device`; its folder is made."""
-    gpu = best_gpu(device)
-    folder, note = _folder(variant.engines, engine_key(variant, gpu, device.tensorrt))
-    options = typed_options(variant, device.tensorrt)
+def plan_engine(variant: Variant, gpus: Sequence[Gpu], tensorrt: str) -> Engine:
+    """The engine of `variant` on the GPU of the highest compute capability, for that version of TensorRT; its folder is
+    made."""
+    gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=Gpu("", (0, 0)))
+    folder, note = _folder(variant.engines, engine_key(variant, gpu, tensorrt))
+    options = typed_options(variant, tensorrt)
     options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
     table = variant.info.get(TABLE)
     if isinstance(table, str) and variant.table is not None:
@@ -93,11 +93,6 @@ def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
         for flag in _FLAGS:
             options.pop(flag, None)
     return options
-
-
-def best_gpu(device: Device) -> Gpu:
-    """The GPU of the highest compute capability; one without a name where none is known."""
-    return max(device.gpus, key=lambda gpu: gpu.compute_capability, default=Gpu("", (0, 0)))
 
 
 def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
