@@ -129,9 +129,10 @@ class Channel:
 
     def _write(self, request: Mapping[str, Any], data: IO[bytes] | None) -> None:
         assert self._process.stdin is not None
+        line = json.dumps(request).encode() + b"\n"
         with self._writing:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.sent += len(json.dumps(request)) + 1
+            self._process.stdin.write(line)
+            self.sent += len(line)
             while data is not None and (piece := data.read(_CHUNK)):
                 self._process.stdin.write(piece)
                 self.sent += len(piece)
