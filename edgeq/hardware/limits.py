@@ -9,12 +9,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgeq_device.environment import allowed_cores
-from edgeq_device.features import parse_identity, read_bytes
+from edgeq_device.environment import ROOT, allowed_cores, read_text
+from edgeq_device.features import parse_identity
 
 from edgeq.hardware.machine import Cache
 
-ROOT = Path("/")
 _UNLIMITED = 1 << 60  # control groups v1 write "no limit" as a page-aligned number just under 2**63
 
 
@@ -91,4 +90,4 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str:
-    return read_bytes(path).decode("utf-8", "replace")
+    return read_text(path) or ""

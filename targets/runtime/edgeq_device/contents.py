@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import IO, Dict, Mapping, Optional, Tuple
 
-from edgeq_device.errors import BundleError, OutputError
+from edgeq_device.errors import AGAIN, BundleError, OutputError
 from edgeq_device.manifest import MANIFEST, FileRecord
 from edgeq_device.names import check_file_names
 from edgeq_device.places import SET_TMPDIR
@@ -29,7 +29,6 @@ _CHUNK = 1024 * 1024
 _LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
 # Only writing fails so; what else the system reports may come from a damaged archive.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
-_AGAIN = "Do not use this bundle; get it again from where it was made"
 
 
 def list_directory(root: Path) -> Dict[str, int]:
@@ -52,7 +51,7 @@ def list_directory(root: Path) -> Dict[str, int]:
                     found[name] = entry.stat(follow_symlinks=False).st_size
                 else:
                     kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-                    raise BundleError(f"{root}: {name!r} is {kind}; a bundle holds files only", _AGAIN)
+                    raise BundleError(f"{root}: {name!r} is {kind}; a bundle holds files only", AGAIN)
     check_file_names(sorted(found), str(root))
     return found
 
@@ -70,7 +69,7 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
         mode = info.external_attr >> 16
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle holds files only", _AGAIN)
+            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle holds files only", AGAIN)
         if info.flag_bits & 0x1:
             raise BundleError(f"{where}: {info.filename!r} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -79,7 +78,7 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
     total = sum(info.file_size for info in entries.values())
     packed = Path(where).stat().st_size
     if total > MAX_TOTAL or (total > SMALL and total > MAX_RATIO * packed):
-        raise BundleError(f"{where} would grow from {packed} to {total} bytes, out of all proportion", _AGAIN)
+        raise BundleError(f"{where} would grow from {packed} to {total} bytes, out of all proportion", AGAIN)
     return entries
 
 
@@ -115,7 +114,7 @@ def check_listing(
     declared = set(records) | {MANIFEST}
     missing, others = sorted(declared - set(found)), sorted(set(found) - declared - {SIGNATURE})
     if missing:
-        raise BundleError(f"{where}: {missing[0]} is missing{_and_more(missing)}", _AGAIN)
+        raise BundleError(f"{where}: {missing[0]} is missing{_and_more(missing)}", AGAIN)
     extra = [name for name in others if not (in_use and is_harmless(name))]
     if extra:
         compiled = "__pycache__/" in extra[0]
@@ -127,7 +126,7 @@ def check_listing(
         )
     for name, record in sorted(records.items()):
         if found[name] != record.size:
-            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest says {record.size}", _AGAIN)
+            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest says {record.size}", AGAIN)
     return tuple(others)
 
 
@@ -161,7 +160,7 @@ def extract(
             with archive.open(entries[name]) as stream, target.open("xb") as sink:
                 check_content(stream, record, f"{where}: {name}", sink)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
-            raise BundleError(f"{where}: {name} cannot be unpacked ({error})", _AGAIN) from error
+            raise BundleError(f"{where}: {name} cannot be unpacked ({error})", AGAIN) from error
         except OSError as error:
             problem = f"{where}: {name} cannot be unpacked into {to} ({error.strerror})"
             if error.errno in _UNWRITABLE:
@@ -178,7 +177,7 @@ def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
             assets.setdefault(folder, {})[inner] = record.sha256
     for folder, members in sorted(assets.items()):
         if folder != f"sha256-{directory_hash(members)}":
-            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash that its name says", _AGAIN)
+            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash that its name says", AGAIN)
 
 
 def directory_hash(members: Mapping[str, str]) -> str:
@@ -198,14 +197,14 @@ def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Option
     for chunk in iter(lambda: stream.read(_CHUNK), b""):
         size += len(chunk)
         if size > record.size:
-            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest says", _AGAIN)
+            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest says", AGAIN)
         digest.update(chunk)
         if sink is not None:
             sink.write(chunk)
     if size != record.size:
-        raise BundleError(f"{what} has {size} bytes, the manifest says {record.size}", _AGAIN)
+        raise BundleError(f"{what} has {size} bytes, the manifest says {record.size}", AGAIN)
     if digest.hexdigest() != record.sha256:
-        raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", _AGAIN)
+        raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", AGAIN)
 
 
 def open_plain(path: Path) -> IO[bytes]:

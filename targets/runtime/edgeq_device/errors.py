@@ -14,6 +14,9 @@ The device side has a tree of its own because it imports nothing of edgeq; edgeq
 
 from __future__ import annotations
 
+AGAIN = "Do not use this bundle; get it again from where it was made"
+"""What to do about one that is not as it was made."""
+
 
 class DeviceError(Exception):
     """Base of all deliberate failures: one line that says what is wrong and where, and what to do about it."""

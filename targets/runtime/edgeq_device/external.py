@@ -12,14 +12,13 @@ from typing import Mapping, Sequence, Set, Tuple
 
 from edgeq_device.dtypes import ELEMENT_BITS
 from edgeq_device.engines import plugin_of
-from edgeq_device.errors import BundleError
+from edgeq_device.errors import AGAIN, BundleError
 from edgeq_device.manifest import FileRecord
 from edgeq_device.names import check_file_name
 from edgeq_device.onnxfile import ExternalTensor, read_onnx
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 
 SUFFIX = ".onnx"
-_AGAIN = "Do not use this bundle; get it again from where it was made"
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
 # By what the marker of onnxruntime for "this is an address" begins with.
 _ADDRESS = "_ORT_MEM"
@@ -53,10 +52,10 @@ def _check_model(
         raise BundleError(f"{where} is not named as an ONNX file ({SUFFIX}), and onnxruntime goes by the name")
     beside = PurePosixPath(folder) / PurePosixPath(model).name
     if str(beside) != model and str(beside) in files:
-        raise BundleError(f"{where} and {beside}, among its external data, would be one file where they meet", _AGAIN)
+        raise BundleError(f"{where} and {beside}, among its external data, would be one file where they meet", AGAIN)
     found = read_onnx(root / model, where)
     if found.has_context and not (compiled and not found.context_outside):
-        raise BundleError(f"{where} holds code compiled for one device (EPContext); a bundle may not", _AGAIN)
+        raise BundleError(f"{where} holds code compiled for one device (EPContext); a bundle may not", AGAIN)
     for tensor in found.external:
         _check_tensor(tensor, folder, files, f"{where}: external tensor {tensor.name!r}")
 
@@ -64,27 +63,27 @@ def _check_model(
 def _check_tensor(tensor: ExternalTensor, folder: str, files: Mapping[str, FileRecord], where: str) -> None:
     unknown = sorted(set(tensor.entries) - _KEYS)
     if unknown:
-        raise BundleError(f"{where} has {unknown[0][:60]!r} in its external data, which means nothing here", _AGAIN)
+        raise BundleError(f"{where} has {unknown[0][:60]!r} in its external data, which means nothing here", AGAIN)
     location = tensor.entries.get("location", "")
     if _ADDRESS in location.upper():
-        raise BundleError(f"{where} has the location {location[:60]!r}, an address in memory", _AGAIN)
+        raise BundleError(f"{where} has the location {location[:60]!r}, an address in memory", AGAIN)
     file = f"{folder}/{check_file_name(location, where)}"
     if file not in files:
-        raise BundleError(f"{where} needs {location!r}, which is not in the bundle as {file!r}", _AGAIN)
+        raise BundleError(f"{where} needs {location!r}, which is not in the bundle as {file!r}", AGAIN)
     if tensor.data_type not in ELEMENT_BITS:
-        raise BundleError(f"{where} has the data type {tensor.data_type}, which cannot be external", _AGAIN)
+        raise BundleError(f"{where} has the data type {tensor.data_type}, which cannot be external", AGAIN)
     needed = (math.prod(tensor.dims) * ELEMENT_BITS[tensor.data_type] + 7) // 8
     offset = _number(tensor.entries.get("offset", "0"), "offset", where)
     length = _number(tensor.entries.get("length", str(needed)), "length", where)
     if length != needed:
-        raise BundleError(f"{where} has {length} bytes where its shape and type need {needed}", _AGAIN)
+        raise BundleError(f"{where} has {length} bytes where its shape and type need {needed}", AGAIN)
     if offset + needed > files[file].size:
         raise BundleError(
-            f"{where} needs bytes {offset} to {offset + needed} of {location!r}, which has {files[file].size}", _AGAIN
+            f"{where} needs bytes {offset} to {offset + needed} of {location!r}, which has {files[file].size}", AGAIN
         )
 
 
 def _number(text: str, field: str, where: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
-        raise BundleError(f"{where} has the {field} {text[:40]!r}", _AGAIN)
+        raise BundleError(f"{where} has the {field} {text[:40]!r}", AGAIN)
     return int(text)

@@ -7,13 +7,12 @@ executor_info.edgeq, and other executors, which nothing here goes by.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from edgeq_device.errors import BundleError
 from edgeq_device.names import check_file_name, check_file_names, is_plain_name
-from edgeq_device.signature import SIGNATURE
+from edgeq_device.signature import SHA256, SIGNATURE
 
 MANIFEST = "manifest.json"
 COMPONENT = "component.json"
@@ -22,7 +21,6 @@ BUNDLE_SCHEMA = "1.0"
 MAX_FILES = 20_000
 MAX_SIZE = 1 << 44
 
-_HEX = re.compile(r"[0-9a-f]{64}")
 _MANIFEST_KEYS = frozenset(
     {
         "schema_version",
@@ -129,7 +127,7 @@ def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
     for name, entry in entries.items():
         record = _object(entry, f"{where}: file {name!r}")
         sha256, size = record.get("sha256"), record.get("size")
-        if set(record) != {"sha256", "size"} or not isinstance(sha256, str) or not _HEX.fullmatch(sha256):
+        if set(record) != {"sha256", "size"} or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
             raise BundleError(f"{where}: file {name!r} has no proper sha256 and size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_SIZE:
             raise BundleError(f"{where}: file {name!r} has no proper size")
@@ -187,7 +185,7 @@ def resolve_reference(reference: str, directory: str, where: str) -> str:
     """
     if reference.startswith("sha256:"):
         digest, _, remaining = reference[len("sha256:") :].partition("/")
-        if not _HEX.fullmatch(digest):
+        if not SHA256.fullmatch(digest):
             raise BundleError(f"{where}: {reference!r} is not a proper shared-asset reference")
         asset = f"shared_assets/sha256-{digest}"
         return check_file_name(f"{asset}/{remaining}", where) if remaining else asset

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterable, Set
 
-from edgeq_device.errors import BundleError
+from edgeq_device.errors import AGAIN, BundleError
 
 MAX_NAME = 512
 MAX_FOLDERS = 20_000
@@ -23,20 +23,19 @@ def check_file_name(name: str, where: str) -> str:
     Raises:
         BundleError: absolute, `..`, a backslash, a drive or a device name, a control character, or too long.
     """
-    fix = "Do not use this bundle; get it again from where it was made"
     if not name or len(name) > MAX_NAME:
-        raise BundleError(f"{where}: file name {name[:60]!r} is empty or longer than {MAX_NAME} characters", fix)
+        raise BundleError(f"{where}: file name {name[:60]!r} is empty or longer than {MAX_NAME} characters", AGAIN)
     if _CONTROL_OR_RESERVED.search(name):
-        raise BundleError(f"{where}: file name {name!r} has a character that is not allowed", fix)
+        raise BundleError(f"{where}: file name {name!r} has a character that is not allowed", AGAIN)
     if name.startswith("/"):
-        raise BundleError(f"{where}: file name {name!r} is absolute", fix)
+        raise BundleError(f"{where}: file name {name!r} is absolute", AGAIN)
     for part in name.split("/"):
         if part in ("", ".", ".."):
-            raise BundleError(f"{where}: file name {name!r} is not a plain path inside the bundle", fix)
+            raise BundleError(f"{where}: file name {name!r} is not a plain path inside the bundle", AGAIN)
         if part[-1] in ". ":
-            raise BundleError(f"{where}: file name {name!r} ends in a dot or a space, which Windows drops", fix)
+            raise BundleError(f"{where}: file name {name!r} ends in a dot or a space, which Windows drops", AGAIN)
         if _DEVICES.fullmatch(part.partition(".")[0].rstrip()):
-            raise BundleError(f"{where}: file name {name!r} is that of a device on Windows", fix)
+            raise BundleError(f"{where}: file name {name!r} is that of a device on Windows", AGAIN)
     return name
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
-from edgeq_device.errors import BundleError
+from edgeq_device.errors import AGAIN, BundleError
 
 MAX_BYTES = (1 << 31) - 1
 """What protobuf, and so onnxruntime, can parse."""
@@ -23,7 +23,6 @@ MAX_DEPTH = 100
 MAX_FIELDS = 5_000_000
 MAX_DIMS = 64
 _SHOWN = 60
-_AGAIN = "Do not use this bundle; get it again from where it was made"
 _LONGEST_TEXT = 4096
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -142,7 +141,7 @@ def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[b
         except (OSError, ValueError):  # missing, or empty, which cannot be mapped
             return None
     if len(found) > 1:
-        raise BundleError(f"{where} has {key!r} twice in its metadata", _AGAIN)
+        raise BundleError(f"{where} has {key!r} twice in its metadata", AGAIN)
     return found[0] if found else None
 
 
@@ -350,5 +349,5 @@ class _Walk:
     def _wrong(self, problem: str) -> BundleError:
         return BundleError(
             f"{self._where} is not an ONNX file as one is written: {problem}",
-            _AGAIN,
+            AGAIN,
         )

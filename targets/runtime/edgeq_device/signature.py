@@ -22,7 +22,8 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 # What the first release of Model Signing wrote: each file is a subject, and there is no predicate.
 _FIRST_PREDICATE_TYPE = "https://model_signing/Digests/v0.1"
-_HEX = re.compile(r"[0-9a-f]{64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+"""A hash in hex, as bundles and keys are named by."""
 _MAX_CHAIN = 10
 _AGAIN = "Do not use this bundle; get it again from where it was made, or have it signed again"
 
@@ -75,7 +76,7 @@ def parse_signature(data: bytes, where: str) -> Signature:
     hint, chain = "", []
     if "publicKey" in material:
         hint = _object(material, "publicKey", where).get("hint") or ""
-        if not isinstance(hint, str) or (hint and not _HEX.fullmatch(hint)):
+        if not isinstance(hint, str) or (hint and not SHA256.fullmatch(hint)):
             raise BundleError(f"{where}: the hint at the key is not a sha256", _AGAIN)
     elif "x509CertificateChain" in material:
         chain = _objects(_object(material, "x509CertificateChain", where), "certificates", where)
@@ -143,7 +144,7 @@ def _digests(entries: List[Dict[str, Any]], key: str, where: str) -> Dict[str, s
     files: Dict[str, str] = {}
     for entry in entries:
         name, digest = entry.get("name"), entry.get(key)
-        if not isinstance(name, str) or name in files or not isinstance(digest, str) or not _HEX.fullmatch(digest):
+        if not isinstance(name, str) or name in files or not isinstance(digest, str) or not SHA256.fullmatch(digest):
             raise BundleError(f"{where}: {name!a} is no file with a sha256, or is there twice", _AGAIN)
         files[name] = digest
     if not files:

@@ -15,7 +15,7 @@ from edgeq_device.ecdsa import PublicKey, read_public_key
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.manifest import MANIFEST
 from edgeq_device.package import Bundle
-from edgeq_device.signature import Signature, check_files, parse_signature, signed_files
+from edgeq_device.signature import SHA256, Signature, check_files, parse_signature, signed_files
 
 PLACE = "/etc/edgeq/trust"
 VARIABLE = "EDGEQ_TRUST"
@@ -24,7 +24,6 @@ _SUFFIXES = (".pem", ".pub", ".crt", ".cer", ".der")
 _MAX_BYTES = 1 << 20
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----([A-Za-z0-9+/=\s]*)-----END \1-----")
 _NOT_AFTER = re.compile(r"^not-after:[ \t]*(.*)$", re.MULTILINE | re.IGNORECASE)
-_KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
 """The key of a chain's first certificate, where that leads to one of the trusted certificates (all in DER)."""
@@ -185,7 +184,7 @@ def _read(file: Path) -> bytes:
 def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
     """One id of a key a line; what follows a # is a remark."""
     lines = [line.partition("#")[0].strip() for line in data.decode("utf-8", "replace").splitlines()]
-    wrong = next((line for line in lines if line and not _KEY_ID.fullmatch(line)), None)
+    wrong = next((line for line in lines if line and not SHA256.fullmatch(line)), None)
     if wrong is not None:
         raise UsageError(f"{where}: {wrong[:80]!a} is no id of a key", "Write the 64 hex digits that `verify` prints")
     return frozenset(line for line in lines if line)
