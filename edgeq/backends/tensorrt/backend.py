@@ -18,7 +18,7 @@ from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
 from edgeq.backends.tensorrt import implicit, options
 from edgeq.backends.tensorrt.check import Placement, check_placement
 from edgeq.backends.tensorrt.explicit import insert_pairs
-from edgeq.backends.tensorrt.facts import Facts, HalfType, facts
+from edgeq.backends.tensorrt.facts import facts
 from edgeq.backends.tensorrt.half_precision import cast_float_nodes
 from edgeq.backends.tensorrt.placement import plan_placement, weighted_operators
 from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
@@ -149,7 +149,7 @@ class TensorrtBackend:
             provider_options=provider_options,
             notes=_notes(placement, in_float32),
             device="gpu",
-            requires={**self._gpu, "min_tensorrt": _requirements(scheme.rest).min_tensorrt},
+            requires={**self._gpu, "min_tensorrt": known.rest[scheme.rest].min_tensorrt},
             simulation=simulated_path,
             simulation_settings=SETTINGS,
             coverage=placement.coverage(),
@@ -202,7 +202,7 @@ class TensorrtBackend:
                 provider=options.CUDA,
                 provider_options=engine_options(load_engines()[_CUDA]),
                 device="gpu",
-                requires={"min_compute_capability": facts().halves[scheme.rest].min_compute_capability},
+                requires={"min_compute_capability": facts().rest[scheme.rest].min_compute_capability},
                 simulation=simulated_path,
                 simulation_settings=SETTINGS,
                 notes=tuple(f"{name}: {reason}" for name, reason in in_float32.items()),
@@ -216,8 +216,7 @@ class TensorrtBackend:
         return self.observed or ranges
 
     def _check_float_type(self, scheme: Scheme) -> None:
-        half = facts().halves.get(scheme.rest)
-        needed = half.min_compute_capability if half is not None else ""
+        needed = facts().rest[scheme.rest].min_compute_capability
         have = self._gpu.get("min_compute_capability", "")
         if needed and have and parse_version(have) < parse_version(needed):
             raise HardwareError(
@@ -239,14 +238,9 @@ class TensorrtBackend:
         return self.target.name if self.target is not None else "the target"
 
 
-def _requirements(float_type: str) -> Facts | HalfType:
-    """What has the opset, IR version and TensorRT of a file whose rest is of that type."""
-    return facts().halves.get(float_type, facts())
-
-
 def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
     """A copy of the prepared model with the opset and IR version that a file with that type needs."""
-    requirements = _requirements(float_type)
+    requirements = facts().rest[float_type]
     raised = raise_opset(
         prepared.model.clone(),
         prepared.source,

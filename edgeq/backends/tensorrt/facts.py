@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +13,10 @@ from edgeq.resources import shipped
 
 
 @dataclass(frozen=True)
-class HalfType:
-    """A 16-bit type: the largest magnitude that a calibrated tensor may have in it, the first GPU that has it, and the
-    opset, IR version and TensorRT that a file with it needs."""
+class RestType:
+    """A type of what is not in int8: the largest magnitude that a calibrated tensor may have in it, the first GPU that
+    has it ("": all do), and the opset, IR version and TensorRT that a file with explicit quantization and it needs."""
 
-    name: str
     limit: float
     min_compute_capability: str
     opset: int
@@ -27,21 +27,16 @@ class HalfType:
 @dataclass(frozen=True)
 class Facts:
     """Attributes:
-    opset, ir_version: of a file with explicit quantization and nothing in 16 bits.
-    min_tensorrt: the first that reads it.
     most_cut: share of a tensor's power from which on clipping it is too much.
-    halves: 16-bit types by name.
+    rest: types of what is not in int8, by name.
     float32_operators: operator type → why it is not computed in 16 bits.
     table_min_tensorrt, table_below_tensorrt: who takes calibration tables.
     table_reason, table_fix: message and fix for targets that take none.
     options: execution provider → names of options that it is known to take.
     """
 
-    opset: int
-    ir_version: int
-    min_tensorrt: str
     most_cut: float
-    halves: Mapping[str, HalfType]
+    rest: Mapping[str, RestType]
     float32_operators: Mapping[str, str]
     table_min_tensorrt: str
     table_below_tensorrt: str
@@ -55,26 +50,22 @@ def facts() -> Facts:
     """The shipped facts."""
     path = shipped("targets") / "backends" / "tensorrt.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
-    explicit, rest, table = content["explicit"], content["rest"], content["table"]
-    halves = {
-        name: HalfType(
-            name,
-            entry["largest"] / rest["headroom"],
-            entry["min_compute_capability"],
+    explicit, halves, table = content["explicit"], content["rest"], content["table"]
+    rest = {
+        name: RestType(
+            entry.get("largest", math.inf) / halves["headroom"],
+            entry.get("min_compute_capability", ""),
             entry.get("opset", explicit["opset"]),
             entry.get("ir_version", explicit["ir_version"]),
             entry.get("min_tensorrt", explicit["min_tensorrt"]),
         )
-        for name, entry in rest.items()
+        for name, entry in {"float32": {}, **halves}.items()
         if isinstance(entry, dict)
     }
     kept = {op: str(entry["reason"]) for entry in content["float32_operators"] for op in entry["operators"]}
     return Facts(
-        opset=explicit["opset"],
-        ir_version=explicit["ir_version"],
-        min_tensorrt=explicit["min_tensorrt"],
         most_cut=explicit["most_cut"],
-        halves=MappingProxyType(halves),
+        rest=MappingProxyType(rest),
         float32_operators=MappingProxyType(kept),
         table_min_tensorrt=table["min_tensorrt"],
         table_below_tensorrt=table["below_tensorrt"],

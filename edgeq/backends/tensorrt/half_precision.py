@@ -59,7 +59,7 @@ class _Caster:
     def __init__(self, model: ir.Model, half: str, observed: Mapping[str, Range], facts: Facts) -> None:
         self._model, self._half, self._facts = model, half, facts
         self._type = ir.DataType[half.upper()]
-        self._limit = facts.halves[half].limit
+        self._limit = facts.rest[half].limit
         self._observed = observed
         self._types = element_types(model)
         self._captured = GraphIndex(model).captured
