@@ -15,6 +15,7 @@ from edgeq.emulate.saturation.operators import Computed, compute
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import is_depthwise, operator_of
 from edgeq.graph.query import constant, constant_tensor, name_of, node_input
+from edgeq.model.products import integers
 from edgeq.model.saturation import (
     PAIR_LIMIT,
     SaturatingPath,
@@ -88,11 +89,9 @@ def find_layers(
         row = operator_of(node)
         if not row.integers or row.weight is None:
             continue
-        zero_points = {places.value: node_input(node, places.zero_point) for places in row.integers}
-        weight = node_input(node, row.weight)
-        activation = "uint8" if row.dynamic else _dtype(node_input(node, 0), zero_points.get(0))
-        path = table.path(node.op_type, activation, _dtype(weight, zero_points.get(row.weight)))
-        array = constant(weight)
+        activation = "uint8" if row.dynamic else _dtype(*integers(node, 0))
+        path = table.path(node.op_type, activation, _dtype(*integers(node, row.weight)))
+        array = constant(node_input(node, row.weight))
         if path is None or (array is not None and node.op_type in precise):
             continue
         if path.exact_depthwise and array is not None and is_depthwise(node, array.shape):
