@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -85,6 +85,12 @@ class Command(click.Command):
         with ends_in_one_line():
             code = super().main(*args, **{**options, "standalone_mode": False})
             sys.exit(code if isinstance(code, int) else 0)
+
+
+def run_printed(run: Callable[[Sequence[str]], str]) -> None:
+    """Print what a command with a parser of its own says, given the arguments of the process."""
+    with ends_in_one_line():
+        print(run(sys.argv[1:]))
 
 
 class ArgumentParser(argparse.ArgumentParser):

@@ -9,7 +9,6 @@ quantizer.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from edgeq.atomic import output_file
 from edgeq.backends.block_products import INT8_LEVEL, LEVEL, OPERATOR
 from edgeq.backends.quantizer import refusals
 from edgeq.backends.weight_only import write_weight_only
-from edgeq.compat._command import ArgumentParser
+from edgeq.compat._command import ArgumentParser, run_printed
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.compat.enums import member
 from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
@@ -29,7 +28,6 @@ from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.graph.convert import from_proto
 from edgeq.model.load import load_model, save_model
 from edgeq.model.path import path_of
-from edgeq.process import ends_in_one_line
 from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
 
 _SEARCHED = ("DEFAULT", "RTN", "k_quant")
@@ -271,11 +269,5 @@ def run(arguments: Sequence[str]) -> str:
     return f"{written.output}: {chosen.bits} bits, blocks of {chosen.block_size}"
 
 
-def main() -> None:
-    """Entry point of the command."""
-    with ends_in_one_line():
-        print(run(sys.argv[1:]))
-
-
 if __name__ == "__main__":
-    main()
+    run_printed(run)

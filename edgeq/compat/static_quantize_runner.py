@@ -7,16 +7,14 @@ several take lists of names (`--nodes_to_exclude conv1 conv2`).
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgeq.compat._command import ArgumentParser
+from edgeq.compat._command import ArgumentParser, run_printed
 from edgeq.errors import UsageError
-from edgeq.process import ends_in_one_line
 
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}
@@ -121,11 +119,5 @@ def _overrides(path: Path | None) -> dict[str, Any]:
         ) from error
 
 
-def main() -> None:
-    """The command: quantize as the arguments of the process say, and print where the result is."""
-    with ends_in_one_line():
-        print(run(sys.argv[1:]))
-
-
 if __name__ == "__main__":
-    main()
+    run_printed(run)

@@ -19,6 +19,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from edgeq.compat import static_quantize_runner
+from edgeq.compat._command import run_printed
 from tests.graphs import proto
 
 IMAGES, SIDE, CLASSES = 3, 224, 5
@@ -276,7 +277,7 @@ def test_the_runner_s_wrong_options_end_in_one_line(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["runner", "-i", "model.onnx"])
     with pytest.raises(SystemExit) as ended:
-        static_quantize_runner.main()
+        run_printed(static_quantize_runner.run)
     assert ended.value.code == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
