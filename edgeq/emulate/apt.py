@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 
@@ -68,9 +68,9 @@ class Apt:
     state: Path
     architecture: str = ""
     sources: Path | None = None
-    _options: tuple[str, ...] = field(init=False, default=())
 
-    def __post_init__(self) -> None:
+    @property
+    def _options(self) -> tuple[str, ...]:
         state = self.state
         options = {
             "Dir::State": state,
@@ -86,8 +86,7 @@ class Apt:
             options |= {"APT::Architecture": self.architecture, "APT::Architectures": self.architecture}
         if self.sources is not None:
             options |= {"Dir::Etc::sourcelist": self.sources, "Dir::Etc::sourceparts": "-"}
-        found = tuple(part for key, value in options.items() for part in ("-o", f"{key}={value}"))
-        object.__setattr__(self, "_options", found)
+        return tuple(part for key, value in options.items() for part in ("-o", f"{key}={value}"))
 
     def update(self) -> None:
         """Fetch the lists of packages.
