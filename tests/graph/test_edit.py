@@ -4,7 +4,15 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.convert import from_proto, to_bytes, to_proto
-from edgeq.graph.edit import Editor, drop_unused_initializers, insert_behind, replace_value, set_constant
+from edgeq.graph.edit import (
+    Editor,
+    drop_unused_initializers,
+    insert_behind,
+    replace_node,
+    replace_value,
+    rewrite_nodes,
+    set_constant,
+)
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import constant
@@ -147,3 +155,24 @@ def test_nodes_are_inserted_before_or_after_others() -> None:
     editor.node("Neg", [index.values["x"]], "ahead", before=index.nodes["first"])
     editor.node("Neg", [index.values["h"]], "end")
     assert [node.name for node in net.graph] == ["ahead", "first", "behind", "last", "end"]
+
+
+def test_nodes_are_rewritten_in_the_order_of_each_graph() -> None:
+    text = "net (float[2] x, bool c) => (float[2] y) { a = Neg(x) b = Neg(a) y = If (c) <then_branch = one () => "
+    net = model(text + "(float[2] p) { p = Neg(b) }, else_branch = two () => (float[2] q) { q = Abs(b) }> }")
+    seen = []
+
+    def twice(node: ir.Node, editor: Editor) -> bool:
+        """Two in a row are none; of one, nothing is made."""
+        seen.append(node.outputs[0].name)
+        before = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if before is None or before.op_type != "Neg" or before.graph is not node.graph:
+            return False
+        assert before.inputs[0] is not None
+        replace_node(node, editor.node("Identity", [before.inputs[0]], "same", before=node))
+        return True
+
+    assert rewrite_nodes(net, twice, "Neg") == 1
+    assert seen == ["a", "b", "p"]
+    assert [node.op_type for node in net.graph] == ["Neg", "Identity", "If"]
+    assert net.graph[1].outputs[0].name == "b"
