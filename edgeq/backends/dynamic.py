@@ -10,8 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgeq.backends.block_tables import table_of, write_tables
-from edgeq.backends.quantizer import check_clashes, needs_external_data, quant_type, refusals
-from edgeq.backends.quantizer_output import quantizer_output
+from edgeq.backends.quantizer import check_clashes, quant_type, quantizer_files
 from edgeq.backends.recurrent import IntegerWeights, expand_grus
 from edgeq.errors import UsageError
 from edgeq.graph.query import MAIN_DOMAINS
@@ -111,20 +110,15 @@ def quantize_types(
         kept |= stacked_products(prepared.model)
     if _own_tables(scheme):
         kept |= {str(node.name) for node in nodes if table_of(node) is not None}
-    external = needs_external_data(source)
-    with (
-        refusals(prepared.source, "Keep the node in float with --exclude, or choose another scheme"),
-        quantizer_output(target, external=external) as written,
-    ):
+    fix = "Keep the node in float with --exclude, or choose another scheme"
+    with quantizer_files(source, target, prepared.source, fix) as files:
         quantize_dynamic(
-            source,
-            written,
+            **files,
             op_types_to_quantize=sorted({_GEMM_IS.get(op_type, op_type) for op_type in op_types}),
             per_channel=scheme.per_channel,
             reduce_range=scheme.reduce_range,
             weight_type=quant_type(weight_type),
             nodes_to_exclude=kept | {f"{name}{_GEMM_SUFFIX}" for name in kept},
-            use_external_data_format=external,
             # Shape inference does not know the outputs of the runtime's own operators.
             extra_options={"DefaultTensorType": int(ir.DataType.FLOAT)},
         )

@@ -97,6 +97,21 @@ def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[
         raise ModelError(f"{source}: onnxruntime's quantizer refuses it: {one_line(error)}", fix) from error
 
 
+@contextmanager
+def quantizer_files(
+    source: Path, destination: Path, model: Path, fix: str, *, fix_ranges: str = "", external: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Run the quantizer inside, as `refusals` does, from one file to another; gives its arguments that name them.
+
+    Args:
+        model, fix, fix_ranges: see `refusals`.
+        external: whether weights go into a file of their own, even where one file can hold all.
+    """
+    external = external or needs_external_data(source)
+    with refusals(model, fix, fix_ranges=fix_ranges), quantizer_output(destination, external=external) as written:
+        yield {"model_input": source, "model_output": written, "use_external_data_format": external}
+
+
 def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
     """Refuse what the quantizer wrote where it gave a name of the model's inputs and outputs to something else too.
     Inner tensors have no such names (`edgeq.model.names`).
@@ -167,18 +182,14 @@ def quantize_with_ranges(
         cache = Path(folder) / "ranges.json"
         # quantize_static reads ranges only as "MinMax"; whatever method derived them, it uses the two numbers alone.
         save_tensors_data(tensors_data(ranges, "MinMax"), cache)
-        external = use_external_data_format or needs_external_data(prepared.path)
-        with (
-            refusals(prepared.source, fix, fix_ranges=fix_ranges),
-            indexed() if pairs else nullcontext(),
-            quantizer_output(destination, external=external) as written,
-        ):
+        files = quantizer_files(
+            prepared.path, destination, prepared.source, fix, fix_ranges=fix_ranges, external=use_external_data_format
+        )
+        with files as named, indexed() if pairs else nullcontext():
             quantize_static(
-                prepared.path,
-                written,
-                None,
+                **named,
+                calibration_data_reader=None,
                 nodes_to_exclude=sorted(float_nodes),
-                use_external_data_format=external,
                 calibration_cache_path=cache,
                 **arguments,
             )

@@ -9,8 +9,7 @@ from typing import Any
 
 from edgeq.atomic import output_file
 from edgeq.backends.dynamic import standard_attentions
-from edgeq.backends.quantizer import needs_external_data, refusals
-from edgeq.backends.quantizer_output import quantizer_output
+from edgeq.backends.quantizer import quantizer_files
 from edgeq.compat.enums import member, quant_type
 from edgeq.compat.extra_options import CALIBRATION, check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
@@ -68,21 +67,16 @@ def quantize_dynamic(
     ):
         prepared = as_given(model_input, Path(folder))
         warn_unknown_nodes(prepared.model, included, excluded)
-        external = use_external_data_format or needs_external_data(prepared.path)
-        with (
-            refusals(prepared.source, "Keep the node in float with nodes_to_exclude, or choose other options"),
-            quantizer_output(draft, external=external) as written,
-        ):
+        fix = "Keep the node in float with nodes_to_exclude, or choose other options"
+        with quantizer_files(prepared.path, draft, prepared.source, fix, external=use_external_data_format) as files:
             write(
-                prepared.path,
-                written,
+                **files,
                 op_types_to_quantize=listed(op_types_to_quantize),
                 per_channel=per_channel,
                 reduce_range=reduce_range,
                 weight_type=chosen,
                 nodes_to_quantize=included,
                 nodes_to_exclude=[*excluded, *standard_attentions(prepared.model)],
-                use_external_data_format=external,
                 extra_options=writer_options(options),
             )
         return checked(draft, output, prepared.notes)
