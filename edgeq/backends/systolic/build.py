@@ -23,6 +23,7 @@ from edgeq.backends.systolic.network import (
     layer_inputs,
     layer_outputs,
 )
+from edgeq.backends.systolic.network import readers as layer_readers
 from edgeq.backends.systolic.program import Float
 from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, recognise
 from edgeq.backends.systolic.rewrite import rewrite
@@ -178,18 +179,14 @@ def _per_channel(values: np.ndarray, layer: ConvLayer | FcLayer) -> bool:
 
 def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
     """A Relu right behind a convolution, product or sum that only it reads becomes part of it."""
-    readers: dict[str, list[Layer]] = {}
-    for layer in layers:
-        for name in layer_inputs(layer):
-            readers.setdefault(name, []).append(layer)
-    names = set(outputs)
+    read = layer_readers(layers)
     folded: list[Layer] = []
     gone: set[str] = set()
     for layer in layers:
         if layer.name in gone:
             continue
-        if isinstance(layer, ConvLayer | FcLayer | AddLayer) and layer.output not in names:
-            following = readers.get(layer.output, [])
+        if isinstance(layer, ConvLayer | FcLayer | AddLayer) and layer.output not in outputs:
+            following = read[layer.output]
             clamp = following[0] if len(following) == 1 else None
             if isinstance(clamp, ClampLayer) and clamp.low == 0 and math.isinf(clamp.high):
                 sources = (*layer.sources, *clamp.sources)

@@ -86,7 +86,7 @@ class _Lowering:
 
     def __post_init__(self) -> None:
         self.taken = set(self.network.shapes)
-        self.read = readers(self.network)
+        self.read = readers(self.network.layers)
         self.fused: set[str] = set()
         for name in self.network.inputs:
             self._float_tensor(name)
@@ -214,7 +214,7 @@ def clamp_integers(layer: ClampLayer, scale: float) -> tuple[int, int]:
 def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Network:
     """Take out clamps behind layers whose own saturation (and relu, which a clamp from 0 makes of them) does the same,
     to within the one step between -127 and -128."""
-    read = readers(network)
+    read = readers(network.layers)
     makers = {name: layer for layer in network.layers for name in layer_outputs(layer)}
     replaced: dict[str, Layer] = {}
     gone: set[str] = set()

@@ -6,7 +6,8 @@ Steps of the program that have no weights and no scales (`MaxPool`, `Concat`, `F
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,10 +132,10 @@ def layer_outputs(layer: Layer) -> tuple[str, ...]:
     return step_outputs(layer) if isinstance(layer, Float) else (layer.output,)
 
 
-def readers(network: Network) -> dict[str, list[Layer]]:
-    """Tensor → the layers that read it, in order."""
-    found: dict[str, list[Layer]] = {name: [] for name in network.shapes}
-    for layer in network.layers:
+def readers(layers: Iterable[Layer]) -> Mapping[str, list[Layer]]:
+    """Tensor → those of the layers that read it, in order; none of what nothing reads."""
+    found: dict[str, list[Layer]] = defaultdict(list)
+    for layer in layers:
         for name in dict.fromkeys(layer_inputs(layer)):
             found[name].append(layer)
     return found

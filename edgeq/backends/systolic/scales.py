@@ -96,7 +96,7 @@ def _groups(network: Network) -> dict[str, list[str]]:
 
 def _used(network: Network) -> set[str]:
     """Tensors that something other than `SAME_SCALE` layers reads."""
-    read = readers(network)
+    read = readers(network.layers)
     return {
         name
         for name in integer_tensors(network)
