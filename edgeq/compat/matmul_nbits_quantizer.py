@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -269,5 +270,7 @@ def run(arguments: Sequence[str]) -> str:
     return f"{written.output}: {chosen.bits} bits, blocks of {chosen.block_size}"
 
 
+main = partial(run_printed, run)
+
 if __name__ == "__main__":
-    run_printed(run)
+    main()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,5 +120,7 @@ def _overrides(path: Path | None) -> dict[str, Any]:
         ) from error
 
 
+main = partial(run_printed, run)
+
 if __name__ == "__main__":
-    run_printed(run)
+    main()

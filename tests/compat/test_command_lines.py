@@ -19,7 +19,6 @@ from onnx import numpy_helper
 from PIL import Image
 
 from edgeq.compat import static_quantize_runner
-from edgeq.compat._command import run_printed
 from tests.graphs import proto
 
 IMAGES, SIDE, CLASSES = 3, 224, 5
@@ -277,7 +276,7 @@ def test_the_runner_s_wrong_options_end_in_one_line(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["runner", "-i", "model.onnx"])
     with pytest.raises(SystemExit) as ended:
-        run_printed(static_quantize_runner.run)
+        static_quantize_runner.main()
     assert ended.value.code == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
