@@ -11,10 +11,10 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
 _PACKAGE = "onnxruntime.quantization"
-_INTEGERS = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
+_INTEGERS = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 _LEAST_MAGNITUDE, _MOST_MAGNITUDE = 1e-30, 1e38
 """Of weights. Smaller ones have scales that onnxruntime replaces, larger ones overflow in some of its releases."""
 

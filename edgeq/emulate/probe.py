@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import onnx
-import onnx.parser
 from edgeq_device.engines import EngineSpec
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.emulate.emulator import Emulator, Kernels
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq.graph.convert import bytes_of_text
 from edgeq.measure.inference import Session
 from edgeq.records import plain, read_json
 from edgeq.session import SessionSettings
@@ -57,24 +55,20 @@ class KernelProof:
 @cache
 def probe_model() -> bytes:
     """The model: a product of u8 with constant s8 values."""
-    weights = np.full((_DEPTH, _COLUMNS), _RIGHT, np.int8)
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["left", "right"], ["sums"])],
-        "probe",
-        [helper.make_tensor_value_info("left", TensorProto.UINT8, [_ROWS, _DEPTH])],
-        [helper.make_tensor_value_info("sums", TensorProto.INT32, [_ROWS, _COLUMNS])],
-        [numpy_helper.from_array(weights, "right")],
+    return bytes_of_text(
+        f"""<ir_version: 8, opset_import: ["": 13]>
+        probe (uint8[{_ROWS}, {_DEPTH}] left) => (int32[{_ROWS}, {_COLUMNS}] sums) {{
+            sums = MatMulInteger(left, right)
+        }}""",
+        {"right": np.full((_DEPTH, _COLUMNS), _RIGHT, np.int8)},
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.checker.check_model(model)
-    return bytes(model.SerializeToString())
 
 
 def integer_model(weights: NDArray[np.int8]) -> bytes:
     """A Conv and a MatMul of uint8 activations with `weights`, int8[outputs, k], all scales 1: float32 "x" of
     [4, k, 1, 1] gives the exact integers "conv" and "product" as float32."""
     outputs, k = weights.shape
-    model = onnx.parser.parse_model(
+    return bytes_of_text(
         f"""<ir_version: 8, opset_import: ["": 17]>
         integers (float[4, {k}, 1, 1] x) => (float[4, {outputs}, 1, 1] conv, float[4, {outputs}] product)
         <float one = {{1}}, uint8 zero = {{0}}, int8 none = {{0}}, int64[2] rows = {{-1, {k}}}> {{
@@ -85,11 +79,9 @@ def integer_model(weights: NDArray[np.int8]) -> bytes:
             r = Reshape(d, rows)
             m = DequantizeLinear(matrix, one, none)
             product = MatMul(r, m)
-        }}"""
+        }}""",
+        {"filters": weights.reshape(outputs, k, 1, 1), "matrix": weights.T},
     )
-    for name, value in (("filters", weights.reshape(outputs, k, 1, 1)), ("matrix", weights.T)):
-        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
-    return bytes(model.SerializeToString())
 
 
 @contextmanager

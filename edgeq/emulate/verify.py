@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 from edgeq_device.engines import plugin_of
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import Device, select
@@ -25,7 +24,7 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, named_target, resolve
 from edgeq.measure.loaded_model import variant_preprocessing
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.model.load import signature_of
+from edgeq.model.load import own_signature
 from edgeq.progress import SILENT, Progress
 from edgeq.records import NOT_WRITTEN
 
@@ -177,7 +176,7 @@ def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> 
     """The samples of a request, for a variant; None for one that onnxruntime does not run."""
     if variant.model is None:
         return None
-    signature = signature_of(onnx.load(variant.model, load_external_data=False), request.bundle)
+    signature = own_signature(variant.model, request.bundle)
     preprocess = request.preprocess if request.preprocess is not None else variant_preprocessing(variant)
     return open_samples(request.data, signature, preprocess=preprocess, labels=request.labels, progress=progress)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edgeq.errors import ModelError
 
@@ -60,6 +64,20 @@ def to_bytes(model: ir.Model) -> bytes:
         ValueError: it is larger than protobuf's 2 GiB.
     """
     content: bytes = to_proto(model).SerializeToString(deterministic=True)
+    return content
+
+
+def from_bytes(content: bytes) -> ir.Model:
+    """The in-memory model of what `to_bytes` gave."""
+    return from_proto(onnx.load_model_from_string(content))
+
+
+def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
+    """A model in ONNX's text form as one file's content; `weights` become initializers of its graph."""
+    model = onnx.parser.parse_model(text)
+    tensors = (onnx.numpy_helper.from_array(np.ascontiguousarray(values), name) for name, values in weights.items())
+    model.graph.initializer.extend(tensors)
+    content: bytes = model.SerializeToString()
     return content
 
 

@@ -22,7 +22,6 @@ from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Count, Finite
 from edgeq.session import SessionSettings, open_session
-from edgeq.signature import Signature
 
 if TYPE_CHECKING:
     from edgeq.data.given import Data
@@ -225,6 +224,7 @@ def evaluate(
         DataError, CheckFailedError: as `evaluate_sessions`.
     """
     from edgeq.data.samples import Samples, open_samples
+    from edgeq.model.load import own_signature
 
     chosen = as_task(task)
     if chosen is None:
@@ -234,7 +234,7 @@ def evaluate(
         signature, preprocess, beside = None, None, None
         if isinstance(model, bytes):
             session = open_session(model, how)
-            signature = None if isinstance(samples, Samples) else _signature(model)
+            signature = None if isinstance(samples, Samples) else own_signature(model, Path(name))
         elif isinstance(model, (str, os.PathLike)) or not hasattr(model, "get_outputs"):
             loaded = stack.enter_context(open_model(path_of(model), how))
             name, how, session = loaded.name, loaded.settings, loaded.session
@@ -251,14 +251,6 @@ def evaluate(
             samples = open_samples(samples, signature, preprocess=preprocess, model=beside, progress=progress)
         found = evaluate_many({name: session}, samples, chosen, settings={name: how}, progress=progress, count=count)
     return found[name]
-
-
-def _signature(model: bytes) -> Signature:
-    import onnx
-
-    from edgeq.model.load import signature_of
-
-    return signature_of(onnx.load_model_from_string(model), Path("the model"))
 
 
 def _accuracy(name: str, metrics: Mapping[str, float], count: int, task: Task, settings: SessionSettings) -> Accuracy:

@@ -18,7 +18,7 @@ from edgeq.engines import EngineChoice, as_engines
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.measure.loaded_model import is_bundle, refuse_ignored, variant_preprocessing
-from edgeq.model.load import model_signature, signature_of
+from edgeq.model.load import model_signature, own_signature
 from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
@@ -160,7 +160,6 @@ def _bench_bundle(
     place: BenchPlace | None,
     progress: Progress,
 ) -> Measurement:
-    import onnx
     from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
     from edgeq_device.package import MAIN, open_bundle
     from edgeq_device.sessions import read_device
@@ -177,7 +176,7 @@ def _bench_bundle(
             if chosen is None or chosen.model is None:
                 raise BundleError(f"{path} has no variant that onnxruntime runs", "Leave --data out")
             # Its external weights may lie elsewhere in the bundle, and only names and shapes are wanted.
-            signature = signature_of(onnx.load(chosen.model, load_external_data=False), path)
+            signature = own_signature(chosen.model, path)
             if data.preprocess is None:
                 data = replace(data, preprocess=variant_preprocessing(chosen))
             samples = _samples(data, signature, chosen.model, progress)

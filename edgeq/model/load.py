@@ -91,13 +91,17 @@ def read_model(path: Path) -> ir.Model:
     return in_memory(load_model(path, external_data="none"), path.parent, where=path)
 
 
-def read_own(path: Path) -> ir.Model:
-    """`read_model` of a file that was written here just now, from a model that was checked: it is not checked again.
+def read_own(path: Path, folder: Path | None = None) -> ir.Model:
+    """`read_model` of a file that need not be checked again: it was written here just now from a model that was
+    checked, or the bundle that it lies in was checked when it was opened.
+
+    Args:
+        folder: where external data lie, as a bundle's variant may say; None: the file's folder.
 
     Raises:
         ModelError: something in it has no meaning.
     """
-    return in_memory(onnx.load(path, load_external_data=False), path.parent, where=path)
+    return in_memory(onnx.load(path, load_external_data=False), folder or path.parent, where=path)
 
 
 def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model") -> ir.Model:
@@ -122,6 +126,16 @@ def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model"
 def model_signature(path: Path) -> Signature:
     """Inputs and outputs of a model. Initializers that are listed as inputs, as old models do, are not inputs."""
     return signature_of(load_model(path, external_data="none"), path)
+
+
+def own_signature(model: Path | bytes, where: Path) -> Signature:
+    """`model_signature` of a file that need not be checked again, as for `read_own`, or of a file's content.
+
+    Args:
+        where: names it in messages.
+    """
+    content = model if isinstance(model, bytes) else model.read_bytes()
+    return signature_of(onnx.load_model_from_string(content), where)
 
 
 def signature_of(model: onnx.ModelProto, path: Path) -> Signature:

@@ -6,14 +6,13 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import onnx.numpy_helper
-import onnx.parser
 from edgeq_device.engines import FLOAT
 
 from edgeq import demo
 from edgeq.emulate.probe import integer_model
 from edgeq.engines import Engine
 from edgeq.errors import EdgeqError
+from edgeq.graph.convert import bytes_of_text
 from edgeq.measure.agreement import decibels
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.engine import start_engine
@@ -70,13 +69,11 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
     Runtime's kernels, and the float demo model, unless the engine runs only what a backend has built for it."""
     random = np.random.default_rng(0)
     x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
-    model = onnx.parser.parse_model(_PAIRS)
-    weights = random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
     try:
         with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
             file = Path(folder) / "pairs.onnx"
-            file.write_bytes(model.SerializeToString())
+            file.write_bytes(model)
             found = guest.open(file, SessionSettings(engine=engine)).run(None, {"x": x})[0]
             right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
             floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))

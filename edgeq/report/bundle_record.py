@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import onnx
 from edgeq_device.arrays import read_arrays
 from edgeq_device.bench_bundle import bundle_variants
 from edgeq_device.bench_settings import BenchSettings
@@ -21,7 +20,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench
 from edgeq.measure.kernels import kernel_times
 from edgeq.measure.loaded_model import variant_settings
-from edgeq.model.load import in_memory
+from edgeq.model.load import read_own
 from edgeq.progress import Progress
 from edgeq.records import json_object, plain
 from edgeq.report.facts import string
@@ -104,9 +103,9 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
     feed = read_arrays(cases[0].inputs)
     first = variants[0].model
     assert first is not None  # select() gives only what onnxruntime runs
-    # The bundle's files were checked when it was opened. External weights may lie elsewhere in it.
+    # External weights may lie elsewhere in the bundle.
     weights = Path(variants[0].session_options.get(EXTERNAL_FOLDER, first.parent))
-    source = in_memory(onnx.load(first, load_external_data=False), weights, where=first)
+    source = read_own(first, weights)
     found = {}
     for variant in variants:
         if variant.model is not None and plugin_of(variant.ep) is None:

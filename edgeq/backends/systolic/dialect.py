@@ -21,11 +21,11 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.backends.systolic.dialect_rules import IR_VERSION, OPSET, check_dialect, to_oldest_form
-from edgeq.backends.systolic.fixed_batch import parsed
 from edgeq.backends.systolic.graph_writer import GraphWriter
 from edgeq.backends.systolic.program import Clamp, Conv, Fc, MaxPool, Pads, Program, Rearrange, ResidualAdd, Tile
 from edgeq.backends.systolic.windows import Windows
 from edgeq.errors import ModelError
+from edgeq.graph.convert import from_bytes
 from edgeq.graph.query import MICROSOFT
 from edgeq.model.load import save_model
 from edgeq.signature import Signature
@@ -150,7 +150,7 @@ class _DialectWriter(GraphWriter):
         self._from_float(step.name, clipped, step.output)
 
     def _rearrange(self, step: Rearrange) -> None:
-        part = parsed(step.model)
+        part = from_bytes(step.model)
         if all(node.op_type in _INTEGER_MOVES for node in part.graph):
             self._graft(part, {step.input: self._values[step.input]}, step.name)
             return

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from edgeq.errors import ModelError
-from edgeq.graph.convert import from_proto
 from edgeq.graph.query import reads
 
 _LATEST_IR = 10
@@ -68,11 +66,6 @@ def forget_types(graph: ir.Graph) -> None:
     inside = (value for node in graph for value in node.outputs if not value.is_graph_output())
     for value in (*graph.initializers.values(), *inside):
         value.shape, value.type = None, None
-
-
-def parsed(part: bytes) -> ir.Model:
-    """A part as a program carries it (see `program.Float.model`), in memory."""
-    return from_proto(onnx.load_from_string(part))
 
 
 def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.fixed_batch import forget_types, parsed
+from edgeq.backends.systolic.fixed_batch import forget_types
 from edgeq.backends.systolic.parts import graft
 from edgeq.backends.systolic.program import (
     AveragePool,
@@ -28,6 +28,7 @@ from edgeq.backends.systolic.program import (
     ResidualAdd,
     Step,
 )
+from edgeq.graph.convert import from_bytes
 from edgeq.graph.edit import Editor
 from edgeq.signature import Signature, TensorSpec
 
@@ -88,7 +89,7 @@ class GraphWriter(ABC):
             case Rearrange():
                 self._rearrange(step)
             case Float():
-                self._graft(parsed(step.model), {name: self._values[name] for name in step.inputs}, step.name)
+                self._graft(from_bytes(step.model), {name: self._values[name] for name in step.inputs}, step.name)
 
     def _dequantize(self, step: Dequantize) -> None:
         inputs = [self._values[step.input], *self._params(step.input)]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeq.backends.systolic.fixed_batch import parsed
 from edgeq.backends.systolic.program import (
     Clamp,
     Conv,
@@ -19,6 +18,7 @@ from edgeq.backends.systolic.program import (
     ResidualAdd,
     Step,
 )
+from edgeq.graph.convert import from_bytes
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import Kind, NodeRun
 
@@ -119,7 +119,7 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
     for step in program.steps:
         kind: Kind = "conversion" if isinstance(step, Quantize | Dequantize) else "int8"
         if isinstance(step, Float):
-            op_types = {node.name: node.op_type for node in parsed(step.model).graph}
+            op_types = {node.name: node.op_type for node in from_bytes(step.model).graph}
             runs += [NodeRun(n, n, op_types.get(n, ""), "float", macs.get(n, 0)) for n in step.reasons]
             reasons |= step.reasons
             continue

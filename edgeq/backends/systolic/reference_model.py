@@ -18,7 +18,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.fixed_batch import parsed
 from edgeq.backends.systolic.graph_writer import GraphWriter
 from edgeq.backends.systolic.program import (
     Clamp,
@@ -33,6 +32,7 @@ from edgeq.backends.systolic.program import (
     Tile,
     tile_values,
 )
+from edgeq.graph.convert import from_bytes
 from edgeq.graph.query import MAIN_DOMAINS
 from edgeq.signature import Signature
 
@@ -125,7 +125,7 @@ class _ReferenceWriter(GraphWriter):
         self._node("Clip", [self._values[step.input], *bounds], step.name, step.output)
 
     def _rearrange(self, step: Rearrange) -> None:
-        self._graft(parsed(step.model), {step.input: self._values[step.input]}, step.name)
+        self._graft(from_bytes(step.model), {step.input: self._values[step.input]}, step.name)
 
     def _graft(self, part: ir.Model, inputs: Mapping[str, ir.Value], name: str) -> dict[str, ir.Value]:
         """The model imports what the part needs."""

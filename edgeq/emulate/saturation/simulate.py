@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 from edgeq_device.variants import EXTERNAL_FOLDER
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from edgeq.emulate.saturation.layers import Layer, find_layers
 from edgeq.emulate.saturation.operators import Computed
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import name_of, reads
-from edgeq.model.load import in_memory
+from edgeq.model.load import read_own
 from edgeq.model.saturation import SaturationTable
 from edgeq.model.session import open_in_memory
 from edgeq.session import SessionSettings, open_session
@@ -141,7 +140,7 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
         open_session(model, replace(settings, save_optimized_to=path))
         # External weights stay where they were; onnxruntime writes the same references.
         weights = Path(settings.config.get(EXTERNAL_FOLDER, model.parent))
-        return GraphIndex(in_memory(onnx.load(path, load_external_data=False), weights))
+        return GraphIndex(read_own(path, weights))
 
 
 def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
