@@ -16,8 +16,9 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 from edgeq_device.arrays import write_npz
@@ -30,9 +31,11 @@ from edgeq.calibrate.statistics import ChannelExtrema, Statistics, TensorStatist
 from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError
 from edgeq.ownership import Judge, Ownership, read_object
+from edgeq.records import Count, parse, plain
 
 JSON, ARRAYS = "statistics.json", "statistics.npz"
-FORMAT, VERSION = "edgeq-statistics", 1
+FORMAT: Final = "edgeq-statistics"
+VERSION = 1
 MAX_BYTES = 2**31
 """What the arrays unpack to is refused above this size."""
 MAX_JSON_BYTES = 2**26
@@ -62,7 +65,8 @@ def check_directory(directory: Path, *, force: bool) -> None:
 def save_statistics(statistics: Statistics, directory: Path, *, force: bool = False) -> None:
     """Write statistics into a new directory, whole or not at all; with `force` in place of earlier ones."""
     with output_directory(directory, force=force, check=STATISTICS.check) as draft:
-        (draft / JSON).write_text(json.dumps(_described(statistics), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        described = plain(_described(statistics))
+        (draft / JSON).write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", "utf-8")
         write_npz(draft / ARRAYS, _arrays(statistics), level=_LEVEL)
 
 
@@ -92,7 +96,7 @@ def load_statistics(directory: Path) -> Statistics:
         CalibrationError: not such a directory, a damaged one, or one of a later version.
     """
     try:
-        described = _read_json(directory / JSON)
+        described = _description(directory / JSON)
         arrays = _read_arrays(directory / ARRAYS)
         return _statistics(described, arrays)
     except OSError as error:
@@ -100,34 +104,53 @@ def load_statistics(directory: Path) -> Statistics:
             f"{directory} holds no calibration statistics ({error.strerror}: {Path(str(error.filename)).name})",
             "Give a directory that `edgeq calibrate` wrote",
         ) from error
-    except (*DAMAGE, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+    except CalibrationError as error:
+        raise CalibrationError(f"{directory} is damaged ({error})", "Calibrate again") from error
+    except (*DAMAGE, KeyError, IndexError, OverflowError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise CalibrationError(f"{directory} is damaged ({reason[:200]})", "Calibrate again") from error
 
 
-def _described(statistics: Statistics) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": statistics.model_digest,
-        "data": statistics.data_digest,
-        "samples": statistics.samples,
-        "total": statistics.total,
-        "tensors": [
-            {
-                "name": name,
-                "dtype": tensor.dtype,
-                "samples": tensor.samples,
-                "nonempty": tensor.nonempty,
-                "count": tensor.count,
-                # Larger than what a JSON number can be relied on to carry.
-                "minimum_sum": str(tensor.minimum_sum),
-                "maximum_sum": str(tensor.maximum_sum),
-                "channel_axis": None if tensor.channels is None else tensor.channels.axis,
-            }
-            for name, tensor in statistics.tensors.items()
-        ],
-    }
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    dtype: str
+    samples: Count
+    nonempty: Count
+    count: Count
+    # Larger than what a JSON number can be relied on to carry.
+    minimum_sum: str
+    maximum_sum: str
+    channel_axis: Count | None
+
+
+@dataclass(frozen=True)
+class _Description:
+    format: Literal["edgeq-statistics"]
+    version: int
+    model: str
+    data: str
+    samples: Count
+    total: Count
+    tensors: tuple[_Tensor, ...]
+
+
+def _described(statistics: Statistics) -> _Description:
+    tensors = tuple(
+        _Tensor(
+            name,
+            tensor.dtype,
+            tensor.samples,
+            tensor.nonempty,
+            tensor.count,
+            str(tensor.minimum_sum),
+            str(tensor.maximum_sum),
+            None if tensor.channels is None else tensor.channels.axis,
+        )
+        for name, tensor in statistics.tensors.items()
+    )
+    digests = statistics.model_digest, statistics.data_digest
+    return _Description(FORMAT, VERSION, *digests, statistics.samples, statistics.total, tensors)
 
 
 def _arrays(statistics: Statistics) -> dict[str, NDArray[Any]]:
@@ -154,8 +177,8 @@ def _arrays(statistics: Statistics) -> dict[str, NDArray[Any]]:
     }
 
 
-def _statistics(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Statistics:
-    entries = described["tensors"]
+def _statistics(described: _Description, arrays: Mapping[str, NDArray[Any]]) -> Statistics:
+    entries = described.tensors
     for name in ("minimum", "maximum", "bins", "channels"):
         if arrays[name].size != len(entries):
             raise ValueError(f"{name} has {arrays[name].size} entries for {len(entries)} tensors")
@@ -172,39 +195,25 @@ def _statistics(described: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
     for i, entry in enumerate(entries):
         keys = from_order((np.cumsum(splits["steps"][i], dtype=np.int64) - KEYS).astype(np.int32))
         histogram = Histogram(keys, splits["counts"][i].astype(np.int64))
-        axis = entry["channel_axis"]
+        axis = entry.channel_axis
         tensor = TensorStatistics(
-            str(entry["dtype"]),
-            _natural(entry["samples"]),
-            _natural(entry["nonempty"]),
-            _natural(entry["count"]),
+            entry.dtype,
+            entry.samples,
+            entry.nonempty,
+            entry.count,
             float(arrays["minimum"][i]),
             float(arrays["maximum"][i]),
-            int(entry["minimum_sum"]),
-            int(entry["maximum_sum"]),
+            int(entry.minimum_sum),
+            int(entry.maximum_sum),
             histogram,
-            None
-            if axis is None
-            else ChannelExtrema(_natural(axis), splits["channel_minimum"][i], splits["channel_maximum"][i]),
+            None if axis is None else ChannelExtrema(axis, splits["channel_minimum"][i], splits["channel_maximum"][i]),
         )
-        if not sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry["name"] in tensors:
-            raise ValueError(f"tensor {entry['name']!r} contradicts itself")
+        if not sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry.name in tensors:
+            raise ValueError(f"tensor {entry.name!r} contradicts itself")
         if tensor.count and not -np.inf < tensor.minimum <= tensor.maximum < np.inf:
-            raise ValueError(f"tensor {entry['name']!r} has the extrema {tensor.minimum}..{tensor.maximum}")
-        tensors[str(entry["name"])] = tensor
-    return Statistics(
-        str(described["model"]),
-        str(described["data"]),
-        _natural(described["samples"]),
-        tensors,
-        _natural(described["total"]),
-    )
-
-
-def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no natural number")
-    return value
+            raise ValueError(f"tensor {entry.name!r} has the extrema {tensor.minimum}..{tensor.maximum}")
+        tensors[entry.name] = tensor
+    return Statistics(described.model, described.data, described.samples, tensors, described.total)
 
 
 def _split(values: NDArray[Any], sizes: NDArray[np.int64]) -> list[NDArray[Any]]:
@@ -213,15 +222,14 @@ def _split(values: NDArray[Any], sizes: NDArray[np.int64]) -> list[NDArray[Any]]
     return np.split(values, np.cumsum(sizes)[:-1]) if sizes.size else []
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _description(path: Path) -> _Description:
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"{path.name} is too large")
     described = json.loads(path.read_text("utf-8"))
-    if not isinstance(described, dict) or described.get("format") != FORMAT:
-        raise ValueError(f"{path.name} is not of the format {FORMAT}")
-    if described.get("version") != VERSION:
-        raise ValueError(f"{path.name} has version {described.get('version')}, this edgeq reads version {VERSION}")
-    return described
+    version = described.get("version", VERSION) if isinstance(described, dict) else VERSION
+    if version != VERSION:
+        raise ValueError(f"{path.name} has version {version}, this edgeq reads version {VERSION}")
+    return parse(described, _Description, path.name, CalibrationError)
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:

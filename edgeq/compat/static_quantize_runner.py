@@ -6,7 +6,6 @@ several take lists of names (`--nodes_to_exclude conv1 conv2`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from edgeq.compat._command import ArgumentParser, run_printed
 from edgeq.errors import UsageError
+from edgeq.records import json_object
 
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}
@@ -101,8 +101,9 @@ def run(arguments: Sequence[str]) -> str:
 def _overrides(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
+    fix = 'Write {"tensor": [{"scale": 0.005, "zero_point": 12}]}'
+    content = json_object(path, UsageError, fix)
     try:
-        content = json.loads(path.read_text("utf-8"))
         return {
             tensor: [
                 {
@@ -114,10 +115,8 @@ def _overrides(path: Path | None) -> dict[str, Any]:
             ]
             for tensor, entries in content.items()
         }
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError) as error:
-        raise UsageError(
-            f"{path} holds no overrides ({error!r})", 'Write {"tensor": [{"scale": 0.005, "zero_point": 12}]}'
-        ) from error
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
+        raise UsageError(f"{path} holds no overrides ({error!r})", fix) from error
 
 
 main = partial(run_printed, run)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 
 from edgeq_device.children import import_path
@@ -16,6 +15,7 @@ from edgeq.emulate.emulator import Emulator, home
 from edgeq.emulate.qemu import Qemu, need_qemu
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import HardwareError, RuntimeUnavailableError
+from edgeq.hardware.detect import arm_parts
 from edgeq.workers.guest import Command, guest_environment, start_guest
 
 # What qemu logs: the instructions of the guest, once for each block that it translates.
@@ -138,8 +138,7 @@ def _with_cpuinfo(
 
 def _identity(cpu: str) -> tuple[str, str]:
     """Implementer and part of the core that qemu calls `cpu`; zeros, which stand for none, where it is no real one."""
-    file = Path(__file__).resolve().parents[1] / "hardware" / "arm_parts.toml"
-    for implementer, parts in tomllib.loads(file.read_text(encoding="utf-8")).items():
+    for implementer, parts in arm_parts().items():
         for part, name in parts.items():
             if name.lower() == cpu.lower():
                 return implementer, part

@@ -19,6 +19,7 @@ from edgeq.emulate.emulator import Emulator, home, load_emulators
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.ownership import Judge, Ownership, read_object
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain, read_json
 
 FOLDER = "qemu"
 _INSTALL = "Install it (Debian, Ubuntu: apt install qemu-user; Fedora: dnf install qemu-user)"
@@ -42,10 +43,21 @@ class Qemu:
         return self.key >= parse_version(emulator.qemu.honest_cpuinfo)
 
 
+@dataclass(frozen=True)
+class _Lock:
+    package: str
+    sha256: str = ""
+
+
 def find_qemu(emulator: Emulator) -> Qemu | None:
-    """The newest qemu for `emulator` that runs here; None where there is none."""
+    """The newest qemu for `emulator` that runs here; None where there is none.
+
+    Raises:
+        RuntimeUnavailableError: the folder of edgeq's own programs is damaged.
+    """
     lock = home() / FOLDER / "lock.json"
-    source = json.loads(lock.read_text(encoding="utf-8"))["package"] if lock.is_file() else ""
+    fix = f"Remove {lock.parent} and run: edgeq emulate setup"
+    source = read_json(lock, _Lock, RuntimeUnavailableError, fix).package if lock.is_file() else ""
     own = home() / FOLDER / emulator.program
     candidates = [(own, source)] if own.is_file() else []
     for name in (emulator.program, f"{emulator.program}-static"):
@@ -91,9 +103,8 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
             if taken and all(_version(path) for path in taken):
                 for path in taken:
                     path.rename(stage / path.name.removesuffix("-static"))
-                (stage / "lock.json").write_text(
-                    json.dumps({"package": package.label, "sha256": package.sha256}) + "\n", encoding="utf-8"
-                )
+                lock = json.dumps(plain(_Lock(package.label, package.sha256)))
+                (stage / "lock.json").write_text(lock + "\n", encoding="utf-8")
                 PROGRAMS.check(folder)
                 if folder.exists():
                     shutil.rmtree(folder)

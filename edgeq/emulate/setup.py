@@ -38,19 +38,21 @@ class Prepared:
             "root": str(self.sysroot.root),
             "qemu": self.qemu,
             **{key: self.runtime[key] for key in ("python", "numpy", "onnxruntime")},
-            "bytes": self.sysroot.lock.get("bytes"),
-            **{key: self.sysroot.lock[key] for key in ("packages", "wheels", "notes")},
+            "bytes": self.sysroot.lock.bytes,
+            "packages": self.sysroot.lock.packages,
+            "wheels": self.sysroot.lock.wheels,
+            "notes": self.sysroot.lock.notes,
         }
 
     def lines(self) -> list[str]:
         """For the terminal: where it is, and what it consists of."""
-        size = self.sysroot.lock.get("bytes")
+        size = self.sysroot.lock.bytes
         runtime = self.runtime
         return [
             f"{self.name}: ready in {self.sysroot.root}" + (f" ({size / 1e6:.0f} MB)" if size else ""),
             f"  Python {runtime['python']}, numpy {runtime['numpy']}, onnxruntime {runtime['onnxruntime']}",
             f"  {self.qemu.program.name} {self.qemu.version} from {self.qemu.source}",
-            *(f"  note: {note}" for note in self.sysroot.lock["notes"]),
+            *(f"  note: {note}" for note in self.sysroot.lock.notes),
         ]
 
 

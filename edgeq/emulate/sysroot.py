@@ -7,10 +7,9 @@ import re
 import shutil
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgeq.emulate.apt import Apt, Package, unpack
 from edgeq.emulate.emulator import Emulator, Recipe, home
@@ -18,12 +17,41 @@ from edgeq.emulate.wheels import download_wheels
 from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
 from edgeq.ownership import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
 from edgeq.progress import SILENT, Progress
+from edgeq.records import plain, read_json
 
 LOCK = "lock.json"
 _KIND = "emulator"
 _WORK = ("apt", "packages", "wheels", "root")
 _PYTHON = re.compile(r"python3\.(\d+)")
 _ROOTS = ("usr/bin", "usr/local/bin", "bin", "opt/python/bin")
+
+
+@dataclass(frozen=True)
+class LockedPackage:
+    """A package of the distribution that was unpacked."""
+
+    name: str
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class LockedWheel:
+    """A wheel that was unpacked; `name` is its file's."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What a root file system is made of. `bytes` is its size, None for one that was provided."""
+
+    root: Path
+    packages: tuple[LockedPackage, ...] = ()
+    wheels: tuple[LockedWheel, ...] = ()
+    notes: tuple[str, ...] = ()
+    bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -34,13 +62,13 @@ class Sysroot:
         root: its directory.
         python: the interpreter in it, as a path of this machine.
         site: the folder with numpy and onnxruntime; None where its Python finds them by itself.
-        lock: what it is made of: "packages" and "wheels" with version and SHA-256, "notes", "bytes".
+        lock: what it is made of.
     """
 
     root: Path
     python: Path
     site: Path | None
-    lock: Mapping[str, Any]
+    lock: Lock
 
 
 def place_of(emulator: Emulator) -> Path:
@@ -54,11 +82,10 @@ def load_sysroot(emulator: Emulator) -> Sysroot | None:
     if not lock.is_file():
         return None
     try:
-        content = json.loads(lock.read_text(encoding="utf-8"))
-        return _sysroot(Path(content["root"]), emulator, content)
-    except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
+        return _sysroot(emulator, read_json(lock, Lock, UsageError, ""))
+    except UsageError as error:
         raise RuntimeUnavailableError(
-            f"{lock.parent} is damaged ({error})", f"Remove it and run: edgeq emulate setup {emulator.name}"
+            f"{lock.parent} is damaged ({error.problem})", f"Remove it and run: edgeq emulate setup {emulator.name}"
         ) from error
 
 
@@ -68,13 +95,13 @@ def use_sysroot(emulator: Emulator, root: Path) -> Sysroot:
     Raises:
         UsageError: it holds no Python of that architecture.
     """
-    lock = {"root": str(root.resolve()), "packages": [], "wheels": [], "notes": ["provided with --sysroot"]}
-    found = _sysroot(Path(str(lock["root"])), emulator, lock)
+    lock = Lock(root.resolve(), notes=("provided with --sysroot",))
+    found = _sysroot(emulator, lock)
     place = place_of(emulator)
     SYSROOT.check(place)
     place.mkdir(parents=True, exist_ok=True)
     write_marker(place, _KIND)
-    (place / LOCK).write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
+    _write(lock, place)
     return found
 
 
@@ -125,21 +152,21 @@ def build_sysroot(
             advance(1)
         _join_usr(root)
     notes += [f"{w.name} is not pinned: recorded as it came" for w in wheels if w.name not in pins.wheels]
-    lock = {
-        "root": str(place / "root"),
-        "packages": [{"name": p.name, "version": p.version, "sha256": p.sha256} for p in packages],
-        "wheels": [{"name": wheel.name, "sha256": sha256(wheel)} for wheel in wheels],
-        "notes": notes,
-        "bytes": _bytes_under(root),
-    }
-    (work / LOCK).write_text(json.dumps(lock, indent=2) + "\n", encoding="utf-8")
+    lock = Lock(
+        place / "root",
+        tuple(LockedPackage(p.name, p.version, p.sha256) for p in packages),
+        tuple(LockedWheel(wheel.name, sha256(wheel)) for wheel in wheels),
+        tuple(notes),
+        _bytes_under(root),
+    )
+    _write(lock, work)
     for folder in ("apt", "packages", "wheels"):
         shutil.rmtree(work / folder)
     SYSROOT.check(place)
     if place.exists():
         shutil.rmtree(place)
     work.rename(place)
-    return _sysroot(place / "root", emulator, lock)
+    return _sysroot(emulator, lock)
 
 
 def _judge(folder: Path) -> Judge | None:
@@ -216,7 +243,12 @@ def _join_usr(root: Path) -> None:
             (root / name).symlink_to(f"usr/{name}")
 
 
-def _sysroot(root: Path, emulator: Emulator, lock: Mapping[str, Any]) -> Sysroot:
+def _write(lock: Lock, folder: Path) -> None:
+    (folder / LOCK).write_text(json.dumps(plain(lock), indent=2) + "\n", encoding="utf-8")
+
+
+def _sysroot(emulator: Emulator, lock: Lock) -> Sysroot:
+    root = lock.root
     python = next(iter(_interpreters(root, emulator)), None)
     if python is None:
         raise UsageError(f"{root} holds no Python for {emulator.name}", "Name a root file system that has one")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import platform
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,8 +22,10 @@ from edgeq_device import cpuid
 from edgeq_device.features import Evidence, Reading, gather, interpret, normalise, parse_identity
 from edgeq_device.gpu import Gpu, Load, read_gpus
 
+from edgeq.errors import HardwareError
 from edgeq.hardware import limits, runtimes
 from edgeq.hardware.machine import Cache, Machine
+from edgeq.records import toml_table
 
 _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))
 
@@ -143,13 +144,14 @@ def _first(*candidates: object) -> str:
 def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
     """Vendor and core name for /proc/cpuinfo's "CPU implementer" and "CPU part", which ARM prints instead of names."""
     implementer, part = identity.get("CPU implementer", ""), identity.get("CPU part", "")
-    known = _arm_parts().get(implementer, {})
+    known = arm_parts().get(implementer, {})
     return known.get("vendor", ""), known.get(part, f"part {part}" if part else "")
 
 
 @cache
-def _arm_parts() -> dict[str, dict[str, str]]:
-    return tomllib.loads((Path(__file__).parent / "arm_parts.toml").read_text(encoding="utf-8"))
+def arm_parts() -> dict[str, dict[str, str]]:
+    """Implementer → "vendor" and names of cores by part, keys as /proc/cpuinfo has them."""
+    return toml_table(Path(__file__).parent / "arm_parts.toml", HardwareError, "Install edgeq again")
 
 
 def _reported_caches(reported: Mapping[str, Any], sysctl: Mapping[str, str]) -> tuple[Cache, ...]:

@@ -4,7 +4,6 @@ was filled by probing releases (targets/onnxruntime/versions.toml, scripts/probe
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,10 +12,11 @@ from typing import Any
 import onnx_ir as ir
 from edgeq_device.version import parse_version
 
-from edgeq.errors import ModelError
+from edgeq.errors import HardwareError, ModelError
 from edgeq.graph.operators import operator_of
 from edgeq.graph.query import every_node, node_input, opset_of
 from edgeq.model.products import integer_products
+from edgeq.records import read_toml, toml_table
 from edgeq.resources import shipped
 
 _SHORT: dict[ir.DataType | None, str] = {
@@ -84,6 +84,16 @@ class _Table:
     kernels: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class _Versions:
+    """The file: for each architecture the releases that were probed, and what `_Table` has."""
+
+    probed: Mapping[str, tuple[str, ...]]
+    opset: Mapping[str, Mapping[str, int]]
+    ir: Mapping[str, Mapping[str, int]]
+    kernels: Mapping[str, Mapping[str, str]]
+
+
 def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
     """What `model` needs of onnxruntime on `architecture`. Of its external data, int8 weights are read.
 
@@ -146,14 +156,12 @@ def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
 
 def wrong_table() -> str:
     """The content of `edgeq_device/known_wrong.json`: what devices get to know of releases with wrong kernels."""
-    text = (shipped("targets") / "onnxruntime" / "known_wrong.toml").read_text("utf-8")
-    return json.dumps(tomllib.loads(text)["wrong"], indent=1) + "\n"
+    content = toml_table(shipped("targets") / "onnxruntime" / "known_wrong.toml", HardwareError, "Correct the file")
+    return json.dumps(content["wrong"], indent=1) + "\n"
 
 
 @cache
 def _tables() -> Mapping[str, _Table]:
-    content = tomllib.loads((shipped("targets") / "onnxruntime" / "versions.toml").read_text("utf-8"))
-    return {
-        name: _Table(content["opset"][name], content["ir"][name], content["kernels"][name])
-        for name in content["probed"]
-    }
+    file = shipped("targets") / "onnxruntime" / "versions.toml"
+    content = read_toml(file, _Versions, HardwareError, "Correct the file")
+    return {name: _Table(content.opset[name], content.ir[name], content.kernels[name]) for name in content.probed}

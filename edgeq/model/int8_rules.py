@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgeq.errors import HardwareError
 from edgeq.model.int8_conditions import BOUNDED_CONDITIONS, CONDITIONS, NodeContext, condition, is_condition
-from edgeq.records import parse, toml_table
+from edgeq.records import read_toml
 from edgeq.registry import data_folders
 from edgeq.resources import shipped
 
@@ -162,7 +162,7 @@ def _read(backend: str, folder: Path | None) -> tuple[_File, Path]:
     if len(found) > 1:
         raise HardwareError(f"the backend {backend!r} has two files of rules, {found[0]} and {found[1]}", "Remove one")
     path = found[0]
-    return parse(toml_table(path, HardwareError, "Correct the file"), _File, path, HardwareError), path
+    return read_toml(path, _File, HardwareError, "Correct the file", unknown_keys=True), path
 
 
 def _rule(entry: _Entry, path: Path) -> Rule:

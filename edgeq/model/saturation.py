@@ -8,7 +8,6 @@ Which operators take such kernels is data: targets/onnxruntime/saturation.toml.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -16,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.errors import HardwareError
+from edgeq.records import read_toml
 from edgeq.resources import shipped
 
 PAIR_LIMIT = (2**15 - 1) // 255
@@ -84,20 +85,32 @@ class SaturationTable:
         )
 
 
+@dataclass(frozen=True)
+class _Precision:
+    option: str = ""
+    operators: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _File:
+    title: str
+    source: str
+    path: tuple[SaturatingPath, ...]
+    precision: _Precision = _Precision()
+
+
 @cache
 def saturation_table(
     file: str = "onnxruntime/saturation.toml", features: frozenset[str] = frozenset()
 ) -> SaturationTable:
-    """The kernels of a file under targets/ on a CPU with `features`; the default is of ONNX Runtime's own kernels."""
-    content = tomllib.loads((shipped("targets") / file).read_text("utf-8"))
-    precision = content.get("precision", {})
-    lists = ("operators", "features")
-    found = [{**path, **{key: tuple(path.get(key, ())) for key in lists}} for path in content["path"]]
-    return SaturationTable(
-        tuple(SaturatingPath(**path) for path in found if features.issuperset(path["features"])),
-        str(precision.get("option", "")),
-        frozenset(precision.get("operators", ())),
-    )
+    """The kernels of a file under targets/ on a CPU with `features`; the default is of ONNX Runtime's own kernels.
+
+    Raises:
+        HardwareError: the file is malformed.
+    """
+    content = read_toml(shipped("targets") / file, _File, HardwareError, "Correct the file")
+    paths = tuple(path for path in content.path if features.issuperset(path.features))
+    return SaturationTable(paths, content.precision.option, content.precision.operators)
 
 
 def exact_options() -> dict[str, str]:

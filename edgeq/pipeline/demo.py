@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,10 @@ from edgeq.measure.bench import bench
 from edgeq.measure.latency import Measurement
 from edgeq.measure.task import make_task
 from edgeq.model.load import model_digest
+from edgeq.ownership import read_object
 from edgeq.pipeline.package import Packaged, package
 from edgeq.pipeline.proof import FLOAT, INT8
 from edgeq.progress import SILENT, Progress
-
-_MANIFEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -127,11 +125,9 @@ def write_files(folder: Path) -> tuple[Path, ...]:
 
 def _is_demo(place: Path) -> bool:
     """Whether `place` is a bundle of the embedded model."""
-    manifest = place / "manifest.json"
-    if not manifest.is_file() or manifest.stat().st_size > _MANIFEST_BYTES:
-        return False
+    manifest = read_object(place / "manifest.json") or {}
     try:
-        recorded = json.loads(manifest.read_text("utf-8"))["additional_metadata"]["edgeq"]["source_model_sha256"]
-    except (ValueError, KeyError, TypeError):
+        recorded = manifest["additional_metadata"]["edgeq"]["source_model_sha256"]
+    except (KeyError, TypeError):
         return False
     return bool(recorded == model_digest(demo.MODEL))

@@ -30,7 +30,7 @@ from edgeq.records.fields import (
     computed,
     written,
 )
-from edgeq.records.read import is_toml, json_object, parse, read_json, readable, salvage, toml_table
+from edgeq.records.read import is_toml, json_object, parse, read_json, read_toml, readable, salvage, toml_table
 from edgeq.records.write import fingerprint, plain, rounded
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "parse",
     "plain",
     "read_json",
+    "read_toml",
     "readable",
     "rounded",
     "salvage",

@@ -123,6 +123,15 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
         raise error(problem.problem, fix) from problem
 
 
+def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, unknown_keys: bool = False) -> T:
+    """The record in a TOML file, which may be untrusted: see `toml_table` and `parse`.
+
+    Raises:
+        EdgeqError: of the type `error`; `fix` is its advice where the file is not TOML at all.
+    """
+    return parse(toml_table(path, error, fix), kind, path, error, unknown_keys=unknown_keys)
+
+
 def is_toml(given: str) -> bool:
     """Whether what a user named is a TOML file and no name of something: it ends in .toml, in either case."""
     return given.lower().endswith(".toml")

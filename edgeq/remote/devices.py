@@ -12,7 +12,7 @@ import platformdirs
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
-from edgeq.records import is_toml, parse, toml_table
+from edgeq.records import is_toml, read_toml, toml_table
 
 DEVICES = "devices.toml"
 """The file's name, in the user's configuration folder and in the working directory."""
@@ -115,8 +115,7 @@ def known_boards() -> dict[str, Board]:
 
 
 def _read(path: Path) -> dict[str, Board]:
-    content = toml_table(path, HardwareError, _FIX)
-    found = parse(content, DevicesFile, path, HardwareError, unknown_keys=False)
+    found = read_toml(path, DevicesFile, HardwareError, _FIX)
     if not found.devices:
         raise HardwareError(f"{path} names no board", "Add a table [devices.NAME] with its host")
     return {name: _board(name, entry) for name, entry in found.devices.items()}

@@ -21,7 +21,7 @@ from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.loaded_model import is_bundle
 from edgeq.model.load import model_files, read_model, save_model
 from edgeq.progress import SILENT, Progress
-from edgeq.records import computed, parse, toml_table
+from edgeq.records import computed, read_toml
 from edgeq.report.compare import ComparePlace, CompareRequest, run_comparison
 from edgeq.report.compare_limits import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
 from edgeq.report.comparison import Comparison
@@ -76,8 +76,7 @@ def read_limits(path: Path) -> GateLimits:
     Raises:
         UsageError: not TOML, an unknown key, or a value that makes no sense.
     """
-    fix = "See docs/gate.md"
-    return parse(toml_table(path, UsageError, fix), GateLimits, path, UsageError, unknown_keys=False)
+    return read_toml(path, GateLimits, UsageError, "See docs/gate.md")
 
 
 @dataclass(frozen=True)

@@ -296,7 +296,7 @@ def test_the_runner_is_a_command_that_ends_in_one_line(workdir: Path) -> None:
         check=False,
     )
     assert done.returncode == UsageError.exit_code
-    assert done.stderr.startswith("edgeq: bad.json holds no overrides")
+    assert done.stderr.startswith("edgeq: bad.json is not a JSON object")
     assert done.stderr.count("\n") == 1
 
 

@@ -39,6 +39,14 @@ def test_the_newest_that_runs_is_taken(own_home: Path, tmp_path: Path, monkeypat
     assert find_qemu(X86) is None or need_qemu(X86).source == "the system"
 
 
+def test_a_damaged_folder_of_programs_is_one_line(own_home: Path) -> None:
+    program(own_home / "qemu", "qemu-aarch64", "10.0.2")
+    for content in ("", "[]", '{"package": 1}', "[" * 100_000):
+        (own_home / "qemu" / "lock.json").write_text(content)
+        with pytest.raises(RuntimeUnavailableError, match=r"qemu/lock\.json"):
+            find_qemu(ARM)
+
+
 def test_none_at_all_says_what_to_install(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeUnavailableError, match=r"qemu-aarch64 is not installed.*edgeq emulate setup"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from edgeq.emulate.apt import Apt, Package
 from edgeq.emulate.emulator import Emulator, Pins, emulator_named
-from edgeq.emulate.sysroot import build_sysroot, load_sysroot, use_sysroot
+from edgeq.emulate.sysroot import LOCK, build_sysroot, load_sysroot, place_of, use_sysroot
 from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
 
 ELF = b"\x7fELF\x02\x01\x01" + bytes(11) + (183).to_bytes(2, "little") + bytes(40)
@@ -99,9 +100,9 @@ def test_it_is_made_of_packages_and_wheels(own_home: Path, sources: Path, index:
     assert {"lib/ld-linux-aarch64.so.1", "usr/lib/libssl.so.3", "usr/lib/python3.11/json/__init__.py"} <= files
     assert {"site/numpy/__init__.py", "site/onnxruntime/__init__.py"} <= files
     assert not {f for f in files if "/test" in f or "/doc/" in f}
-    assert [(p["name"], p["version"]) for p in made.lock["packages"]][:2] == [("libc6", "1.0-1"), ("libssl3", "1.0-1")]
-    assert len(made.lock["notes"]) == 6
-    assert "numpy-2.0.0-cp311-cp311-manylinux2014_aarch64.whl is not pinned" in made.lock["notes"][-2]
+    assert [(p.name, p.version) for p in made.lock.packages][:2] == [("libc6", "1.0-1"), ("libssl3", "1.0-1")]
+    assert len(made.lock.notes) == 6
+    assert "numpy-2.0.0-cp311-cp311-manylinux2014_aarch64.whl is not pinned" in made.lock.notes[-2]
     assert load_sysroot(small) == made
     assert [entry.name for entry in own_home.iterdir()] == ["arm64"]
 
@@ -111,7 +112,7 @@ def test_pins_hold(own_home: Path, sources: Path, index: Path, small: Emulator) 
     wheel = next(index.glob("numpy*"))
     good = {wheel.name: hashlib.sha256(wheel.read_bytes()).hexdigest()}
     exact = pinned(small, packages={"libc6=1.0-1": digest}, wheels=good)
-    notes = build_sysroot(exact, "1.30.0", sources=sources).lock["notes"]
+    notes = build_sysroot(exact, "1.30.0", sources=sources).lock.notes
     assert not [note for note in notes if "libc6=" in note or "numpy-" in note]
     other = pinned(small, packages={"libc6=1.0-1": "0" * 64})
     with pytest.raises(RuntimeUnavailableError, match=r"another libc6=1.0-1 than edgeq was tested with"):
@@ -173,6 +174,12 @@ def test_one_that_exists_is_taken_as_it_is(own_home: Path, tmp_path: Path, small
     found = use_sysroot(small, root)
     assert (found.python, found.site) == (root / "usr/bin/python3.11", None)
     assert load_sysroot(small) == found
+    lock = place_of(small) / LOCK
+    for damaged in ("[" * 100_000, json.dumps({"root": str(root), "packages": [], "wheels": 3, "notes": []})):
+        whole, _ = lock.read_text(), lock.write_text(damaged)
+        with pytest.raises(RuntimeUnavailableError, match=r"is damaged.*edgeq emulate setup arm64"):
+            load_sysroot(small)
+        lock.write_text(whole)
     shutil.rmtree(root)
     with pytest.raises(RuntimeUnavailableError, match=r"is damaged.*edgeq emulate setup arm64"):
         load_sysroot(small)

@@ -62,8 +62,15 @@ def test_the_files_are_written_to_a_new_folder_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"mine", b"{}", b'{"additional_metadata": {"edgeq": {"source_model_sha256": "0"}}}', b"[]", b"\xff"],
-    ids=["text", "empty", "another model", "a list", "no text"],
+    [
+        b"mine",
+        b"{}",
+        b'{"additional_metadata": {"edgeq": {"source_model_sha256": "0"}}}',
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+    ],
+    ids=["text", "empty", "another model", "a list", "no text", "too deep"],
 )
 def test_what_is_no_demo_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(content)

@@ -19,7 +19,7 @@ from edgeq.graph.query import is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import Rule, int8_rules
 from edgeq.model.prepare import PreparedModel
-from edgeq.records import parse, toml_table
+from edgeq.records import read_toml
 from edgeq.resources import shipped
 from edgeq.scheme import ALL_NODES, Scheme
 
@@ -125,9 +125,7 @@ class _Table:
 @cache
 def dialect() -> tuple[Row, ...]:
     """The rows of targets/qnn/htp.toml."""
-    path = shipped("targets") / "qnn" / "htp.toml"
-    content = toml_table(path, HardwareError, "Install edgeq again")
-    return parse(content, _Table, path, HardwareError, unknown_keys=False).line
+    return read_toml(shipped("targets") / "qnn" / "htp.toml", _Table, HardwareError, "Install edgeq again").line
 
 
 def wide_share(model: ir.Model, scheme: Scheme) -> float:

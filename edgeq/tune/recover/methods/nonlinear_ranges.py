@@ -9,7 +9,9 @@ from pathlib import Path
 from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
+from edgeq.errors import OutputError
 from edgeq.progress import Progress
+from edgeq.records import json_object, parse
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.nonlinear import range_behind
@@ -34,7 +36,8 @@ class NonlinearRanges(Recovery):
         if not kept.exists():
             found = _chosen(state, grid_of(scheme.activation_type, scheme.activation_symmetric), progress)
             kept.write_text(json.dumps({name: [r.low, r.high] for name, r in found.items()}), "utf-8")
-        chosen = {name: Range(*ends) for name, ends in json.loads(kept.read_text("utf-8")).items()}
+        ends = parse(json_object(kept, OutputError, "Remove it"), dict[str, tuple[float, float]], kept, OutputError)
+        chosen = {name: Range(*pair) for name, pair in ends.items()}
         if not chosen:
             return state.note(f"{self.name}: no activation function follows a quantized tensor")
         return state.replace(ranges={**state.ranges, **chosen}).note(
