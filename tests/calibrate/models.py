@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.data.sample import Sample
+from tests.graphs import proto
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,9 @@ class ListSamples:
         return f"list-{len(self.items)}-{hash(tuple(i[k].tobytes() for i in self.items for k in sorted(i))):x}"
 
 
-def value(name: str, shape: Sequence[int | str | None], kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def write(
-    path: Path,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    weights: Mapping[str, Any] | None = None,
-) -> Path:
-    tensors = [numpy_helper.from_array(np.asarray(w), name) for name, w in (weights or {}).items()]
-    graph = helper.make_graph(list(nodes), "test", list(inputs), list(outputs), tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+def write(path: Path, body: str, weights: Mapping[str, Any] | None = None) -> Path:
+    """The graph in ONNX's text form (`tests.graphs.proto`) as a file."""
+    model = proto(body, weights)
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
     return path
@@ -64,18 +53,18 @@ def small_cnn(path: Path, channels: int = 32, size: int | str = 12) -> Path:
         "zero": np.float32(0),
         "six": np.float32(6),
     }
-    nodes = [
-        helper.make_node("Conv", ["x", "w1", "b1"], ["conv1"], "conv1", pads=[1, 1, 1, 1]),
-        helper.make_node("Clip", ["conv1", "zero", "six"], ["clip1"], "clip1"),
-        helper.make_node("Conv", ["clip1", "w2"], ["conv2"], "conv2", pads=[1, 1, 1, 1]),
-        helper.make_node("Add", ["conv2", "clip1"], ["sum"], "sum"),
-        helper.make_node("Relu", ["sum"], ["relu"], "relu"),
-        helper.make_node("Concat", ["relu", "clip1"], ["both"], "both", axis=1),
-        helper.make_node("GlobalAveragePool", ["both"], ["pool"], "pool"),
-        helper.make_node("Flatten", ["pool"], ["flat"], "flat"),
-        helper.make_node("MatMul", ["flat", "w3"], ["y"], "y"),
-    ]
-    return write(path, nodes, [value("x", ["N", 3, size, size])], [value("y", ["N", 10])], weights)
+    body = f"""cnn (float[N, 3, {size}, {size}] x) => (float[N, 10] y) {{
+        [conv1] conv1 = Conv<pads = [1, 1, 1, 1]>(x, w1, b1)
+        [clip1] clip1 = Clip(conv1, zero, six)
+        [conv2] conv2 = Conv<pads = [1, 1, 1, 1]>(clip1, w2)
+        [sum] sum = Add(conv2, clip1)
+        [relu] relu = Relu(sum)
+        [both] both = Concat<axis = 1>(relu, clip1)
+        [pool] pool = GlobalAveragePool(both)
+        [flat] flat = Flatten(pool)
+        [y] y = MatMul(flat, w3)
+    }}"""
+    return write(path, body, weights)
 
 
 def images(count: int, size: int = 12, seed: int = 0) -> list[dict[str, np.ndarray]]:

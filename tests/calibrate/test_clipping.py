@@ -3,9 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from edgeq.calibrate.clipping import clipped_power
 from edgeq.calibrate.collect import collect
@@ -14,13 +12,12 @@ from edgeq.calibrate.statistics import Statistics
 from edgeq.data.samples import open_samples
 from edgeq.model.load import model_signature, read_model
 
+from .models import write
+
 
 def statistics(folder: Path, values: np.ndarray) -> Statistics:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, values.size])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, values.size])
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"], "neg")], "g", [x], [y])
-    path = folder / "model.onnx"
-    onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    size = values.size
+    path = write(folder / "model.onnx", f"g (float[1, {size}] x) => (float[1, {size}] y) {{ [neg] y = Neg(x) }}")
     np.savez(folder / "x.npz", x=values.reshape(1, 1, -1).astype(np.float32)[0])
     return collect(read_model(path), open_samples(folder / "x.npz", model_signature(path)))
 

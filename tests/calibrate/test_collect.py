@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from edgeq.calibrate import collect as collecting
 from edgeq.calibrate.histogram import histogram_of
@@ -22,7 +21,7 @@ from edgeq.graph.convert import from_proto
 from edgeq.model.load import model_digest, read_model
 from edgeq.progress import Advance, Silent
 
-from .models import ListSamples, images, small_cnn, value, write
+from .models import ListSamples, images, small_cnn, write
 
 
 def collect(path: Path, samples: ListSamples, tensors: Sequence[str] | None = None, **options: Any) -> Statistics:
@@ -118,9 +117,8 @@ def test_channel_extrema(tmp_path: Path) -> None:
     assert statistics.tensors["conv2"].channels is None
 
 
-def identity_model(path: Path, kind: int = TensorProto.FLOAT) -> Path:
-    nodes = [helper.make_node("Add", ["a", "b"], ["y"], "add")]
-    return write(path, nodes, [value("a", ["N"], kind), value("b", ["N"], kind)], [value("y", ["N"], kind)])
+def identity_model(path: Path, kind: str = "float") -> Path:
+    return write(path, f"g ({kind}[N] a, {kind}[N] b) => ({kind}[N] y) {{ [add] y = Add(a, b) }}")
 
 
 def test_several_inputs_and_all_negative_constant_and_empty_tensors(tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_several_inputs_and_all_negative_constant_and_empty_tensors(tmp_path: Pa
 
 
 def test_float16_tensors(tmp_path: Path) -> None:
-    path = identity_model(tmp_path / "m.onnx", TensorProto.FLOAT16)
+    path = identity_model(tmp_path / "m.onnx", "float16")
     items = [{"a": np.float16([1.5, -2.25]), "b": np.float16([0.5, 60000])}]
     tensors = collect(path, ListSamples(items)).tensors
     assert tensors["y"].dtype == "float16"
@@ -144,8 +142,7 @@ def test_float16_tensors(tmp_path: Path) -> None:
 
 
 def test_a_tensor_that_is_input_and_output(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["y"], "relu")]
-    path = write(tmp_path / "m.onnx", nodes, [value("x", [2])], [value("x", [2]), value("y", [2])])
+    path = write(tmp_path / "m.onnx", "g (float[2] x) => (float[2] x, float[2] y) { [relu] y = Relu(x) }")
     tensors = collect(path, ListSamples([{"x": np.float32([-1, 3])}])).tensors
     assert (tensors["x"].minimum, tensors["y"].minimum, tensors["y"].maximum) == (-1, 0, 3)
 
@@ -160,15 +157,14 @@ def test_values_that_are_not_finite_name_tensor_and_sample(tmp_path: Path, bad: 
 
 
 def test_an_infinity_that_arises_inside_names_its_tensor(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Log", ["x"], ["log"], "log"), helper.make_node("Relu", ["log"], ["y"], "relu")]
-    path = write(tmp_path / "m.onnx", nodes, [value("x", [2])], [value("y", [2])])
+    path = write(tmp_path / "m.onnx", "g (float[2] x) => (float[2] y) { [log] log = Log(x) [relu] y = Relu(log) }")
     with pytest.raises(CalibrationError, match="'log' in sample sample-1"):
         collect(path, ListSamples([{"x": np.float32([1, 2])}, {"x": np.float32([0, 2])}]))
 
 
 def test_a_weight_that_is_no_number_is_named_instead_of_the_sample(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Mul", ["x", "scale"], ["m"], "mul"), helper.make_node("Relu", ["m"], ["y"], "relu")]
-    path = write(tmp_path / "m.onnx", nodes, [value("x", [2])], [value("y", [2])], {"scale": np.float32([1, np.nan])})
+    body = "g (float[2] x) => (float[2] y) { [mul] m = Mul(x, scale) [relu] y = Relu(m) }"
+    path = write(tmp_path / "m.onnx", body, {"scale": np.float32([1, np.nan])})
     with pytest.raises(CalibrationError, match="it holds NaN, as weight 'scale' of the model does") as caught:
         collect(path, ListSamples([{"x": np.float32([1, 2])}]))
     assert "sample" not in caught.value.fix
@@ -186,8 +182,7 @@ def test_a_missing_input_is_named(tmp_path: Path) -> None:
 
 
 def test_of_large_tensors_a_spread_part_is_counted_once_there_is_plenty(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Neg", ["x"], ["y"], "neg")]
-    path = write(tmp_path / "m.onnx", nodes, [value("x", ["N", "C"])], [value("y", ["N", "C"])])
+    path = write(tmp_path / "m.onnx", "g (float[N, C] x) => (float[N, C] y) { [neg] y = Neg(x) }")
     random = np.random.default_rng(0)
     items = [{"x": random.normal(size=(512, 300)).astype(np.float32)} for _ in range(30)]
     spread, every = (collect(path, ListSamples(items), every_element=e) for e in (False, True))

@@ -4,34 +4,25 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx import helper
 
 from edgeq.calibrate.groups import scale_groups, share_ranges
 from edgeq.calibrate.ranges import Range
 from edgeq.model.load import read_model
 
-from .models import value, write
+from .models import write
 
 
 def model(path: Path) -> ir.Model:
     weights = {"shape": np.int64([1, -1]), "constant": np.ones((1, 2, 4, 4), np.float32), "sizes": np.int64([1, 1])}
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"]),
-        helper.make_node("MaxPool", ["a"], ["b"], kernel_shape=[1, 1]),
-        helper.make_node("Concat", ["b", "x", "constant"], ["c"], axis=1),
-        helper.make_node("Split", ["y"], ["d", "e"], axis=0),
-        helper.make_node("Neg", ["d"], ["f"]),
-        helper.make_node("Reshape", ["f", "shape"], ["g"]),
-    ]
-    return read_model(
-        write(
-            path,
-            nodes,
-            [value("x", [1, 2, 4, 4]), value("y", [2, 3])],
-            [value("c", [1, 6, 4, 4]), value("e", [1, 3]), value("g", [1, 3])],
-            weights,
-        )
-    )
+    body = """g (float[1, 2, 4, 4] x, float[2, 3] y) => (float[1, 6, 4, 4] c, float[1, 3] e, float[1, 3] g) {
+        a = Relu(x)
+        b = MaxPool<kernel_shape = [1, 1]>(a)
+        c = Concat<axis = 1>(b, x, constant)
+        d, e = Split<axis = 0>(y)
+        f = Neg(d)
+        g = Reshape(f, shape)
+    }"""
+    return read_model(write(path, body, weights))
 
 
 def test_groups_follow_operators_that_only_move_values(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper
 
 from edgeq.calibrate import reduced
 from edgeq.calibrate.collect import collect
@@ -22,7 +21,7 @@ from edgeq.graph.convert import to_bytes
 from edgeq.model.load import read_model
 from tests.graphs import model
 
-from .models import ListSamples, images, small_cnn, value, write
+from .models import ListSamples, images, small_cnn, write
 
 COUNT, SIZE = FIRST + 5, 64
 """Samples, and the side of an image of which the tensors of `small_cnn` are large."""
@@ -86,14 +85,13 @@ def test_it_goes_on_after_an_interruption(tmp_path: Path, used: list[bool]) -> N
 
 def hidden(path: Path, op_type: str) -> Path:
     """A model in which a Clip hides what an operator makes of a convolution's output."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["conv"], "conv"),
-        helper.make_node(op_type, ["conv"], ["inner"], "inner"),
-        helper.make_node("Clip", ["inner", "zero", "six"], ["y"], "clip"),
-    ]
+    body = f"""g (float[N, 16, {SIZE}, {SIZE}] x) => (float[N, 16, {SIZE}, {SIZE}] y) {{
+        [conv] conv = Conv(x, w)
+        [inner] inner = {op_type}(conv)
+        [clip] y = Clip(inner, zero, six)
+    }}"""
     weights = {"w": np.eye(16, dtype=np.float32)[:, :, None, None], "zero": np.float32(0), "six": np.float32(6)}
-    shape = ["N", 16, SIZE, SIZE]
-    return write(path, nodes, [value("x", shape)], [value("y", shape)], weights)
+    return write(path, body, weights)
 
 
 def filled(number: float) -> list[dict[str, np.ndarray]]:
@@ -114,12 +112,11 @@ def test_one_bad_value_in_a_large_tensor_is_found(
 def test_a_convolution_that_overflows_is_found(tmp_path: Path, used: list[bool]) -> None:
     weights = {"w": np.full((32, 3, 1, 1), 2, np.float32), "zero": np.float32(0), "six": np.float32(6)}
     weights["w"][:, 1] = -2
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["conv"], "conv"),
-        helper.make_node("Clip", ["conv", "zero", "six"], ["y"], "clip"),
-    ]
-    inputs, outputs = [value("x", [1, 3, SIZE, SIZE])], [value("y", [1, 32, SIZE, SIZE])]
-    path, items = write(tmp_path / "m.onnx", nodes, inputs, outputs, weights), images(COUNT, SIZE)
+    body = f"""g (float[1, 3, {SIZE}, {SIZE}] x) => (float[1, 32, {SIZE}, {SIZE}] y) {{
+        [conv] conv = Conv(x, w)
+        [clip] y = Clip(conv, zero, six)
+    }}"""
+    path, items = write(tmp_path / "m.onnx", body, weights), images(COUNT, SIZE)
     items[-1]["x"][0, :2, 9, 9] = 3e38
     with pytest.raises(CalibrationError, match=f"'conv' in sample sample-{COUNT - 1}: it holds NaN"):
         collect(read_model(path), ListSamples(items), ["conv", "y"], threads=1)
@@ -158,20 +155,19 @@ def test_a_sum_that_overflows_is_no_bad_value(tmp_path: Path, used: list[bool]) 
 
 
 def test_a_size_that_depends_on_values(tmp_path: Path, used: list[bool]) -> None:
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["conv"], "conv"),
-        helper.make_node("Flatten", ["conv"], ["flat"], "flat", axis=0),
-        helper.make_node("Reshape", ["flat", "all"], ["line"], "line"),
-        helper.make_node("Greater", ["line", "zero"], ["positive"], "positive"),
-        helper.make_node("Compress", ["line", "positive"], ["y"], "y"),
-    ]
+    body = f"""g (float[1, 3, {SIZE}, {SIZE}] x) => (float[M] y) {{
+        [conv] conv = Conv(x, w)
+        [flat] flat = Flatten<axis = 0>(conv)
+        [line] line = Reshape(flat, all)
+        [positive] positive = Greater(line, zero)
+        [y] y = Compress(line, positive)
+    }}"""
     weights = {
         "w": np.random.default_rng(0).normal(size=(32, 3, 1, 1)).astype(np.float32),
         "all": np.int64([-1]),
         "zero": np.float32(0),
     }
-    inputs, outputs = [value("x", [1, 3, SIZE, SIZE])], [value("y", ["M"])]
-    path, samples = write(tmp_path / "m.onnx", nodes, inputs, outputs, weights), ListSamples(images(COUNT, SIZE))
+    path, samples = write(tmp_path / "m.onnx", body, weights), ListSamples(images(COUNT, SIZE))
     assert collect(read_model(path), samples, threads=1) == whole(path, samples)
     assert used
     assert not any(used)

@@ -12,7 +12,7 @@ from edgeq.cli.calibrate import command
 from edgeq.errors import CalibrationError, DataError, OutputError, UsageError
 from edgeq.model.prepare import prepare_model
 
-from .models import images, small_cnn
+from .models import images, small_cnn, write
 
 
 @pytest.fixture
@@ -167,12 +167,7 @@ def test_force_replaces_statistics_and_nothing_else(model: Path, data: Path, tmp
 
 
 def test_a_model_without_float_activations_is_refused(data: Path, tmp_path: Path) -> None:
-    import onnx
-    from onnx import TensorProto, helper
-
-    sizes = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "g", sizes[:1], sizes[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "i.onnx")
+    write(tmp_path / "i.onnx", "g (int64[1] x) => (int64[1] y) { y = Abs(x) }")
     np.save(tmp_path / "i.npy", np.ones((1,), np.int64))
     with pytest.raises(CalibrationError, match="has no float activation"):
         calibrate(tmp_path / "i.onnx", tmp_path / "i.npy", tmp_path / "cal")

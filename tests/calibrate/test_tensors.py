@@ -3,13 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper
 
 from edgeq.calibrate.tensors import Derived, plan, quantizable_tensors
 from edgeq.graph.index import GraphIndex
 from edgeq.model.load import read_model
 
-from .models import small_cnn, value, write
+from .models import small_cnn, write
 
 
 def test_float_inputs_activations_and_outputs_are_recorded(tmp_path: Path) -> None:
@@ -24,17 +23,17 @@ def test_weights_constants_integers_and_folded_outputs_are_not(tmp_path: Path) -
         **{name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "variance")},
         "shape": np.int64([1, -1]),
     }
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["conv"]),
-        helper.make_node("BatchNormalization", ["conv", "scale", "bias", "mean", "variance"], ["norm"]),
-        helper.make_node("Constant", [], ["two"], value_float=2.0),
-        helper.make_node("Sqrt", ["two"], ["root"]),
-        helper.make_node("Mul", ["norm", "root"], ["scaled"]),
-        helper.make_node("Shape", ["scaled"], ["size"]),
-        helper.make_node("ArgMax", ["scaled"], ["index"], axis=1),
-        helper.make_node("Cast", ["index"], ["y"], to=TensorProto.FLOAT),
-    ]
-    path = write(tmp_path / "m.onnx", nodes, [value("x", [1, 3, 4, 4])], [value("y", [1, 1, 4, 4])], weights)
+    body = """g (float[1, 3, 4, 4] x) => (float[1, 1, 4, 4] y) {
+        conv = Conv(x, w)
+        norm = BatchNormalization(conv, scale, bias, mean, variance)
+        two = Constant<value_float = 2.0>()
+        root = Sqrt(two)
+        scaled = Mul(norm, root)
+        size = Shape(scaled)
+        index = ArgMax<axis = 1>(scaled)
+        y = Cast<to = 1>(index)
+    }"""
+    path = write(tmp_path / "m.onnx", body, weights)
     model = read_model(path)
     assert quantizable_tensors(model) == ("x", "norm", "scaled", "y")
     assert {"two", "root", "w"} <= GraphIndex(model).computed_constants
@@ -42,12 +41,12 @@ def test_weights_constants_integers_and_folded_outputs_are_not(tmp_path: Path) -
 
 def test_a_convolution_that_something_else_reads_too_is_recorded(tmp_path: Path) -> None:
     weights = {"w": np.ones((4, 3, 1, 1), np.float32), **{n: np.ones(4, np.float32) for n in "abcd"}}
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["conv"]),
-        helper.make_node("BatchNormalization", ["conv", *"abcd"], ["norm"]),
-        helper.make_node("Add", ["conv", "norm"], ["y"]),
-    ]
-    path = write(tmp_path / "m.onnx", nodes, [value("x", [1, 3, 4, 4])], [value("y", [1, 4, 4, 4])], weights)
+    body = """g (float[1, 3, 4, 4] x) => (float[1, 4, 4, 4] y) {
+        conv = Conv(x, w)
+        norm = BatchNormalization(conv, a, b, c, d)
+        y = Add(conv, norm)
+    }"""
+    path = write(tmp_path / "m.onnx", body, weights)
     assert "conv" in quantizable_tensors(read_model(path))
 
 
@@ -71,10 +70,6 @@ def test_a_tensor_is_fetched_when_its_source_is_not_wanted_or_it_is_needed_whole
 
 
 def test_a_clip_whose_bounds_are_computed_is_fetched(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Abs", ["x"], ["a"]),
-        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
-        helper.make_node("Clip", ["a", "", "top"], ["y"]),
-    ]
-    path = write(tmp_path / "m.onnx", nodes, [value("x", [4])], [value("y", [4])])
+    body = "g (float[4] x) => (float[4] y) { a = Abs(x) top = ReduceMax<keepdims = 0>(x) y = Clip(a, , top) }"
+    path = write(tmp_path / "m.onnx", body)
     assert plan(read_model(path), ["a", "y"]).fetched == ("a", "y")
