@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,3 +48,8 @@ def model(
 ) -> ir.Model:
     """`proto` as the in-memory model."""
     return ir.serde.deserialize_model(proto(body, weights, opset=opset, ir_version=ir_version, imports=imports))
+
+
+def attributes(values: Mapping[str, Any]) -> str:
+    """Attributes of a node in the text form: `<axis = 1, mode = "linear">`; "" for none."""
+    return f"<{', '.join(f'{name} = {json.dumps(value)}' for name, value in values.items())}>" if values else ""

@@ -7,18 +7,15 @@ import numpy as np
 import onnx
 import pytest
 from edgeq_device.session_options import BRIEF_SPIN
-from onnx import TensorProto, helper
 
 from edgeq import demo
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.session import SessionSettings, onnxruntime, open_session
+from tests.graphs import proto
 
 
 def model_of(op_type: str) -> bytes:
-    tensor = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("x", "y")]
-    graph = helper.make_graph([helper.make_node(op_type, ["x"], ["y"])], "g", tensor[:1], tensor[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
+    return bytes(proto(f"g (float[2] x) => (float[2] y) {{ y = {op_type}(x) }}").SerializeToString())
 
 
 def test_bytes_and_files_run_alike(tmp_path: Path) -> None:
@@ -49,7 +46,7 @@ def test_settings_reach_onnxruntime(tmp_path: Path) -> None:
     assert "BatchNormalization" not in kinds, "the basic level folds it"
 
 
-def test_threads_sleep_soon_after_a_run_unless_told_otherwise() -> None:
+def test_threads_sleep_soon_after_a_run_unless_set_otherwise() -> None:
     (key,) = BRIEF_SPIN
     for config, expected in (({}, BRIEF_SPIN[key]), ({key: "50"}, "50")):
         options = open_session(demo.MODEL, SessionSettings(config=config)).get_session_options()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from edgeq.backends import Artifact
 from edgeq.backends.cpu import CpuBackend
@@ -19,6 +19,7 @@ from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings, open_session
+from tests.graphs import proto
 
 ROWS = 4
 Arrays = np.ndarray[Any, np.dtype[np.float32]]
@@ -28,23 +29,18 @@ def random(*shape: int, seed: int = 0) -> Arrays:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def model(nodes: list[onnx.NodeProto], weights: dict[str, Any], *, opset: int = 17) -> onnx.ModelProto:
+def model(nodes: str, weights: dict[str, Any], *, opset: int = 17) -> onnx.ModelProto:
     """`x` [1, 8, 8, 8] to `y` [1, 5]."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 8, 8])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5])
-    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "test", [x], [y], held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return proto(f"test (float[1, 8, 8, 8] x) => (float[1, 5] y) {{ {nodes} }}", weights, opset=opset)
 
 
 def stacked() -> onnx.ModelProto:
     """A convolution, and a MatMul whose weights are one matrix for each channel."""
-    node = helper.make_node
-    nodes = [
-        node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        node("MatMul", ["c", "m"], ["p"], name="matmul"),
-        node("ReduceSum", ["p", "axes"], ["y"], name="sum", keepdims=0),
-    ]
+    nodes = """
+        [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)
+        [matmul] p = MatMul(c, m)
+        [sum] y = ReduceSum<keepdims = 0>(p, axes)
+    """
     weights = {"w": random(8, 8, 3, 3), "m": random(8, 8, 5, seed=1), "axes": np.array([1, 2])}
     return model(nodes, weights)
 
@@ -54,18 +50,16 @@ def residual(opset: int = 17, width: int = 8) -> onnx.ModelProto:
 
     The output channels of `first` differ in size by three orders of magnitude, so that per-channel scales matter.
     """
-    node = helper.make_node
-    same = {"pads": [1, 1, 1, 1]}
-    nodes = [
-        node("Conv", ["x", "w1"], ["c1"], name="first", **same),
-        node("Relu", ["c1"], ["r1"], name="relu"),
-        node("Conv", ["r1", "w2"], ["c2"], name="depthwise", group=width, **same),
-        node("Add", ["r1", "c2"], ["a"], name="add"),
-        node("Conv", ["a", "w3"], ["c3"], name="last", **same),
-        node("GlobalAveragePool", ["c3"], ["p"], name="pool"),
-        node("Flatten", ["p"], ["f"], name="flatten"),
-        node("Gemm", ["f", "w4", "b4"], ["y"], name="fc", transB=1),
-    ]
+    nodes = f"""
+        [first] c1 = Conv<pads = [1, 1, 1, 1]>(x, w1)
+        [relu] r1 = Relu(c1)
+        [depthwise] c2 = Conv<group = {width}, pads = [1, 1, 1, 1]>(r1, w2)
+        [add] a = Add(r1, c2)
+        [last] c3 = Conv<pads = [1, 1, 1, 1]>(a, w3)
+        [pool] p = GlobalAveragePool(c3)
+        [flatten] f = Flatten(p)
+        [fc] y = Gemm<transB = 1>(f, w4, b4)
+    """
     sizes = np.logspace(0, -3, width, dtype=np.float32).reshape(width, 1, 1, 1)
     weights = {
         "w1": random(width, 8, 3, 3, seed=1) * sizes,
@@ -79,15 +73,14 @@ def residual(opset: int = 17, width: int = 8) -> onnx.ModelProto:
 
 def mixed(width: int = 8) -> onnx.ModelProto:
     """A Conv, a MatMul and a Gemm, which want different weight types in dynamic quantization."""
-    node = helper.make_node
-    nodes = [
-        node("Conv", ["x", "w1"], ["c"], name="conv"),
-        node("GlobalAveragePool", ["c"], ["p"], name="pool"),
-        node("Flatten", ["p"], ["f"], name="flatten"),
-        node("MatMul", ["f", "w2"], ["m"], name="matmul"),
-        node("Relu", ["m"], ["r"], name="relu"),
-        node("Gemm", ["r", "w3", "b3"], ["y"], name="fc", transB=1),
-    ]
+    nodes = """
+        [conv] c = Conv(x, w1)
+        [pool] p = GlobalAveragePool(c)
+        [flatten] f = Flatten(p)
+        [matmul] m = MatMul(f, w2)
+        [relu] r = Relu(m)
+        [fc] y = Gemm<transB = 1>(r, w3, b3)
+    """
     weights = {"w1": random(width, 8, 3, 3, seed=1), "w2": random(width, 6, seed=2), "w3": random(5, 6, seed=3)}
     return model(nodes, {**weights, "b3": random(5, seed=4)})
 

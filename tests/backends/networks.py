@@ -8,42 +8,29 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.session import SessionSettings, open_session
+from tests.graphs import attributes, proto
 
 Arrays = Mapping[str, np.ndarray]
 HIDDEN = 8
 
 
-def model_of(
-    nodes: Sequence[NodeProto], inputs: Mapping[str, Sequence[Any]], outputs: Sequence[str], weights: Arrays
-) -> onnx.ModelProto:
-    """A float32 model, opset 17."""
-
-    def value(name: str, shape: Sequence[Any] | None) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-    graph = helper.make_graph(
-        list(nodes),
-        "network",
-        [value(name, shape) for name, shape in inputs.items()],
-        [value(name, None) for name in outputs],
-        [numpy_helper.from_array(np.asarray(a), name) for name, a in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return onnx.shape_inference.infer_shapes(model)
+def model_of(nodes: str, inputs: str, weights: Arrays, outputs: Sequence[str] = ("y",)) -> onnx.ModelProto:
+    """A model, opset 17, of nodes and inputs in ONNX's text form; its outputs are float32."""
+    given = ", ".join(f"float[] {name}" for name in outputs)
+    return onnx.shape_inference.infer_shapes(proto(f"network ({inputs}) => ({given}) {{ {nodes} }}", weights))
 
 
 def recurrent(
-    kind: str = "GRU", *, hidden: int = HIDDEN, width: int = 6, outputs: Sequence[str] = ("y", "y_h"), **attributes: Any
+    kind: str = "GRU", *, hidden: int = HIDDEN, width: int = 6, outputs: Sequence[str] = ("y", "y_h"), **options: Any
 ) -> onnx.ModelProto:
     """x [steps, batch, width] → y [steps, directions, batch, hidden], y_h; `initial=True` adds an input h0."""
     gates = {"GRU": 3, "LSTM": 4, "RNN": 1}[kind]
-    initial = attributes.pop("initial", False)
-    lengths = attributes.pop("lengths", False)
-    directions = 2 if attributes.get("direction") == "bidirectional" else 1
+    initial = options.pop("initial", False)
+    lengths = options.pop("lengths", False)
+    directions = 2 if options.get("direction") == "bidirectional" else 1
     random = np.random.default_rng(1)
 
     def normal(*shape: int) -> np.ndarray:
@@ -54,16 +41,17 @@ def recurrent(
         "r": normal(directions, gates * hidden, hidden),
         "b": normal(directions, 2 * gates * hidden),
     }
-    inputs: dict[str, Sequence[Any]] = {"x": ["T", "B", width]}
+    inputs = f"float[T, B, {width}] x"
     names = ["x", "w", "r", "b"]
     if lengths:
         weights["lengths"] = np.array([2, 1], np.int32)
         names.append("lengths")
     if initial:
-        inputs["h0"] = [directions, "B", hidden]
+        inputs += f", float[{directions}, B, {hidden}] h0"
         names += [""] * (5 - len(names)) + ["h0"]
-    node = helper.make_node(kind, names, list(outputs), name="layer", hidden_size=hidden, **attributes)
-    return model_of([node], inputs, [name for name in outputs if name], weights)
+    made, read = (", ".join(name or '""' for name in group) for group in (outputs, names))
+    node = f"[layer] {made} = {kind}{attributes({'hidden_size': hidden, **options})}({read})"
+    return model_of(node, inputs, weights, [name for name in outputs if name])
 
 
 def run(model: onnx.ModelProto | Path, feed: Arrays, *, optimization: str = "all") -> dict[str, np.ndarray]:

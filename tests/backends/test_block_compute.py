@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from edgeq.backends.block_compute import DETAIL, ProductNoise, int8_rows, measure_noise
 from edgeq.backends.block_products import LEVEL, block_products, operands, read_blocks
@@ -21,7 +21,7 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
 from tests.backends.networks import prepared
-from tests.graphs import proto
+from tests.graphs import attributes, proto
 from tests.tune.recover.nets import FewSamples
 
 K, N, WILD = 64, 48, 3
@@ -35,14 +35,12 @@ FOUR = Scheme(mode="weight-only", weight_bits=4, block_size=32, weight_symmetric
 def net(spike: float) -> onnx.ModelProto:
     """Two products of the same input; in the second one's, one value is `spike` times the others, and not used."""
     random = np.random.default_rng(0)
-    model = proto(NET)
     wild = random.normal(size=(N, K))
     wild[:, WILD] = 0
     scales = np.ones(K)
     scales[WILD] = spike
     held = {"calm": random.normal(size=(K, N)), "wild": wild, "b": random.normal(size=N), "spike": scales}
-    model.graph.initializer.extend(numpy_helper.from_array(a.astype(np.float32), name) for name, a in held.items())
-    return model
+    return proto(NET, {name: a.astype(np.float32) for name, a in held.items()})
 
 
 def samples() -> FewSamples:
@@ -70,16 +68,10 @@ def test_the_kernel_rounds_its_input_like_this(bits: int, symmetric: bool, size:
     blocks = fit_blocks(matrix, bits, size, symmetric=symmetric)
     constants = operands(blocks)
     shape = {"K": k, "N": 24, "bits": bits, "block_size": size, LEVEL: 4}
-    node = helper.make_node("MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft", **shape)
-    graph = helper.make_graph(
-        [node],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, k])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 24])],
-        [numpy_helper.from_array(values, name) for name, values in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    body = f"""product (float[5, {k}] x) => (float[5, 24] y) {{
+        y = com.microsoft.MatMulNBits{attributes(shape)}({", ".join(["x", *constants])})
+    }}"""
+    model = proto(body, constants)
     made = open_session(model.SerializeToString()).run(None, {"x": x})[0]
     expected = int8_rows(x, size) @ blocks.matrix()
     noise = np.square(expected - x @ blocks.matrix()).sum()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
@@ -40,12 +40,12 @@ def normal(*shape: int) -> np.ndarray:
 
 def mlp() -> onnx.ModelProto:
     """x [N, 64] → MatMul 96 → Relu → LayerNormalization → Gemm 32 (transposed, with bias)."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["a"], name="first"),
-        helper.make_node("Relu", ["a"], ["b"], name="relu"),
-        helper.make_node("LayerNormalization", ["b", "g", "s"], ["c"], name="norm"),
-        helper.make_node("Gemm", ["c", "w2", "bias"], ["y"], name="second", transB=1),
-    ]
+    nodes = """
+        [first] a = MatMul(x, w1)
+        [relu] b = Relu(a)
+        [norm] c = LayerNormalization(b, g, s)
+        [second] y = Gemm<transB = 1>(c, w2, bias)
+    """
     weights = {
         "w1": normal(64, 96),
         "g": np.ones(96, np.float32),
@@ -53,7 +53,7 @@ def mlp() -> onnx.ModelProto:
         "w2": normal(32, 96),
         "bias": normal(32),
     }
-    return model_of(nodes, {"x": ["N", 64]}, ["y"], weights)
+    return model_of(nodes, "float[N, 64] x", weights)
 
 
 def rows(count: int = 4) -> dict[str, np.ndarray]:
@@ -82,12 +82,9 @@ def test_products_in_integers(tmp_path: Path, scheme: Scheme, kernel: str, least
 
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_weights_that_are_no_matrix(tmp_path: Path, per_channel: bool) -> None:
-    nodes = [
-        helper.make_node("MatMul", ["x", "experts"], ["a"], name="experts"),
-        helper.make_node("MatMul", ["a", "w"], ["y"], name="last"),
-    ]
+    nodes = "[experts] a = MatMul(x, experts) [last] y = MatMul(a, w)"
     weights = {"experts": normal(4, 64, 32), "w": normal(32, 16)}
-    model = prepared(model_of(nodes, {"x": [4, 3, 64]}, ["y"], weights), tmp_path)
+    model = prepared(model_of(nodes, "float[4, 3, 64] x", weights), tmp_path)
     artifact = CpuBackend().build(model, {}, DYNAMIC.replace(per_channel=per_channel), tmp_path / "q.onnx")
     data = {"x": normal(4, 3, 64)}
     assert sqnr_db(run(model.path, data)["y"], run(artifact.model, data)["y"]) > 28
@@ -96,12 +93,10 @@ def test_weights_that_are_no_matrix(tmp_path: Path, per_channel: bool) -> None:
 
 
 def test_the_attention_of_opset_23_has_no_weights(tmp_path: Path) -> None:
-    nodes = [
-        *(helper.make_node("MatMul", ["x", f"w{name}"], [name], name=f"project_{name}") for name in "qkv"),
-        helper.make_node("Attention", ["q", "k", "v"], ["y"], name="attend", q_num_heads=4, kv_num_heads=4),
-    ]
+    nodes = "".join(f"[project_{name}] {name} = MatMul(x, w{name}) " for name in "qkv")
+    nodes += "[attend] y = Attention<q_num_heads = 4, kv_num_heads = 4>(q, k, v)"
     weights = {f"w{name}": normal(32, 32) for name in "qkv"}
-    net = model_of(nodes, {"x": [1, 6, 32]}, ["y"], weights)
+    net = model_of(nodes, "float[1, 6, 32] x", weights)
     net.opset_import[0].version = 23
     model = prepared(net, tmp_path)
     types = {**(DYNAMIC.dynamic_weight_types or {}), "Attention": "int8"}
@@ -134,9 +129,7 @@ def test_the_slow_fusion_is_left_out_where_there_is_something_to_fuse(tmp_path: 
     assert artifact.session_options == {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
     other = tmp_path / "other"
     other.mkdir()
-    plain = model_of(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="only")], {"x": ["N", 64]}, ["y"], {"w": normal(64, 96)}
-    )
+    plain = model_of("[only] y = MatMul(x, w)", "float[N, 64] x", {"w": normal(64, 96)})
     assert CpuBackend().build(prepared(plain, other), {}, DYNAMIC, other / "q.onnx").session_options == {}
 
 
@@ -175,12 +168,8 @@ def test_a_narrow_gru_is_stored(tmp_path: Path) -> None:
 
 
 def test_tables_become_integers(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["a"], name="look up"),
-        helper.make_node("MatMul", ["a", "w"], ["y"], name="product"),
-    ]
-    model = model_of(nodes, {}, ["y"], {"table": normal(200, 32), "w": normal(32, 16)})
-    model.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"]))
+    nodes = '["look up"] a = Gather(table, ids) [product] y = MatMul(a, w)'
+    model = model_of(nodes, "int64[N] ids", {"table": normal(200, 32), "w": normal(32, 16)})
     ready = prepared(model, tmp_path)
     data = {"ids": np.arange(7)}
     for number, scheme in enumerate((DYNAMIC, Scheme(mode="weight-only", block_size=32))):
@@ -194,14 +183,12 @@ def test_tables_become_integers(tmp_path: Path) -> None:
 def test_rows_of_a_table_have_their_scales(tmp_path: Path, weight_type: IntegerType, least_db: float) -> None:
     """With one scale for all of them, rows of small values are lost. Unsigned tables are the quantizer's."""
     table = normal(50, 32) * np.logspace(-4, 0, 50, dtype=np.float32)[:, None]
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["a"], name="look up"),
-        helper.make_node("Gather", ["table", "others"], ["b"], name="again"),
-        helper.make_node("Concat", ["a", "b"], ["y"], axis=0),
-    ]
-    model = model_of(nodes, {}, ["y"], {"table": table})
-    for name in ("ids", "others"):
-        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, ["N"]))
+    nodes = """
+        ["look up"] a = Gather(table, ids)
+        [again] b = Gather(table, others)
+        y = Concat<axis = 0>(a, b)
+    """
+    model = model_of(nodes, "int64[N] ids, int64[N] others", {"table": table})
     scheme = DYNAMIC.replace(dynamic_weight_types={"Gather": weight_type})
     artifact = CpuBackend().build(prepared(model, tmp_path), {}, scheme, tmp_path / "q.onnx")
     stored = {t.data_type for t in onnx.load(artifact.model).graph.initializer if np.prod(t.dims) > 1000}
@@ -224,13 +211,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
         CpuBackend().build(ready, {}, Scheme(mode="weight-only", exclude=("first", "second")), out)
 
 
-@pytest.mark.parametrize("attributes", [{}, {"transB": 1}])
+@pytest.mark.parametrize("options", ["", "<transB = 1>"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_gemm_is_a_product_and_a_sum(attributes: dict[str, int], bias: bool) -> None:
-    weight = normal(16, 64) if attributes else normal(64, 16)
-    names = ["x", "w", "b"] if bias else ["x", "w"]
-    node = helper.make_node("Gemm", names, ["y"], name="layer", **attributes)
-    model = model_of([node], {"x": ["N", 64]}, ["y"], {"w": weight, "b": normal(16)} if bias else {"w": weight})
+def test_a_gemm_is_a_product_and_a_sum(options: str, bias: bool) -> None:
+    weight = normal(16, 64) if options else normal(64, 16)
+    node = f"[layer] y = Gemm{options}(x, w{', b' if bias else ''})"
+    model = model_of(node, "float[N, 64] x", {"w": weight, "b": normal(16)} if bias else {"w": weight})
     data = rows()
     exact = run(model, data)["y"]
     graph = from_proto(model)
@@ -241,7 +227,6 @@ def test_a_gemm_is_a_product_and_a_sum(attributes: dict[str, int], bias: bool) -
 
 
 def test_a_gemm_that_does_more_stays() -> None:
-    for attributes in ({"alpha": 2.0}, {"transA": 1}):
-        node = helper.make_node("Gemm", ["x", "w"], ["y"], name="layer", **attributes)
-        model = model_of([node], {"x": [64, 64]}, ["y"], {"w": normal(64, 16)})
+    for options in ("alpha = 2.0", "transA = 1"):
+        model = model_of(f"[layer] y = Gemm<{options}>(x, w)", "float[64, 64] x", {"w": normal(64, 16)})
         assert gemms_to_matmuls(from_proto(model)) == 0

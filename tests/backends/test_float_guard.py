@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.float_guard import guard_float_layers
 from edgeq.graph.convert import from_proto, to_bytes, to_proto
 from edgeq.session import SessionSettings, open_session
+from tests.graphs import attributes, proto
 
 RANDOM = np.random.default_rng(0)
 LAYERS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -28,28 +28,17 @@ LAYERS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] 
 
 def between_integers(kind: str, *, twice: bool = False) -> onnx.ModelProto:
     """x → Q → DQ → layer with float weights → Q → DQ → y; `twice` gives the dequantized tensor out as well."""
-    op_type, shape, weight, attributes = LAYERS[kind]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "q"),
-        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "dq"),
-        helper.make_node(op_type, ["xd", "w"], ["f"], "layer", **attributes),
-        helper.make_node("QuantizeLinear", ["f", "s2", "z"], ["fq"], "q2"),
-        helper.make_node("DequantizeLinear", ["fq", "s2", "z"], ["y"], "dq2"),
-    ]
-    outputs = ["y", "xd"] if twice else ["y"]
-    graph = helper.make_graph(
-        nodes,
-        kind,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        [
-            numpy_helper.from_array(RANDOM.normal(size=weight).astype(np.float32), "w"),
-            numpy_helper.from_array(np.float32(0.02), "s"),
-            numpy_helper.from_array(np.float32(0.1), "s2"),
-            numpy_helper.from_array(np.uint8(128), "z"),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    op_type, shape, weight, options = LAYERS[kind]
+    sizes = ", ".join(map(str, shape))
+    body = f"""g (float[{sizes}] x) => (float[] y{", float[] xd" if twice else ""})
+        <float s = {{0.02}}, float s2 = {{0.1}}, uint8 z = {{128}}> {{
+        [q] xq = QuantizeLinear(x, s, z)
+        [dq] xd = DequantizeLinear(xq, s, z)
+        [layer] f = {op_type}{attributes(options)}(xd, w)
+        [q2] fq = QuantizeLinear(f, s2, z)
+        [dq2] y = DequantizeLinear(fq, s2, z)
+    }}"""
+    model = proto(body, {"w": RANDOM.normal(size=weight).astype(np.float32)})
     return onnx.shape_inference.infer_shapes(model)
 
 

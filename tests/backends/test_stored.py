@@ -6,20 +6,19 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from edgeq.backends.stored import LEAST_ELEMENTS, store_weights
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.session import SessionSettings, open_session
 from tests.backends.networks import model_of, operators, recurrent, run, sqnr_db
+from tests.graphs import attributes
 
 RANDOM = np.random.default_rng(0)
 WIDE = RANDOM.normal(0, 1, (40, 32)).astype(np.float32) * np.geomspace(0.001, 1, 32, dtype=np.float32)
 
 
-def product(op_type: str, weight: np.ndarray, **attributes: int) -> onnx.ModelProto:
-    node = helper.make_node(op_type, ["x", "w"], ["y"], name="layer", **attributes)
-    return model_of([node], {"x": ["N", 40]}, ["y"], {"w": weight})
+def product(op_type: str, weight: np.ndarray, **options: int) -> onnx.ModelProto:
+    return model_of(f"[layer] y = {op_type}{attributes(options)}(x, w)", "float[N, 40] x", {"w": weight})
 
 
 def stored(proto: onnx.ModelProto, op_types: list[str], names: tuple[str, ...], **options: Any) -> onnx.ModelProto:
@@ -70,8 +69,8 @@ def test_outputs_have_scales_of_their_own(op_type: str, weight: np.ndarray, attr
 def test_convolutions_have_a_scale_per_output_channel() -> None:
     weight = RANDOM.normal(0, 1, (16, 8, 3, 3)).astype(np.float32) * np.geomspace(0.001, 1, 16)[:, None, None, None]
     for op_type, values in (("Conv", weight), ("ConvTranspose", weight.transpose(1, 0, 2, 3))):
-        node = helper.make_node(op_type, ["x", "w"], ["y"], name="layer")
-        model = model_of([node], {"x": [1, 8, 6, 6]}, ["y"], {"w": np.ascontiguousarray(values, np.float32)})
+        held = {"w": np.ascontiguousarray(values, np.float32)}
+        model = model_of(f"[layer] y = {op_type}(x, w)", "float[1, 8, 6, 6] x", held)
         x = {"x": RANDOM.normal(0, 1, (1, 8, 6, 6)).astype(np.float32)}
         exact = run(model, x)["y"]
         made = run(stored(model, [op_type], ("w",)), x)["y"]
@@ -86,12 +85,10 @@ def test_what_is_not_stored() -> None:
 
 
 def test_a_weight_that_another_operator_reads_is_not_stored() -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="a"), helper.make_node("Neg", ["w"], ["z"], name="b")]
-    model = model_of(nodes, {"x": ["N", 40]}, ["y", "z"], {"w": WIDE})
+    model = model_of("[a] y = MatMul(x, w) [b] z = Neg(w)", "float[N, 40] x", {"w": WIDE}, ["y", "z"])
     stored(model, ["MatMul"], ())
 
 
 def test_a_shared_weight_is_stored_once() -> None:
-    nodes = [helper.make_node("MatMul", ["x", "w"], [y], name=y) for y in ("a", "b")]
-    model = model_of(nodes, {"x": ["N", 40]}, ["a", "b"], {"w": WIDE})
+    model = model_of("[a] a = MatMul(x, w) [b] b = MatMul(x, w)", "float[N, 40] x", {"w": WIDE}, ["a", "b"])
     assert operators(stored(model, ["MatMul"], ("w",))).count("Cast") == 1

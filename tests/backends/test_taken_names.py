@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from edgeq.errors import ModelError
 from edgeq.graph.convert import from_proto
 from edgeq.model.names import separate_names
 from edgeq.pipeline.job import Data
 from edgeq.pipeline.quantize import Quantized, quantize
-from tests.cli.workspace import model, random
+from tests.cli.workspace import random
+from tests.graphs import proto
 
 MODES: dict[str, dict[str, Any]] = {"QDQ": {}, "QOperator": {"format": "QOperator"}, "dynamic": {"mode": "dynamic"}}
 MADE = ("scale", "zero_point", "quantized", "QuantizeLinear_Output", "QuantizeLinear_Input", "DequantizeLinear_Output")
@@ -24,17 +24,17 @@ MADE = ("scale", "zero_point", "quantized", "QuantizeLinear_Output", "QuantizeLi
 def network(**names: str) -> onnx.ModelProto:
     """Two products with a Relu between them; `names` are those of tensors that are not to be called as their keys."""
     x, w, m, r, v, y = (names.get(key, key) for key in "xwmrvy")
-    nodes = [
-        helper.make_node("MatMul", [x, w], [m], name="first"),
-        helper.make_node("Relu", [m], [r], name="relu"),
-        helper.make_node("MatMul", [r, v], [y], name="second"),
-    ]
-    return model(nodes, {x: [1, 64]}, {y: [1, 5]}, {w: random(64, 64), v: random(64, 5)})
+    body = f"""g (float[1, 64] {x}) => (float[1, 5] {y}) {{
+        [first] {m} = MatMul({x}, {w})
+        [relu] {r} = Relu({m})
+        [second] {y} = MatMul({r}, {v})
+    }}"""
+    return proto(body, {w: random(64, 64), v: random(64, 5)})
 
 
-def quantized(place: Path, proto: onnx.ModelProto, mode: str) -> Quantized:
-    onnx.save(proto, place / "net.onnx")
-    np.savez(place / "x.npz", **{proto.graph.input[0].name: random(8, 64)})
+def quantized(place: Path, net: onnx.ModelProto, mode: str) -> Quantized:
+    onnx.save(net, place / "net.onnx")
+    np.savez(place / "x.npz", **{net.graph.input[0].name: random(8, 64)})
     data, output = Data(str(place / "x.npz")), place / "int8.onnx"
     how: dict[str, Any] = {"target": "x86-64-avx512-vnni", "overrides": MODES[mode], "timed": False, "emulate": False}
     return quantize(place / "net.onnx", data, output, force=True, **how)
@@ -44,11 +44,11 @@ def quantized(place: Path, proto: onnx.ModelProto, mode: str) -> Quantized:
 @pytest.mark.parametrize("name", MADE)
 def test_inner_tensors_give_way(tmp_path: Path, mode: str, name: str) -> None:
     for stem, taken in (("x", "w"), ("x", "m"), ("m", "x"), ("r", "y"), ("w", "r")):
-        proto = network(**{taken: f"{stem}_{name}"})
-        found = quantized(tmp_path, proto, mode)
+        net = network(**{taken: f"{stem}_{name}"})
+        found = quantized(tmp_path, net, mode)
         assert found.proof.agreement.sqnr_db > 18, (stem, taken)
         written = onnx.load(tmp_path / "int8.onnx").graph
-        for before, after in ((proto.graph.input, written.input), (proto.graph.output, written.output)):
+        for before, after in ((net.graph.input, written.input), (net.graph.output, written.output)):
             assert [value.name for value in before] == [value.name for value in after]
 
 
@@ -73,8 +73,8 @@ def test_what_the_quantizer_does_not_need_is_not_refused(tmp_path: Path) -> None
 
 
 def test_only_what_clashes_is_renamed() -> None:
-    proto = network(w="x_scale", v="other_scale", r="x_scale_of_mine")
-    renamed = from_proto(proto)
+    net = network(w="x_scale", v="other_scale", r="x_scale_of_mine")
+    renamed = from_proto(net)
     assert separate_names(renamed) == ("x_scale", "x_scale_of_mine")
     assert separate_names(renamed) == (), "another time there is nothing left"
     assert [value.name for node in renamed.graph for value in node.inputs if value is not None] == [
@@ -85,12 +85,12 @@ def test_only_what_clashes_is_renamed() -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_copies_of_a_shared_bias(tmp_path: Path, shared: bool) -> None:
     """Two layers with one "bias", as TensorFlow's zeros are: onnxruntime's quantizer calls its copy "bias0"."""
-    nodes = [
-        helper.make_node("Gemm", ["x", "w", "bias"], ["bias0"], name="first"),
-        helper.make_node("Relu", ["bias0"], ["r"], name="relu"),
-        helper.make_node("Gemm", ["r", "v", *(["bias"] if shared else [])], ["y"], name="second"),
-    ]
+    body = f"""g (float[1, 64] x) => (float[1, 64] y) {{
+        [first] bias0 = Gemm(x, w, bias)
+        [relu] r = Relu(bias0)
+        [second] y = Gemm(r, v{", bias" if shared else ""})
+    }}"""
     weights = {"w": random(64, 64), "v": random(64, 64), "bias": random(64)}
-    found = quantized(tmp_path, model(nodes, {"x": [1, 64]}, {"y": [1, 64]}, weights), "QDQ")
+    found = quantized(tmp_path, proto(body, weights), "QDQ")
     assert found.proof.agreement.sqnr_db > 18
     assert any("1 tensor renamed" in note for note in found.notes) == shared

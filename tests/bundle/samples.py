@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec
+from tests.graphs import proto
 
 HERE = {"AMD64": "x86_64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 ELSEWHERE = "arm64" if HERE != "arm64" else "x86_64"
@@ -23,14 +23,11 @@ Array = np.ndarray[Any, Any]
 
 def linear(path: Path, bias: float, *, external: str = "", weights: Array = WEIGHTS) -> Path:
     """Write y = x · weights + bias; `external` names a file that takes the weights."""
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["m"], "mm"), helper.make_node("Add", ["m", "b"], ["y"], "add")],
-        "linear",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", SIZE])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", SIZE])],
-        [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(np.float32(bias), "b")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    body = f"""linear (float[n, {SIZE}] x) => (float[n, {SIZE}] y) {{
+        [mm] m = MatMul(x, w)
+        [add] y = Add(m, b)
+    }}"""
+    model = proto(body, {"w": weights, "b": np.float32(bias)})
     path.parent.mkdir(parents=True, exist_ok=True)
     if external:
         onnx.save_model(model, str(path), save_as_external_data=True, location=external, size_threshold=1024)
@@ -44,7 +41,7 @@ def answer(bias: float) -> Array:
 
 
 def variant(name: str, model: Path, bias: float, **changes: Any) -> VariantSpec:
-    """A variant for this architecture with one self-test case and room for rounding."""
+    """A variant for this architecture with one self-test case and a tolerance for rounding."""
     settings: dict[str, Any] = {
         "info": {"architecture": HERE},
         "selftest": (SelfTestCase({"x": INPUT}, {"y": answer(bias)}),),

@@ -6,24 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.bundle.weights import share_weights
 from edgeq.model.load import model_files
 from edgeq.session import open_session
+from tests.graphs import proto
 
 
 def save(path: Path, *arrays: np.ndarray) -> Path:
-    names = [f"w{i}" for i in range(len(arrays))]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 32])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32])
-    nodes = [
-        helper.make_node("MatMul", ["x" if i == 0 else f"t{i}", n], ["y" if i == len(names) - 1 else f"t{i + 1}"])
-        for i, n in enumerate(names)
-    ]
-    held = [numpy_helper.from_array(a, n) for a, n in zip(arrays, names, strict=True)]
-    model = helper.make_model(helper.make_graph(nodes, "test", [x], [y], held), ir_version=8)
-    model.opset_import[0].version = 17
+    weights = {f"w{i}": array for i, array in enumerate(arrays)}
+    made = [*(f"t{i}" for i in range(1, len(arrays))), "y"]
+    nodes = (f"{y} = MatMul({x}, {w})" for y, x, w in zip(made, ["x", *made], weights, strict=False))
+    model = proto(f"test (float[1, 32] x) => (float[1, 32] y) {{ {' '.join(nodes)} }}", weights)
     path.write_bytes(model.SerializeToString())
     return path
 

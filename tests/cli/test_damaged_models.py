@@ -6,26 +6,21 @@ from collections.abc import Callable
 
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from edgeq.errors import ModelError
-from tests.cli.workspace import Workspace, _info, branch, loop, network, random
+from tests.cli.workspace import Workspace, branch, loop, network, random
+from tests.graphs import proto
 
 
 def calling(inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
     """A MatMul, then a call of a function of two inputs and one output."""
-    body = [helper.make_node("Add", ["a", "b"], ["c"])]
-    opsets = [helper.make_opsetid("", 17)]
-    function = helper.make_function("local", "F", ["a", "b"], ["c"], body, opsets)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["m"], name="matmul"),
-        helper.make_node("F", inputs, outputs, name="call", domain="local"),
-    ]
-    weight = numpy_helper.from_array(random(8, 4), "w")
-    graph = helper.make_graph(nodes, "calls", [_info("x", [1, 8])], [_info(outputs[0], [1, 4])], [weight])
-    return helper.make_model(
-        graph, opset_imports=[*opsets, helper.make_opsetid("local", 1)], functions=[function], ir_version=8
-    )
+    made, read = ", ".join(outputs), ", ".join(inputs)
+    body = f"""calls (float[1, 8] x) => (float[1, 4] {outputs[0]}) {{
+        [matmul] m = MatMul(x, w)
+        [call] {made} = local.F({read})
+    }}
+    <domain: "local", opset_import: ["": 17]> F (a, b) => (c) {{ c = Add(a, b) }}"""
+    return proto(body, {"w": random(8, 4)}, imports=', "local": 1')
 
 
 def typed(kind: int) -> onnx.ModelProto:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from edgeq.cli import group
+from tests.graphs import proto
 
 SAMPLES = 4
 
@@ -75,8 +75,8 @@ def contents(folder: Path) -> dict[str, str]:
 
 def fill(workspace: Path) -> None:
     """Models (*.onnx) and data, good and bad, as the tests name them."""
-    for name, proto in models().items():
-        (workspace / f"{name}.onnx").write_bytes(proto.SerializeToString())
+    for name, model in models().items():
+        (workspace / f"{name}.onnx").write_bytes(model.SerializeToString())
     whole = (workspace / "net.onnx").read_bytes()
     (workspace / "truncated.onnx").write_bytes(whole[: len(whole) // 2])
     (workspace / "text.onnx").write_text("not a model\n")
@@ -113,120 +113,69 @@ def fill(workspace: Path) -> None:
 
 
 def models() -> dict[str, onnx.ModelProto]:
-    row, image = {"x": [1, 8]}, {"x": [1, 3, 8, 8]}
-    matmul = helper.make_node("MatMul", ["x", "w"], ["y"], name="matmul")
+    image, product = "float[1, 3, 8, 8]", "[matmul] y = MatMul(x, w)"
     weight = {"w": random(8, 4)}
+    concat = "[concat] x = Concat<axis = 1>(a, b)"
+    tokens = "g (int64[1, 4] x) => (float[1, 4, 3] y) { [gather] e = Gather(table, x) [matmul] y = MatMul(e, w) }"
     return {
         "net": network(),
-        "dynamic": network(shape=["N", 3, "H", "W"]),
+        "dynamic": network(shape="N, 3, H, W"),
         "opset8": network(opset=8),
         "opset5": network(opset=5),
-        "matmul": model([matmul], row, {"y": [1, 4]}, weight),
-        "batches": model([matmul], {"x": ["N", 8]}, {"y": ["N", 4]}, weight),
-        "relu": model([helper.make_node("Relu", ["x"], ["y"], name="relu")], image, {"y": [1, 3, 8, 8]}),
-        "unsupported": model(
-            [helper.make_node("Erf", ["x"], ["e"], name="erf"), helper.make_node("Sin", ["e"], ["y"], name="sin")],
-            image,
-            {"y": [1, 3, 8, 8]},
-        ),
-        "pair": model(
-            [helper.make_node("Concat", ["a", "b"], ["x"], name="concat", axis=1), matmul],
-            {"a": [1, 3], "b": [1, 5]},
-            {"y": [1, 4]},
-            weight,
-        ),
-        "integers": model(
-            [helper.make_node("Add", ["x", "x"], ["y"], name="add")],
-            {"x": [1, 4]},
-            {"y": [1, 4]},
-            dtypes=(TensorProto.INT64, TensorProto.INT64),
-        ),
-        "tokens": model(
-            [
-                helper.make_node("Gather", ["table", "x"], ["e"], name="gather"),
-                helper.make_node("MatMul", ["e", "w"], ["y"], name="matmul"),
-            ],
-            {"x": [1, 4]},
-            {"y": [1, 4, 3]},
-            {"table": random(10, 6), "w": random(6, 3)},
-            dtypes=(TensorProto.INT64, TensorProto.FLOAT),
-        ),
-        "inputless": model([helper.make_node("RandomNormal", [], ["y"], name="r", shape=[1, 4])], {}, {"y": [1, 4]}),
+        "matmul": proto(f"g (float[1, 8] x) => (float[1, 4] y) {{ {product} }}", weight),
+        "batches": proto(f"g (float[N, 8] x) => (float[N, 4] y) {{ {product} }}", weight),
+        "relu": proto(f"g ({image} x) => ({image} y) {{ [relu] y = Relu(x) }}"),
+        "unsupported": proto(f"g ({image} x) => ({image} y) {{ [erf] e = Erf(x) [sin] y = Sin(e) }}"),
+        "pair": proto(f"g (float[1, 3] a, float[1, 5] b) => (float[1, 4] y) {{ {concat} {product} }}", weight),
+        "integers": proto("g (int64[1, 4] x) => (int64[1, 4] y) { [add] y = Add(x, x) }"),
+        "tokens": proto(tokens, {"table": random(10, 6), "w": random(6, 3)}),
+        "inputless": proto("g () => (float[1, 4] y) { [r] y = RandomNormal<shape = [1, 4]>() }"),
         "branch": branch(),
         "loop": loop(),
     }
 
 
-def network(shape: list[Any] | None = None, opset: int = 17) -> onnx.ModelProto:
+def network(shape: str = "1, 3, 8, 8", opset: int = 17) -> onnx.ModelProto:
     """Conv, Relu, GlobalAveragePool, Flatten, Gemm: float32 [1, 3, 8, 8] to [1, 5]."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"], name="relu"),
-        helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
-        helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
-        helper.make_node("Gemm", ["f", "g", "h"], ["y"], name="fc", transB=1),
-    ]
+    body = f"""g (float[{shape}] x) => (float[{shape.partition(",")[0]}, 5] y) {{
+        [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w, b)
+        [relu] r = Relu(c)
+        [pool] p = GlobalAveragePool(r)
+        [flatten] f = Flatten(p)
+        [fc] y = Gemm<transB = 1>(f, g, h)
+    }}"""
     weights = {"w": random(8, 3, 3, 3), "b": random(8), "g": random(5, 8), "h": random(5)}
-    shape = shape or [1, 3, 8, 8]
-    return model(nodes, {"x": shape}, {"y": [shape[0], 5]}, weights, opset=opset)
+    return proto(body, weights, opset=opset)
 
 
 def branch() -> onnx.ModelProto:
     """A MatMul, then one of two branches, one of which multiplies again."""
-    then = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["t"], name="inner")], "then", [], [_info("t", [1, 4])]
-    )
-    other = helper.make_graph([helper.make_node("Neg", ["bias"], ["e"], name="neg")], "else", [], [_info("e", [1, 4])])
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["m"], name="outer"),
-        helper.make_node("ReduceSum", ["x"], ["s"], name="sum", keepdims=0),
-        helper.make_node("Greater", ["s", "zero"], ["positive"], name="greater"),
-        helper.make_node("If", ["positive"], ["b"], name="if", then_branch=then, else_branch=other),
-        helper.make_node("Mul", ["b", "m"], ["y"], name="mul"),
-    ]
-    return model(nodes, {"x": [1, 8]}, {"y": [1, 4]}, {"w": random(8, 4), "bias": random(1, 4), "zero": np.float32(0)})
+    body = """g (float[1, 8] x) => (float[1, 4] y) {
+        [outer] m = MatMul(x, w)
+        [sum] s = ReduceSum<keepdims = 0>(x)
+        [greater] positive = Greater(s, zero)
+        [if] b = If(positive)<
+            then_branch = then () => (float[1, 4] t) { [inner] t = MatMul(x, w) },
+            else_branch = else () => (float[1, 4] e) { [neg] e = Neg(bias) }
+        >
+        [mul] y = Mul(b, m)
+    }"""
+    return proto(body, {"w": random(8, 4), "bias": random(1, 4), "zero": np.float32(0)})
 
 
 def loop() -> onnx.ModelProto:
     """A MatMul three times in a Loop, and one behind it."""
-    body = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["state", "w"], ["next"], name="inner"),
-            helper.make_node("Identity", ["go"], ["still"], name="identity"),
-        ],
-        "body",
-        [_info("i", [], TensorProto.INT64), _info("go", [], TensorProto.BOOL), _info("state", [1, 8])],
-        [_info("still", [], TensorProto.BOOL), _info("next", [1, 8])],
-    )
-    nodes = [
-        helper.make_node("Loop", ["times", "", "x"], ["l"], name="loop", body=body),
-        helper.make_node("MatMul", ["l", "w"], ["y"], name="outer"),
-    ]
-    return model(nodes, {"x": [1, 8]}, {"y": [1, 8]}, {"w": random(8, 8), "times": np.int64(3)})
-
-
-def model(
-    nodes: list[onnx.NodeProto],
-    inputs: dict[str, list[Any]],
-    outputs: dict[str, list[Any]],
-    weights: dict[str, Any] | None = None,
-    *,
-    opset: int = 17,
-    dtypes: tuple[int, int] = (TensorProto.FLOAT, TensorProto.FLOAT),
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "test",
-        [_info(name, shape, dtypes[0]) for name, shape in inputs.items()],
-        [_info(name, shape, dtypes[1]) for name, shape in outputs.items()],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in (weights or {}).items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    body = """g (float[1, 8] x) => (float[1, 8] y) {
+        [loop] l = Loop(times, "", x)<
+            body = body (int64 i, bool go, float[1, 8] state) => (bool still, float[1, 8] next) {
+                [inner] next = MatMul(state, w)
+                [identity] still = Identity(go)
+            }
+        >
+        [outer] y = MatMul(l, w)
+    }"""
+    return proto(body, {"w": random(8, 8), "times": np.int64(3)})
 
 
 def random(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-
-def _info(name: str, shape: list[Any], dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.graphs import proto
 
 SIZE = 8
 CHANNELS = 6
@@ -21,24 +24,12 @@ def weights(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
 
 
 def model_of(
-    nodes: Sequence[NodeProto],
-    constants: Arrays,
-    *,
-    inputs: Mapping[str, Sequence[Any]] | None = None,
-    outputs: Sequence[str] = ("y",),
-    opset: int = 17,
+    nodes: str, constants: Arrays, *, inputs: str = f"float[1, 3, {SIZE}, {SIZE}] x", opset: int = 17
 ) -> onnx.ModelProto:
-    inputs = inputs or {"x": [1, 3, SIZE, SIZE]}
-    graph = helper.make_graph(
-        list(nodes),
-        "network",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        [numpy_helper.from_array(values, name) for name, values in constants.items()],
-    )
+    """A model with the output y, of nodes and inputs in ONNX's text form."""
     ir_version = 10 if opset > 19 else 8 if opset > 14 else 7
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
-    return onnx.shape_inference.infer_shapes(model)
+    body = f"network ({inputs}) => (float[] y) {{ {nodes} }}"
+    return onnx.shape_inference.infer_shapes(proto(body, constants, opset=opset, ir_version=ir_version))
 
 
 def residual(opset: int = 17, *, named: bool = True, biased: bool = True) -> onnx.ModelProto:
@@ -50,19 +41,16 @@ def residual(opset: int = 17, *, named: bool = True, biased: bool = True) -> onn
     }
     if biased:
         constants |= {"b1": weights(CHANNELS, seed=4), "b2": weights(CHANNELS, seed=5)}
-
-    def name(text: str) -> str:
-        return text if named else ""
-
-    nodes = [
-        helper.make_node("Conv", ["x", "w1", *(["b1"] if biased else [])], ["c1"], name("conv1"), pads=[1] * 4),
-        helper.make_node("Relu", ["c1"], ["r1"], name("relu1")),
-        helper.make_node("Conv", ["r1", "w2", *(["b2"] if biased else [])], ["c2"], name("conv2"), pads=[1] * 4),
-        helper.make_node("Add", ["c2", "r1"], ["a"], name("add")),
-        helper.make_node("Relu", ["a"], ["r2"], name("relu2")),
-        helper.make_node("MatMul", ["r2", "m"], ["y"], name("matmul")),
-    ]
-    return model_of(nodes, constants, opset=opset)
+    b1, b2 = (", b1", ", b2") if biased else ("", "")
+    nodes = f"""
+        [conv1] c1 = Conv<pads = [1, 1, 1, 1]>(x, w1{b1})
+        [relu1] r1 = Relu(c1)
+        [conv2] c2 = Conv<pads = [1, 1, 1, 1]>(r1, w2{b2})
+        [add] a = Add(c2, r1)
+        [relu2] r2 = Relu(a)
+        [matmul] y = MatMul(r2, m)
+    """
+    return model_of(nodes if named else re.sub(r"\[\w+\] ", "", nodes), constants, opset=opset)
 
 
 def images(count: int = 4, *, seed: int = 7) -> list[dict[str, np.ndarray]]:

@@ -7,10 +7,11 @@ import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from PIL import Image
 
 from edgeq.compat.calibrate import command
+from tests.graphs import proto
 
 SIZE = 8
 
@@ -23,21 +24,14 @@ def model(tmp_path: Path) -> Path:
         "v": (random.normal(0, 0.1, (8 * SIZE * SIZE, 4))).astype(np.float32),
         "shape": np.int64([1, -1]),
     }
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["c"], ["r"], "relu"),
-        helper.make_node("Reshape", ["r", "shape"], ["f"], "flat"),
-        helper.make_node("MatMul", ["f", "v"], ["y"], "matmul"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-        [numpy_helper.from_array(w, n) for n, w in weights.items()],
-    )
+    body = f"""g (float[1, 3, {SIZE}, {SIZE}] x) => (float[1, 4] y) {{
+        [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)
+        [relu] r = Relu(c)
+        [flat] f = Reshape(r, shape)
+        [matmul] y = MatMul(f, v)
+    }}"""
     path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    onnx.save(proto(body, weights, opset=13), path)
     return path
 
 
@@ -130,14 +124,9 @@ def test_scales_are_those_of_the_preprocessed_values(model: Path, tmp_path: Path
 
 
 def test_what_the_array_cannot_do_is_refused(tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Sin", ["x"], ["y"], "sine")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, SIZE, SIZE])],
-    )
+    shape = f"float[1, 3, {SIZE}, {SIZE}]"
     path = tmp_path / "sine.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    onnx.save(proto(f"g ({shape} x) => ({shape} y) {{ [sine] y = Sin(x) }}", opset=13), path)
     result = run(path, dataset("case", tmp_path / "d"), tmp_path / "o.onnx", "--data_preprocess=None", "--static=true")
     assert result.exit_code == 3
     assert "nothing" in result.output

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationMethod, create_calibrator
 from PIL import Image
 
@@ -39,22 +39,15 @@ def detector(tmp_path: Path) -> Path:
         "boxes": boxes,
         "axes": np.array([1, 2], np.int64),
     }
-    nodes = [
-        helper.make_node("Conv", ["images", "w"], ["c"], "conv", pads=[1, 1, 1, 1]),
-        helper.make_node("ReduceMean", ["c"], ["mean"], "mean", axes=[1, 2, 3], keepdims=0),
-        helper.make_node("Mul", ["mean", "nothing"], ["zero"], "mul"),
-        helper.make_node("Unsqueeze", ["zero", "axes"], ["column"], "unsqueeze"),
-        helper.make_node("Add", ["column", "boxes"], ["output0"], "add"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["n", 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, ["n", 6, 8])],
-        [numpy_helper.from_array(v, n) for n, v in weights.items()],
-    )
+    body = f"""g (float[n, 3, {SIZE}, {SIZE}] images) => (float[n, 6, 8] output0) {{
+        [conv] c = Conv<pads = [1, 1, 1, 1]>(images, w)
+        [mean] mean = ReduceMean<axes = [1, 2, 3], keepdims = 0>(c)
+        [mul] zero = Mul(mean, nothing)
+        [unsqueeze] column = Unsqueeze(zero, axes)
+        [add] output0 = Add(column, boxes)
+    }}"""
     path = tmp_path / "yolo.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    onnx.save(proto(body, weights, opset=13), path)
     return path
 
 

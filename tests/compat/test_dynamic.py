@@ -14,6 +14,7 @@ import pytest
 from compat.networks import assert_same_quantization, relative_error, run
 from edgeq.compat import QuantType, quantize_dynamic
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
+from tests.graphs import proto
 
 
 @pytest.mark.parametrize(
@@ -58,17 +59,15 @@ def test_parameters_of_2020_to_2022_are_taken(model: Path, tmp_path: Path, caplo
 
 def test_the_attention_of_opset_23_stays_what_it_is(tmp_path: Path) -> None:
     """onnxruntime's function writes a QAttention of three tensors, which it cannot load."""
-    node, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
-    nodes = [
-        *(node("MatMul", ["x", f"w{name}"], [name], name=f"project_{name}") for name in "qkv"),
-        node("Attention", ["q", "k", "v"], ["y"], name="attend", q_num_heads=4, kv_num_heads=4),
-    ]
+    body = """net (float[1, 6, 32] x) => (float[1, 6, 32] y) {
+        [project_q] q = MatMul(x, wq)
+        [project_k] k = MatMul(x, wk)
+        [project_v] v = MatMul(x, wv)
+        [attend] y = Attention<q_num_heads = 4, kv_num_heads = 4>(q, k, v)
+    }"""
     rng = np.random.default_rng(0)
-    held = [onnx.numpy_helper.from_array(rng.normal(size=(32, 32)).astype(np.float32), f"w{name}") for name in "qkv"]
-    ends = [value(name, onnx.TensorProto.FLOAT, [1, 6, 32]) for name in "xy"]
-    graph = onnx.helper.make_graph(nodes, "net", ends[:1], ends[1:], held)
-    opset = onnx.helper.make_opsetid("", 23)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=11), tmp_path / "m.onnx")
+    weights = {f"w{name}": rng.normal(size=(32, 32)).astype(np.float32) for name in "qkv"}
+    onnx.save(proto(body, weights, opset=23, ir_version=11), tmp_path / "m.onnx")
     quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
     written = [n.op_type for n in onnx.load(tmp_path / "q.onnx").graph.node]
     assert written.count("Attention") == 1

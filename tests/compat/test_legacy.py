@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from compat.networks import Reader, model_of, operators, relative_error, residual, run, values_of, weights
 from edgeq.compat import QuantizationMode, calibrate, quantize
@@ -138,10 +138,7 @@ def test_zero_points_of_either_type_mean_the_same() -> None:
 
 def test_old_opsets_are_converted_not_relabelled() -> None:
     """Clip had attributes until opset 10. The older tool wrote them under opset 11, which does not know them."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1] * 4),
-        helper.make_node("Clip", ["c"], ["y"], "clip", min=-0.5, max=0.5),
-    ]
+    nodes = "[conv] c = Conv<pads = [1, 1, 1, 1]>(x, w) [clip] y = Clip<min = -0.5, max = 0.5>(c)"
     model = model_of(nodes, {"w": weights(4, 3, 3, 3)}, opset=9)
     quantized = quantize(model)
     assert quantized.opset_import[0].version >= 13
@@ -150,10 +147,7 @@ def test_old_opsets_are_converted_not_relabelled() -> None:
 
 @pytest.mark.parametrize("bounds", [(0.0, 0.7), (-0.4, 0.7), (0.2, 0.7)])
 def test_a_clip_goes_only_where_the_scale_does_its_work(bounds: tuple[float, float]) -> None:
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1] * 4),
-        helper.make_node("Clip", ["c", "low", "high"], ["y"], "clip"),
-    ]
+    nodes = "[conv] c = Conv<pads = [1, 1, 1, 1]>(x, w) [clip] y = Clip(c, low, high)"
     constants = {"w": weights(4, 3, 3, 3), "low": np.float32(bounds[0]), "high": np.float32(bounds[1])}
     model = model_of(nodes, constants)
     wanted = run(model)[0]
@@ -228,9 +222,8 @@ def test_the_given_model_stays_as_it_is() -> None:
 
 
 def test_a_gemm_is_a_matmul_and_an_add() -> None:
-    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm", transB=1)]
     constants = {"w": weights(5, 8), "b": weights(5, seed=1)}
-    model = model_of(nodes, constants, inputs={"x": [2, 8]})
+    model = model_of("[gemm] y = Gemm<transB = 1>(x, w, b)", constants, inputs="float[2, 8] x")
     quantized = quantize(model)
     inputs = {"x": weights(2, 8, seed=2, scale=1.0)}
     assert "MatMulInteger" in operators(quantized)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from compat.networks import Reader, model_of, operators, relative_error, residual, run, values_of, weights
 from edgeq.compat import QuantFormat, QuantType, quantize, quantize_dynamic, quantize_static
@@ -101,7 +101,7 @@ def test_weights_in_constant_nodes(writer: str, tmp_path: Path) -> None:
 def test_float16(writer: str, tmp_path: Path) -> None:
     """Computed in float32 inside; inputs and outputs stay float16."""
     constants = {"w": weights(4, 3, 3, 3).astype(np.float16), "b": weights(4, seed=1).astype(np.float16)}
-    model = model_of([helper.make_node("Conv", ["x", "w", "b"], ["y"], "conv", pads=[1] * 4)], constants)
+    model = model_of("[conv] y = Conv<pads = [1, 1, 1, 1]>(x, w, b)", constants)
     for value in (model.graph.input[0], model.graph.output[0]):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     samples = [{"x": weights(1, 3, 8, 8, seed=seed, scale=1.0).astype(np.float16)} for seed in range(4)]
@@ -110,57 +110,50 @@ def test_float16(writer: str, tmp_path: Path) -> None:
     check(quantized, model, samples[0])
 
 
+def held(name: str, values: np.ndarray) -> str:
+    """A constant of a body."""
+    return f"<float{list(values.shape)} {name} = {{{', '.join(map(str, values.ravel().tolist()))}}}>"
+
+
 def with_if() -> onnx.ModelProto:
     """A MatMul in front, one in either branch."""
-    branches = []
-    for number, name in enumerate(("then", "else")):
-        inner = helper.make_node("MatMul", ["h", f"m{number}"], [f"y_{name}"], f"matmul_{name}")
-        output = helper.make_tensor_value_info(f"y_{name}", TensorProto.FLOAT, None)
-        constants = [numpy_helper.from_array(weights(8, 5, seed=number), f"m{number}")]
-        branches.append(helper.make_graph([inner], name, [], [output], constants))
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], "matmul"),
-        helper.make_node("ReduceMax", ["h"], ["top"], "top", keepdims=0),
-        helper.make_node("Greater", ["top", "zero"], ["positive"], "positive"),
-        helper.make_node("If", ["positive"], ["y"], "if", then_branch=branches[0], else_branch=branches[1]),
-    ]
-    constants = {"w": weights(6, 8), "zero": np.float32(0)}
-    return model_of(nodes, constants, inputs={"x": [2, 6]})
+    nodes = f"""
+        [matmul] h = MatMul(x, w)
+        [top] top = ReduceMax<keepdims = 0>(h)
+        [positive] positive = Greater(top, zero)
+        [if] y = If(positive)<
+            then_branch = then () => (float[] y_then) {held("m0", weights(8, 5, seed=0))} {{
+                [matmul_then] y_then = MatMul(h, m0)
+            }},
+            else_branch = else () => (float[] y_else) {held("m1", weights(8, 5, seed=1))} {{
+                [matmul_else] y_else = MatMul(h, m1)
+            }}
+        >
+    """
+    return model_of(nodes, {"w": weights(6, 8), "zero": np.float32(0)}, inputs="float[2, 6] x")
 
 
 def with_loop() -> onnx.ModelProto:
     """h = tanh(h W), three times."""
-
-    def value(name: str, kind: int, shape: list[int] | None) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    body = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["state", "m"], ["product"], "inner"),
-            helper.make_node("Tanh", ["product"], ["next"], "tanh"),
-            helper.make_node("Identity", ["go"], ["on"], "go_on"),
-        ],
-        "body",
-        [
-            value("step", TensorProto.INT64, []),
-            value("go", TensorProto.BOOL, []),
-            value("state", TensorProto.FLOAT, [2, 8]),
-        ],
-        [value("on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [2, 8])],
-        [numpy_helper.from_array(weights(8, 8, seed=5), "m")],
-    )
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], "matmul"),
-        helper.make_node("Loop", ["three", "true", "h"], ["y"], "loop", body=body),
-    ]
+    nodes = f"""
+        [matmul] h = MatMul(x, w)
+        [loop] y = Loop(three, true, h)<
+            body = body (int64 step, bool go, float[2, 8] state) => (bool on, float[2, 8] next)
+            {held("m", weights(8, 8, seed=5))} {{
+                [inner] product = MatMul(state, m)
+                [tanh] next = Tanh(product)
+                [go_on] on = Identity(go)
+            }}
+        >
+    """
     constants = {"w": weights(6, 8), "three": np.int64(3), "true": np.bool_(True)}
-    return model_of(nodes, constants, inputs={"x": [2, 6]})
+    return model_of(nodes, constants, inputs="float[2, 6] x")
 
 
 @pytest.mark.parametrize("make", [with_if, with_loop])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_subgraphs(make: Callable[[], onnx.ModelProto], writer: str, tmp_path: Path) -> None:
-    """Dynamic quantization goes into them where it is asked to; else they stay float and the rest is quantized."""
+    """Dynamic quantization goes into them (`EnableSubgraph`); else they stay float and the rest is quantized."""
     model = make()
     samples = [{"x": weights(2, 6, seed=seed, scale=1.0)} for seed in range(4)]
     quantized = WRITERS[writer](model, tmp_path, Reader(samples))

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import QuantType
 from onnxruntime.quantization import quantize_dynamic as theirs
 from onnxruntime.transformers.fusion_options import FusionOptions
@@ -21,6 +21,7 @@ from edgeq.compat.optimizer import check_same, command, optimize_model
 from edgeq.compat.qdq_loss_debug import collect_activations, modify_model_output_intermediate_tensors
 from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError
 from tests.compat.models import classifier
+from tests.graphs import proto
 from tests.tune.recover.encoder import Sentences, encoder
 
 OPERATORS = ["Attention", "EmbedLayerNormalization", "Gather", "MatMul"]
@@ -89,33 +90,14 @@ def embedding_model(path: Path) -> Path:
         "qkv.bias": random.normal(0, 0.2, 3 * width),
         "w": random.normal(0, 0.2, (width, 4)),
     }
-    nodes = [
-        helper.make_node(
-            "EmbedLayerNormalization",
-            ["ids", "segments", "word", "position", "segment", "gamma", "beta", "mask"],
-            ["embedded", "length"],
-            "embed",
-            domain="com.microsoft",
-        ),
-        helper.make_node(
-            "Attention",
-            ["embedded", "qkv", "qkv.bias", "length"],
-            ["attended"],
-            "attention",
-            domain="com.microsoft",
-            num_heads=2,
-        ),
-        helper.make_node("MatMul", ["attended", "w"], ["y"], "matmul"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(n, TensorProto.INT32, ["batch", "length"]) for n in ("ids", "segments", "mask")],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "length", 4])],
-        [numpy_helper.from_array(v.astype(np.float32), n) for n, v in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", 14), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    body = """g (int32[batch, length] ids, int32[batch, length] segments, int32[batch, length] mask)
+        => (float[batch, length, 4] y) {
+        [embed] embedded, length = com.microsoft.EmbedLayerNormalization(
+            ids, segments, word, position, segment, gamma, beta, mask)
+        [attention] attended = com.microsoft.Attention<num_heads = 2>(embedded, qkv, "qkv.bias", length)
+        [matmul] y = MatMul(attended, w)
+    }"""
+    onnx.save(proto(body, {name: values.astype(np.float32) for name, values in weights.items()}, opset=14), path)
     return path
 
 

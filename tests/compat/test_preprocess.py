@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import quant_pre_process as theirs
 
 from edgeq.compat.preprocess import command, quant_pre_process
@@ -20,6 +20,7 @@ from edgeq.errors import OutputError, UsageError
 from edgeq.graph.convert import from_proto
 from edgeq.model.shapes import unknown_shapes
 from tests.compat.models import MATRIX, batch, classifier
+from tests.graphs import proto
 
 
 def run(*arguments: str | Path) -> Result:
@@ -104,27 +105,20 @@ def test_booleans_mean_what_they_say(tmp_path: Path, written: list[str], skipped
 
 
 def test_symbolic_sizes_reach_every_tensor(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"], "shape"),
-        helper.make_node("Gather", ["s", "first"], ["n"], "gather"),
-        helper.make_node("Concat", ["n", "rest"], ["target"], "concat", axis=0),
-        helper.make_node("Reshape", ["x", "target"], ["flat"], "reshape"),
-        helper.make_node("MatMul", ["flat", "w"], ["y"], "matmul"),
-    ]
+    body = """g (float[batch, 3, 4] x) => (float[] y) {
+        [shape] s = Shape(x)
+        [gather] n = Gather(s, first)
+        [concat] target = Concat<axis = 0>(n, rest)
+        [reshape] flat = Reshape(x, target)
+        [matmul] y = MatMul(flat, w)
+    }"""
     weights = {
         "first": np.array([0], np.int64),
         "rest": np.array([12], np.int64),
         "w": np.ones((12, 2), np.float32),
     }
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(v, n) for n, v in weights.items()],
-    )
     source, output = tmp_path / "m.onnx", tmp_path / "out.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), source)
+    onnx.save(proto(body, weights), source)
     result = CliRunner().invoke(shapes_command, ["--input", str(source), "--output", str(output), "--auto_merge"])
     assert result.exit_code == 0, result.output
     assert "0 tensors of unknown shape" in result.output
@@ -195,7 +189,8 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
     width, count = 8192, 9
     with (tmp_path / "weights.bin").open("wb") as file:
         file.truncate(count * width * width * 4)
-    nodes, tensors = [], []
+    nodes = "".join(f"t{index + 1} = MatMul(t{index}, w{index}) " for index in range(count))
+    model = proto(f"g (float[n, {width}] t0) => (float[n, {width}] t{count}) {{ {nodes} }}")
     for index in range(count):
         tensor = onnx.TensorProto(name=f"w{index}", data_type=TensorProto.FLOAT, dims=[width, width])
         tensor.data_location = TensorProto.EXTERNAL
@@ -205,19 +200,9 @@ def test_more_than_two_gigabytes(tmp_path: Path) -> None:
             ("length", width * width * 4),
         ):
             tensor.external_data.add(key=key, value=str(value))
-        tensors.append(tensor)
-        nodes.append(helper.make_node("MatMul", [f"t{index}" if index else "x", f"w{index}"], [f"t{index + 1}"]))
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])],
-        [helper.make_tensor_value_info(f"t{count}", TensorProto.FLOAT, ["n", width])],
-        tensors,
-    )
+        model.graph.initializer.append(tensor)
     source, output = tmp_path / "big.onnx", tmp_path / "out" / "big.onnx"
-    source.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-    )
+    source.write_bytes(model.SerializeToString())
     assert (tmp_path / "weights.bin").stat().st_size > 2**31
     quant_pre_process(source, output, skip_optimization=True)
     onnx.checker.check_model(output)

@@ -141,8 +141,8 @@ def test_data_of_any_kind_is_taken(model: Path, tmp_path: Path) -> None:
 
 def test_samples_of_different_shapes(tmp_path: Path) -> None:
     """onnxruntime's Percentile and Entropy fail on them."""
-    nodes = [helper.make_node("MatMul", ["x", "m"], ["y"], "matmul")]
-    onnx.save(model_of(nodes, {"m": weights(4, 5)}, inputs={"x": [None, 4]}), tmp_path / "f.onnx")
+    net = model_of("[matmul] y = MatMul(x, m)", {"m": weights(4, 5)}, inputs="float[?, 4] x")
+    onnx.save(net, tmp_path / "f.onnx")
     samples = [{"x": weights(rows, 4, seed=rows)} for rows in (1, 3, 2)]
     for method in ("MinMax", "Percentile", "Entropy"):
         quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), calibrate_method=method)
@@ -172,12 +172,12 @@ def test_an_onnxruntime_cache_is_read(model: Path, tmp_path: Path) -> None:
 
 def test_a_relu_stays_where_others_read_its_input(tmp_path: Path) -> None:
     """onnxruntime's QOperator drops it: the integers that both readers share are not clamped."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1] * 4),
-        helper.make_node("Relu", ["c"], ["r"], "relu"),
-        helper.make_node("Conv", ["r", "w2"], ["d"], "conv2", pads=[1] * 4),
-        helper.make_node("Add", ["d", "c"], ["y"], "add"),
-    ]
+    nodes = """
+        [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)
+        [relu] r = Relu(c)
+        [conv2] d = Conv<pads = [1, 1, 1, 1]>(r, w2)
+        [add] y = Add(d, c)
+    """
     model = model_of(nodes, {"w": weights(4, 3, 3, 3), "w2": weights(4, 4, 3, 3, seed=1)})
     onnx.save(model, tmp_path / "f.onnx")
     assert clamps_that_must_stay(from_proto(model)) == {"relu"}
@@ -188,10 +188,7 @@ def test_a_relu_stays_where_others_read_its_input(tmp_path: Path) -> None:
 
 
 def test_a_clip_away_from_zero_stays(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1] * 4),
-        helper.make_node("Clip", ["c", "low", "high"], ["y"], "clip"),
-    ]
+    nodes = "[conv] c = Conv<pads = [1, 1, 1, 1]>(x, w) [clip] y = Clip(c, low, high)"
     constants = {"w": weights(4, 3, 3, 3), "low": np.float32(0.5), "high": np.float32(2)}
     onnx.save(model_of(nodes, constants), tmp_path / "f.onnx")
     for format_ in QuantFormat:
@@ -204,8 +201,8 @@ def test_a_clip_away_from_zero_stays(tmp_path: Path) -> None:
 def test_factors_of_a_gemm_are_multiplied_in(tmp_path: Path, format_: Any, alpha: float, beta: float) -> None:
     """onnxruntime's own applies beta twice, and scales the bias of a QGemm without alpha."""
     constants = {"w": weights(5, 8), "b": weights(5, seed=1)}
-    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm", alpha=alpha, beta=beta, transB=1)]
-    onnx.save(model_of(nodes, constants, inputs={"x": [4, 8]}), tmp_path / "f.onnx")
+    nodes = f"[gemm] y = Gemm<alpha = {alpha}, beta = {beta}, transB = 1>(x, w, b)"
+    onnx.save(model_of(nodes, constants, inputs="float[4, 8] x"), tmp_path / "f.onnx")
     samples = [{"x": weights(4, 8, seed=seed, scale=1.0)} for seed in range(2, 10)]
     quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), format_)
     wanted = run(tmp_path / "f.onnx", samples[0])[0]
@@ -214,12 +211,9 @@ def test_factors_of_a_gemm_are_multiplied_in(tmp_path: Path, format_: Any, alpha
 
 @pytest.mark.parametrize("format_", QuantFormat)
 def test_a_gemm_of_two_computed_matrices_keeps_its_factors(tmp_path: Path, format_: Any) -> None:
-    nodes = [
-        helper.make_node("Gemm", ["x", "x", "b"], ["g"], "gemm", alpha=0.5, beta=2.0),
-        helper.make_node("MatMul", ["g", "w"], ["y"], "matmul"),
-    ]
+    nodes = "[gemm] g = Gemm<alpha = 0.5, beta = 2.0>(x, x, b) [matmul] y = MatMul(g, w)"
     constants = {"w": weights(8, 5), "b": weights(8, seed=1)}
-    onnx.save(model_of(nodes, constants, inputs={"x": [8, 8]}), tmp_path / "f.onnx")
+    onnx.save(model_of(nodes, constants, inputs="float[8, 8] x"), tmp_path / "f.onnx")
     samples = [{"x": weights(8, 8, seed=seed, scale=1.0)} for seed in range(2, 10)]
     quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), format_)
     wanted = run(tmp_path / "f.onnx", samples[0])[0]
@@ -228,8 +222,8 @@ def test_a_gemm_of_two_computed_matrices_keeps_its_factors(tmp_path: Path, forma
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 5)])
 def test_a_bias_of_another_shape_is_quantized_per_channel(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")]
-    onnx.save(model_of(nodes, {"w": weights(8, 5), "b": weights(*shape)}, inputs={"x": [4, 8]}), tmp_path / "f.onnx")
+    constants = {"w": weights(8, 5), "b": weights(*shape)}
+    onnx.save(model_of("[gemm] y = Gemm(x, w, b)", constants, inputs="float[4, 8] x"), tmp_path / "f.onnx")
     samples = [{"x": weights(4, 8, seed=seed, scale=1.0)} for seed in range(2, 10)]
     quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), per_channel=True)
     wanted = run(tmp_path / "f.onnx", samples[0])[0]
@@ -238,8 +232,8 @@ def test_a_bias_of_another_shape_is_quantized_per_channel(tmp_path: Path, shape:
 
 @pytest.mark.parametrize("shape", [(4, 5), (4, 1)])
 def test_a_bias_that_differs_from_row_to_row_is_refused_per_channel(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm")]
-    onnx.save(model_of(nodes, {"w": weights(8, 5), "b": weights(*shape)}, inputs={"x": [4, 8]}), tmp_path / "f.onnx")
+    constants = {"w": weights(8, 5), "b": weights(*shape)}
+    onnx.save(model_of("[gemm] y = Gemm(x, w, b)", constants, inputs="float[4, 8] x"), tmp_path / "f.onnx")
     samples = [{"x": weights(4, 8)}]
     with pytest.raises(ModelError, match="refuses it"):
         quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(samples), per_channel=True)
@@ -344,7 +338,7 @@ def test_unknown_options_are_named(model: Path, tmp_path: Path, caplog: pytest.L
     assert "did you mean ActivationSymmetric?" in caplog.text
 
 
-def test_what_a_session_needs_is_told(model: Path, tmp_path: Path) -> None:
+def test_what_a_session_needs_is_reported(model: Path, tmp_path: Path) -> None:
     """A Conv in float between integers: ONNX Runtime would quantize its weights at load. The file carries the option
     for edgeq's own commands."""
     written = quantize_static(model, tmp_path / "q.onnx", Reader(), nodes_to_exclude=["conv2"])
@@ -354,7 +348,7 @@ def test_what_a_session_needs_is_told(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_relu_stays_where_its_scale_is_the_users(model: Path, tmp_path: Path) -> None:
-    """The zero point leaves room below zero, so clamping is the Relu's work again."""
+    """The range reaches below zero, so clamping is the Relu's work again."""
     overrides = {"r1": [{"scale": np.array(0.05, "f4"), "zero_point": np.array(12, "u1")}]}
     options: dict[str, Any] = {"activation_type": "QUInt8", "extra_options": {"TensorQuantOverrides": overrides}}
     for format_ in QuantFormat:

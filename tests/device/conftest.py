@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+
+from tests.graphs import proto
 
 
 class SyntheticClock:
@@ -83,11 +84,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def _model(path: Path, width: int) -> Path:
-    weights = np.full((64, width), 0.5, np.float32)
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])
-    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weights, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    body = f"g (float[n, 64] x) => (float[n, {width}] y) {{ y = MatMul(x, w) }}"
+    model = proto(body, {"w": np.full((64, width), 0.5, np.float32)})
     path.write_bytes(model.SerializeToString())
     return path

@@ -8,9 +8,9 @@ import numpy as np
 import onnxruntime
 import pytest
 from edgeq_device.binding import BoundSession
-from onnx import TensorProto, helper
 
 from tests import graphs
+from tests.graphs import proto
 
 
 def pair(path: Path) -> tuple[BoundSession, onnxruntime.InferenceSession]:
@@ -21,13 +21,9 @@ def pair(path: Path) -> tuple[BoundSession, onnxruntime.InferenceSession]:
 @pytest.fixture
 def fixed(tmp_path: Path) -> Path:
     """Sizes that are all known, two outputs."""
-    nodes = [helper.make_node("Add", ["x", "x"], ["twice"]), helper.make_node("Neg", ["x"], ["minus"])]
-    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("twice", "minus")]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])], made)
     path = tmp_path / "fixed.onnx"
-    path.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-    )
+    body = "g (float[2, 3] x) => (float[2, 3] twice, float[2, 3] minus) { twice = Add(x, x) minus = Neg(x) }"
+    path.write_bytes(proto(body).SerializeToString())
     return path
 
 

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.data.given import Data
 from edgeq.emulate.emulator import emulator_named
@@ -23,6 +23,7 @@ from edgeq.emulate.sysroot import Sysroot
 from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.errors import HardwareError
 from edgeq.pipeline.package import package
+from tests.graphs import proto
 
 pytestmark = pytest.mark.slow
 
@@ -75,23 +76,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "w2": random.standard_normal((16, 16, 3, 3)) * 0.1,
         "w3": random.standard_normal((16, 10)) * 0.3,
     }
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["a"], "first", pads=[1] * 4, strides=[2, 2]),
-        helper.make_node("Relu", ["a"], ["b"], "relu"),
-        helper.make_node("Conv", ["b", "w2"], ["c"], "second", pads=[1] * 4),
-        helper.make_node("GlobalAveragePool", ["c"], ["d"], "pool"),
-        helper.make_node("Flatten", ["d"], ["e"], "flatten"),
-        helper.make_node("MatMul", ["e", "w3"], ["y"], "last"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 16, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 10])],
-        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (folder / "net.onnx").write_bytes(model.SerializeToString())
+    body = """net (float[1, 3, 16, 16] x) => (float[1, 10] y) {
+        [first] a = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, w1)
+        [relu] b = Relu(a)
+        [second] c = Conv<pads = [1, 1, 1, 1]>(b, w2)
+        [pool] d = GlobalAveragePool(c)
+        [flatten] e = Flatten(d)
+        [last] y = MatMul(e, w3)
+    }"""
+    onnx.save(proto(body, {name: value.astype(np.float32) for name, value in weights.items()}), folder / "net.onnx")
     images = random.standard_normal((24, 3, 16, 16)).astype(np.float32)
     np.savez(folder / "images.npz", x=images, label=np.arange(24) % 10)
     return folder

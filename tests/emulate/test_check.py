@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
@@ -26,6 +25,7 @@ from edgeq.measure.task import make_task
 from edgeq.model.load import signature_of
 from edgeq.records import plain
 from edgeq.session import SessionSettings, open_session
+from tests.graphs import proto
 
 MACHINE = Machine("x86_64", frozenset({"sse4_1"}))
 X = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
@@ -34,16 +34,8 @@ X = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """y = 2 x."""
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "x"], ["y"])],
-        "double",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-    )
     file = tmp_path / "m.onnx"
-    file.write_bytes(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
-    )
+    onnx.save(proto("double (float[1, 4] x) => (float[1, 4] y) { y = Add(x, x) }"), file)
     return file
 
 
@@ -118,7 +110,7 @@ def test_what_is_no_such_output_fails(model: Path, change: Callable[[Any], Any],
     assert plain(found)["selftest"]["y"]["max_error"] is None
 
 
-def test_accuracy_lost_on_the_target_is_told(model: Path, samples: Samples) -> None:
+def test_accuracy_lost_on_the_target_is_reported(model: Path, samples: Samples) -> None:
     def turn(y: Any) -> Any:
         return y if np.allclose(y, 2 * X[:1]) or np.allclose(y, 2 * X[1:2]) else y[:, ::-1]
 
@@ -157,12 +149,8 @@ def test_without_a_tolerance_float32_is_the_judge(model: Path, samples: Samples,
 
 
 def scaled(model: Path, place: Path, factor: float) -> None:
-    graph = onnx.load(model).graph
-    nodes = [helper.make_node("Add", ["x", "x"], ["z"]), helper.make_node("Mul", ["z", "f"], ["y"])]
-    weights = [numpy_helper.from_array(np.float32(factor), "f")]
-    changed = helper.make_graph(nodes, "scaled", graph.input, graph.output, weights)
-    opset = [helper.make_opsetid("", 17)]
-    place.write_bytes(helper.make_model(changed, opset_imports=opset, ir_version=8).SerializeToString())
+    body = f"scaled (float[1, 4] x) => (float[1, 4] y) <float f = {{{factor}}}> {{ z = Add(x, x) y = Mul(z, f) }}"
+    onnx.save(proto(body), place)
 
 
 def test_a_runtime_that_refuses_the_model_fails_it(model: Path) -> None:

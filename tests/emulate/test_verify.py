@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from click.testing import CliRunner
 from edgeq_device.arrays import read_arrays
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.bundle.read import opened
 from edgeq.cli import group
@@ -22,22 +22,15 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.pipeline.package import package
 from edgeq.records import plain
+from tests.graphs import proto
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verify")
     random = np.random.default_rng(0)
-    weights = numpy_helper.from_array(random.standard_normal((32, 8)).astype(np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (folder / "net.onnx").write_bytes(model.SerializeToString())
+    body = "net (float[1, 32] x) => (float[1, 8] y) { [product] y = MatMul(x, w) }"
+    onnx.save(proto(body, {"w": random.standard_normal((32, 8)).astype(np.float32)}), folder / "net.onnx")
     np.savez(folder / "x.npz", x=random.standard_normal((12, 32)).astype(np.float32), label=np.arange(12) % 8)
     return folder
 

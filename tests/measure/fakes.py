@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+
+from tests.graphs import proto
 
 
 @dataclass(frozen=True)
@@ -65,22 +66,13 @@ def vectors(arrays: Sequence[np.ndarray], labels: Sequence[Any] | None = None) -
 
 def linear_model(scale: float = 1.0, width: int = 3) -> onnx.ModelProto:
     """y = scale * x, float32 [N, width]."""
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "scale"], ["y"], name="mul")],
-        "linear",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])],
-        [helper.make_tensor("scale", TensorProto.FLOAT, [], [scale])],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    shape = f"float[N, {width}]"
+    return proto(f"linear ({shape} x) => ({shape} y) <float scale = {{{scale}}}> {{ [mul] y = Mul(x, scale) }}")
 
 
 def matmul_file(path: Path, width: int) -> Path:
     """A real model, x: float32[n, 64] → y: float32[n, width], written to `path`."""
-    weights = numpy_helper.from_array(np.full((64, width), 0.5, np.float32), "w")
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", width])
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    body = f"g (float[n, 64] x) => (float[n, {width}] y) {{ y = MatMul(x, w) }}"
+    model = proto(body, {"w": np.full((64, width), 0.5, np.float32)})
     path.write_bytes(model.SerializeToString())
     return path

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.cpu import CpuBackend
 from edgeq.calibrate.collect import collect
@@ -18,6 +17,7 @@ from edgeq.graph.index import GraphIndex
 from edgeq.model.load import read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.scheme import Scheme
+from tests.graphs import proto
 
 DYNAMIC: Mapping[str, str] = {"Conv": "uint8", "Gemm": "int8", "MatMul": "int8"}
 SCHEMES = {
@@ -69,39 +69,24 @@ def float_model(
     for name, factors in (scales or {}).items():
         weights[name] *= factors.reshape(-1, *(1,) * (weights[name].ndim - 1)).astype(np.float32)
     weights["low"], weights["high"] = np.float32(0), np.float32(2)
-    stem_out = "stem_raw" if batch_norm else "stem_out"
-    nodes = [
-        helper.make_node("Conv", ["x", "stem.weight", "stem.bias"], [stem_out], "stem", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["stem_out"], ["stem_act"], "stem_relu"),
-        helper.make_node(
-            "Conv", ["stem_act", "depthwise.weight", "depthwise.bias"], ["dw_out"], "depthwise",
-            group=16, pads=[1, 1, 1, 1],
-        ),
-        helper.make_node("Clip", ["dw_out", "low", "high"], ["dw_act"], "depthwise_clip"),
-        helper.make_node("Conv", ["dw_act", "pointwise.weight", "pointwise.bias"], ["pw_out"], "pointwise"),
-        helper.make_node("Add", ["pw_out", "stem_act"], ["sum"], "residual"),
-        helper.make_node("GlobalAveragePool", ["sum"], ["pooled"], "pool"),
-        helper.make_node("Flatten", ["pooled"], ["features"], "flatten"),
-        helper.make_node("Gemm", ["features", "head.weight", "head.bias"], ["logits"], "head", transB=1),
-    ]  # fmt: skip
+    norm = "[stem_norm] stem_out = BatchNormalization(stem_raw, scale, shift, mean, var)"
+    body = f"""small (float[N, 3, 8, 8] x) => (float[N, 5] logits) {{
+        [stem] {"stem_raw" if batch_norm else "stem_out"} = Conv<pads = [1, 1, 1, 1]>(x, "stem.weight", "stem.bias")
+        {norm if batch_norm else ""}
+        [stem_relu] stem_act = Relu(stem_out)
+        [depthwise] dw_out = Conv<group = 16, pads = [1, 1, 1, 1]>(stem_act, "depthwise.weight", "depthwise.bias")
+        [depthwise_clip] dw_act = Clip(dw_out, low, high)
+        [pointwise] pw_out = Conv(dw_act, "pointwise.weight", "pointwise.bias")
+        [residual] sum = Add(pw_out, stem_act)
+        [pool] pooled = GlobalAveragePool(sum)
+        [flatten] features = Flatten(pooled)
+        [head] logits = Gemm<transB = 1>(features, "head.weight", "head.bias")
+    }}"""
     if batch_norm:
-        norm = {"scale": rng.uniform(0.5, 2, 16), "shift": rng.normal(size=16), "mean": rng.normal(size=16)}
-        weights |= {name: value.astype(np.float32) for name, value in norm.items()}
+        norms = {"scale": rng.uniform(0.5, 2, 16), "shift": rng.normal(size=16), "mean": rng.normal(size=16)}
+        weights |= {name: value.astype(np.float32) for name, value in norms.items()}
         weights["var"] = rng.uniform(0.5, 2, 16).astype(np.float32)
-        nodes.insert(
-            1,
-            helper.make_node(
-                "BatchNormalization", ["stem_raw", "scale", "shift", "mean", "var"], ["stem_out"], "stem_norm"
-            ),
-        )
-    graph = helper.make_graph(
-        nodes,
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 5])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return proto(body, weights)
 
 
 def quantize_all(folder: Path, model: onnx.ModelProto, names: tuple[str, ...] = tuple(SCHEMES)) -> Quantized:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
 from edgeq.graph.convert import from_proto
 from edgeq.measure.coverage import measure_coverage
 from edgeq.records import plain
 from edgeq.session import SessionSettings
+from tests.graphs import proto
 
 
 def model(tmp_path: Path) -> Path:
@@ -19,41 +19,26 @@ def model(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     weight = rng.integers(-127, 127, (8, 4, 3, 3), dtype=np.int8)
     scalars = {"s": np.float32(0.02), "ws": np.float32(0.01), "zp": np.uint8(128), "wz": np.int8(0)}
-    initializers = [onnx.numpy_helper.from_array(np.asarray(v), k) for k, v in scalars.items()]
-    initializers.append(onnx.numpy_helper.from_array(weight, "wq"))
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "zp"], ["xq"], "q"),
-        helper.make_node("DequantizeLinear", ["xq", "s", "zp"], ["xd"], "dq"),
-        helper.make_node("DequantizeLinear", ["wq", "ws", "wz"], ["w"], "dw"),
-        helper.make_node("Conv", ["xd", "w"], ["c"], "conv"),
-        helper.make_node("QuantizeLinear", ["c", "s", "zp"], ["cq"], "q2"),
-        helper.make_node("DequantizeLinear", ["cq", "s", "zp"], ["cd"], "dq2"),
-        helper.make_node("Exp", ["cd"], ["y"], "exp"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 6, 6])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 4, 4])],
-        initializers,
-    )
+    body = """g (float[1, 4, 6, 6] x) => (float[1, 8, 4, 4] y) {
+        [q] xq = QuantizeLinear(x, s, zp)
+        [dq] xd = DequantizeLinear(xq, s, zp)
+        [dw] w = DequantizeLinear(wq, ws, wz)
+        [conv] c = Conv(xd, w)
+        [q2] cq = QuantizeLinear(c, s, zp)
+        [dq2] cd = DequantizeLinear(cq, s, zp)
+        [exp] y = Exp(cd)
+    }"""
     path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(proto(body, {**scalars, "wq": weight}), path)
     return path
 
 
 def float_source() -> onnx.ModelProto:
-    weight = onnx.numpy_helper.from_array(np.zeros((8, 4, 3, 3), np.float32), "w")
-    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv"), helper.make_node("Exp", ["c"], ["y"], "exp")]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 6, 6])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8, 4, 4])],
-        [weight],
-        value_info=[helper.make_tensor_value_info("c", TensorProto.FLOAT, [1, 8, 4, 4])],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    body = """g (float[1, 4, 6, 6] x) => (float[1, 8, 4, 4] y) <float[1, 8, 4, 4] c> {
+        [conv] c = Conv(x, w)
+        [exp] y = Exp(c)
+    }"""
+    return proto(body, {"w": np.zeros((8, 4, 3, 3), np.float32)})
 
 
 def test_a_real_session(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 from click.testing import CliRunner
 from edgeq_device.terminal import json_text
-from onnx import TensorProto, helper, numpy_helper
 
 import edgeq
 from edgeq.backends.cpu import CpuBackend
@@ -18,6 +17,7 @@ from edgeq.measure.layers import LayerComparison
 from edgeq.model.prepare import prepare_model
 from edgeq.records import plain
 from edgeq.scheme import IntegerType, Scheme
+from tests.graphs import proto
 from tests.measure.quantized_models import Quantized
 
 
@@ -56,16 +56,10 @@ def embedded_attention() -> onnx.ModelProto:
     """ids, mask [N, 6] → EmbedLayerNormalization, whose second output is the lengths → Attention → MatMul → y."""
     rng = np.random.default_rng(5)
     shapes = {"words": (20, 16), "places": (6, 16), "g": (16,), "s": (16,), "qkv": (16, 48), "b": (48,), "w": (16, 8)}
-    weights = [numpy_helper.from_array(rng.normal(0, 0.3, s).astype(np.float32), n) for n, s in shapes.items()]
-    own = {"domain": "com.microsoft"}
-    read = ["ids", "", "words", "places", "", "g", "s", "mask"]
-    nodes = [
-        helper.make_node("EmbedLayerNormalization", read, ["x", "lengths"], name="embed", **own),
-        helper.make_node("Attention", ["x", "qkv", "b", "lengths"], ["a"], name="attend", num_heads=2, **own),
-        helper.make_node("MatMul", ["a", "w"], ["y"], name="head"),
-    ]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT32, ["N", 6]) for name in ("ids", "mask")]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 6, 8])]
-    graph = helper.make_graph(nodes, "network", inputs, outputs, weights)
-    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=domains, ir_version=8)
+    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    body = """network (int32[N, 6] ids, int32[N, 6] mask) => (float[N, 6, 8] y) {
+        [embed] x, lengths = com.microsoft.EmbedLayerNormalization(ids, "", words, places, "", g, s, mask)
+        [attend] a = com.microsoft.Attention<num_heads = 2>(x, qkv, b, lengths)
+        [head] y = MatMul(a, w)
+    }"""
+    return proto(body, weights)

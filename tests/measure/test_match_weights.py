@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from edgeq.graph.convert import from_proto
 from edgeq.graph.index import GraphIndex
@@ -18,6 +18,7 @@ from edgeq.measure.match_weights import (
     match_weights,
 )
 from edgeq.session import SessionSettings
+from tests.graphs import proto
 from tests.measure.quantized_models import SCHEMES, STATIC, WEIGHTS, Quantized, float_model, quantize_all, read_graph
 
 
@@ -25,15 +26,13 @@ def compared(reference: GraphIndex, graph: GraphIndex) -> dict[str, WeightCompar
     return {w.name: w for w in compare_weights(reference, graph, match_weights(reference, graph))}
 
 
-def graph_of(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], *more: onnx.TensorProto) -> GraphIndex:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [*(numpy_helper.from_array(value, name) for name, value in constants.items()), *more],
-    )
-    return GraphIndex(from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])))
+FC = "[fc] y = MatMul(x, w)"
+
+
+def graph_of(nodes: str, constants: dict[str, np.ndarray], *more: onnx.TensorProto) -> GraphIndex:
+    made = proto(f"g (float[N, 4] x) => (float[] y) {{ {nodes} }}", constants, opset=21, ir_version=10)
+    made.graph.initializer.extend(more)
+    return GraphIndex(from_proto(made))
 
 
 @pytest.mark.parametrize("form", SCHEMES)
@@ -78,14 +77,13 @@ def test_a_transposed_weight_is_turned_back(quantized: Quantized) -> None:
     assert dequantized(graph, match).shape == (5, 16)
 
 
-def test_a_square_transposed_weight_is_told_by_its_values() -> None:
+def test_a_square_transposed_weight_is_recognised_by_its_values() -> None:
     w = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
-    reference = graph_of([helper.make_node("Gemm", ["x", "w"], ["y"], "fc", transB=1)], {"w": w})
+    reference = graph_of("[fc] y = Gemm<transB = 1>(x, w)", {"w": w})
     step = np.float32(np.abs(w).max() / 127)
     integers = np.rint(w.T / step).astype(np.int8)
-    dequantize = helper.make_node("DequantizeLinear", ["w_quantized", "s", "z"], ["w_dq"])
     graph = graph_of(
-        [dequantize, helper.make_node("MatMul", ["x", "w_dq"], ["y"], "fc")],
+        "w_dq = DequantizeLinear(w_quantized, s, z) [fc] y = MatMul(x, w_dq)",
         {"w_quantized": integers, "s": step, "z": np.int8(0)},
     )
     (match,) = match_weights(reference, graph)
@@ -95,13 +93,13 @@ def test_a_square_transposed_weight_is_told_by_its_values() -> None:
 
 def test_a_float_weight_quantized_at_run_time() -> None:
     w = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    reference = graph_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"w": w})
+    reference = graph_of(FC, {"w": w})
     step = (np.abs(w).max(0) / 127).astype(np.float32)
-    nodes = [
-        helper.make_node("QuantizeLinear", ["w", "s", "z"], ["q"], axis=1),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["dq"], axis=1),
-        helper.make_node("MatMul", ["x", "dq"], ["y"], "fc"),
-    ]
+    nodes = """
+        q = QuantizeLinear<axis = 1>(w, s, z)
+        dq = DequantizeLinear<axis = 1>(q, s, z)
+        [fc] y = MatMul(x, dq)
+    """
     graph = graph_of(nodes, {"w": w, "s": step, "z": np.zeros(3, np.int8)})
     (weight,) = compare_weights(reference, graph, match_weights(reference, graph))
     made = np.rint(w / step) * step
@@ -111,11 +109,8 @@ def test_a_float_weight_quantized_at_run_time() -> None:
 
 def test_other_names_are_matched_by_the_node_that_reads_them() -> None:
     w = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    reference = graph_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"w": w})
-    nodes = [
-        helper.make_node("DequantizeLinear", ["anything", "s"], ["other"]),
-        helper.make_node("MatMul", ["x", "other"], ["y"], "fc"),
-    ]
+    reference = graph_of(FC, {"w": w})
+    nodes = "other = DequantizeLinear(anything, s) [fc] y = MatMul(x, other)"
     step = np.float32(np.abs(w).max() / 127)
     graph = graph_of(nodes, {"anything": np.rint(w / step).astype(np.int8), "s": step})
     (match,) = match_weights(reference, graph)
@@ -124,14 +119,11 @@ def test_other_names_are_matched_by_the_node_that_reads_them() -> None:
 
 def test_a_blocked_4_bit_weight() -> None:
     w = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-    reference = graph_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"w": w})
+    reference = graph_of(FC, {"w": w})
     scale = (np.abs(w).reshape(2, 4, 3).max(1) / 7).astype(np.float32)
     integers = np.rint(w / scale.repeat(4, 0)).astype(np.int8)
     graph = graph_of(
-        [
-            helper.make_node("DequantizeLinear", ["w_quantized", "s"], ["dq"], axis=0, block_size=4),
-            helper.make_node("MatMul", ["x", "dq"], ["y"], "fc"),
-        ],
+        "dq = DequantizeLinear<axis = 0, block_size = 4>(w_quantized, s) [fc] y = MatMul(x, dq)",
         {"s": scale},
         helper.make_tensor("w_quantized", TensorProto.INT4, (8, 3), integers.ravel().tolist()),
     )
@@ -142,7 +134,7 @@ def test_a_blocked_4_bit_weight() -> None:
 
 
 @pytest.mark.parametrize("form", ["u8s8", "u8u8-per-tensor", "qoperator"])
-def test_weights_of_an_equalized_model_are_told_from_rounded_ones(
+def test_weights_of_an_equalized_model_are_distinguished_from_rounded_ones(
     quantized: Quantized, tmp_path: Path, form: str
 ) -> None:
     factors = np.linspace(0.5, 2, 16)
@@ -152,12 +144,9 @@ def test_weights_of_an_equalized_model_are_told_from_rounded_ones(
 
 
 def test_a_weight_of_another_shape_is_none() -> None:
-    reference = graph_of([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], {"w": np.ones((4, 3), np.float32)})
+    reference = graph_of(FC, {"w": np.ones((4, 3), np.float32)})
     graph = graph_of(
-        [
-            helper.make_node("DequantizeLinear", ["w_quantized", "s"], ["dq"]),
-            helper.make_node("MatMul", ["x", "dq"], ["y"], "fc"),
-        ],
+        "dq = DequantizeLinear(w_quantized, s) [fc] y = MatMul(x, dq)",
         {"w_quantized": np.ones((4, 5), np.int8), "s": np.float32(1)},
     )
     assert match_weights(reference, graph) == ()

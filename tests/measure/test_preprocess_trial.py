@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from edgeq.cli import group
@@ -17,6 +16,7 @@ from edgeq.errors import DataError, UsageError
 from edgeq.measure.evaluation import EvalRequest
 from edgeq.measure.preprocess_trial import PLAIN, propose, try_preprocess
 from edgeq.model.load import model_signature
+from tests.graphs import proto
 
 SIZE = 4
 
@@ -26,18 +26,12 @@ def eval_request(tmp_path: Path) -> EvalRequest:
     """A model that tells red from blue by thresholds that only 0..255 minus the mean colour, BGR, meets."""
     weights = np.float32([[[[1]], [[0]], [[-1]]], [[[-1]], [[0]], [[1]]]])
     bias = np.float32([-(123.68 - 103.939), 123.68 - 103.939])
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w", "b"], ["c"]), helper.make_node("GlobalMaxPool", ["c"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2, 1, 1])],
-        [numpy_helper.from_array(weights, "w"), numpy_helper.from_array(bias, "b")],
-    )
-    flat = helper.make_node("Flatten", ["y"], ["z"])
-    graph.node.append(flat)
-    del graph.output[:]
-    graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N", 2]))
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    body = f"""g (float[N, 3, {SIZE}, {SIZE}] x) => (float[N, 2] z) {{
+        c = Conv(x, w, b)
+        y = GlobalMaxPool(c)
+        z = Flatten(y)
+    }}"""
+    onnx.save(proto(body, {"w": weights, "b": bias}), tmp_path / "m.onnx")
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 40)
     images = np.full((40, SIZE, SIZE, 3), 100, np.uint8)
@@ -90,18 +84,12 @@ def test_the_command(eval_request: EvalRequest) -> None:
 
 
 def test_grey_models_are_proposed_what_fits(tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [
-            helper.make_node("GlobalAveragePool", ["x"], ["p"]),
-            helper.make_node("Flatten", ["p"], ["f"]),
-            helper.make_node("MatMul", ["f", "w"], ["y"]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 1, SIZE, SIZE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 2])],
-        [numpy_helper.from_array(np.float32([[1, -1]]), "w")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    body = f"""g (float[N, 1, {SIZE}, {SIZE}] x) => (float[N, 2] y) <float[1, 2] w = {{1, -1}}> {{
+        p = GlobalAveragePool(x)
+        f = Flatten(p)
+        y = MatMul(f, w)
+    }}"""
+    onnx.save(proto(body), tmp_path / "m.onnx")
     (tmp_path / "images").mkdir()
     for number in range(3):
         pixels = np.full((5, 7, 3), 80 * number, np.uint8)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from edgeq.calibrate.files import save_statistics
 from edgeq.calibrate.run import calibrate
@@ -18,7 +17,6 @@ from edgeq.model.prepare import prepare_model
 from edgeq.pipeline import job as job_module
 from edgeq.pipeline.job import build, open_job, scheme_for
 from tests.backends.build import mixed, random
-from tests.cli.workspace import model
 from tests.graphs import proto
 
 NET = Path("net.onnx")
@@ -110,9 +108,7 @@ def test_excluded_names_are_looked_up_before_the_pass(place: Path, monkeypatch: 
 
 
 def test_a_model_that_computes_nothing_in_float_is_refused(place: Path) -> None:
-    add = helper.make_node("Add", ["x", "x"], ["y"])
-    proto = model([add], {"x": [1, 4]}, {"y": [1, 4]}, dtypes=(TensorProto.INT64, TensorProto.INT64))
-    (place / "integers.onnx").write_bytes(proto.SerializeToString())
+    onnx.save(proto("g (int64[1, 4] x) => (int64[1, 4] y) { y = Add(x, x) }"), place / "integers.onnx")
     np.savez(place / "integers.npz", x=np.zeros((2, 4), np.int64))
     with pytest.raises(ModelError, match=r"integers\.onnx computes nothing in float"):
         open_job(place / "integers.onnx", Data("integers.npz"), None, place / "work")

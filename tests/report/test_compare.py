@@ -1,4 +1,4 @@
-"""Two models side by side: what differs, what is equal, and what cannot be compared is said."""
+"""Two models side by side: what differs, what is equal, and what cannot be compared is named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.claim import Claim
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from edgeq import demo
 from edgeq.bundle.write import BundleSpec, write_bundle
@@ -24,18 +24,14 @@ from edgeq.report.compare import compare
 from edgeq.report.compare_limits import Limits, missed
 from edgeq.report.compare_text import comparison_rows, sentences
 from tests.bundle.samples import linear, variant
+from tests.graphs import proto
 
 
 def scaled(place: Path, factor: float, *, name: str = "x", size: int | str = 4) -> Path:
     """y = factor · x."""
-    graph = helper.make_graph(
-        [helper.make_node("Mul", [name, "k"], ["y"], "mul")],
-        "scaled",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, size])],
-        [numpy_helper.from_array(np.float32(factor), "k")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), place)
+    shape = f"float[1, {size}]"
+    body = f"scaled ({shape} {name}) => ({shape} y) {{ [mul] y = Mul({name}, k) }}"
+    onnx.save(proto(body, {"k": np.float32(factor)}), place)
     return place
 
 

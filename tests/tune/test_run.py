@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from edgeq_device.package import open_bundle
-from onnx import TensorProto, helper, numpy_helper
 
 import edgeq
 from edgeq import demo
@@ -25,6 +24,7 @@ from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.plan import plan
 from edgeq.tune.run import Tuned
+from tests.graphs import proto
 from tests.tune.fakes import Interrupting
 from tests.tune.steady import steady_timings
 
@@ -102,16 +102,11 @@ def test_without_labels_float_is_the_judge(tmp_path: Path) -> None:
 def filters(folder: Path) -> tuple[Path, Path]:
     """A convolution, whose outputs are no classes and never equal in int8, and samples for it."""
     random = np.random.default_rng(0)
-    weights = numpy_helper.from_array(random.normal(0, 1, (8, 3, 3, 3)).astype(np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])],
-        "filters",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 16, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 8, 16, 16])],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    (folder / "filters.onnx").write_bytes(model.SerializeToString())
+    weights = {"w": random.normal(0, 1, (8, 3, 3, 3)).astype(np.float32)}
+    body = """filters (float[N, 3, 16, 16] x) => (float[N, 8, 16, 16] y) {
+        [conv] y = Conv<pads = [1, 1, 1, 1]>(x, w)
+    }"""
+    (folder / "filters.onnx").write_bytes(proto(body, weights).SerializeToString())
     np.save(folder / "noise.npy", random.random((10, 3, 16, 16), np.float32))
     return folder / "filters.onnx", folder / "noise.npy"
 

@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper
 
 from edgeq.calibrate.collect import collect
 from edgeq.data.samples import Samples
@@ -55,13 +54,9 @@ def test_each_model_gets_what_it_has_use_for(tmp_path: Path, target: Target) -> 
 
 
 def test_a_convolutional_network_gets_nothing(tmp_path: Path, target: Target) -> None:
-    nodes = [
-        helper.make_node("Conv", ["x", "w"], ["a"], name="conv"),
-        helper.make_node("Flatten", ["a"], ["b"], name="flatten"),
-        helper.make_node("MatMul", ["b", "m"], ["y"], name="classify"),
-    ]
+    nodes = "[conv] a = Conv(x, w) [flatten] b = Flatten(a) [classify] y = MatMul(b, m)"
     weights = {"w": np.ones((16, 3, 3, 3), np.float32), "m": np.ones((16 * 36, 2), np.float32)}
-    model = model_of(nodes, {"x": [1, 3, 8, 8]}, ["y"], weights)
+    model = model_of(nodes, "float[1, 3, 8, 8] x", weights)
     assert product_share(ir.serde.deserialize_model(model)) < 0.5
     assert names(prepared(model, tmp_path), target, Sentences()) == []
 
@@ -105,7 +100,7 @@ def test_what_candidates_share_is_made_once(tmp_path: Path, target: Target) -> N
     assert kept.stat().st_mtime_ns == before
 
 
-def test_nothing_to_do_is_said(tmp_path: Path, target: Target) -> None:
+def test_nothing_to_do_is_reported(tmp_path: Path, target: Target) -> None:
     model = encoder(tmp_path)
     job = job_of(model, Sentences())
     candidate = next(c for c in sequence_candidates(job, target) if c.recoveries == ("smoothquant",))
