@@ -2,7 +2,7 @@
 
     python benchmarks/cross_target.py [--only SECTION ...] [--samples N]
 
-Sections: witness (edgeq's model of saturating kernels against emulated ones, to the bit), accuracy (what edgeq chooses
+Sections: kernels (edgeq's model of saturating kernels against emulated ones, to the bit), accuracy (what edgeq chooses
 for a CPU that saturates, against exact kernels), bundle (bytes of a bundle for five targets against five models),
 time (packaging five targets against one). Real data comes from shared/data; where there is none, its rows are left out.
 """
@@ -222,7 +222,7 @@ def mobilenet() -> tuple[Path, Data, Data, Any] | None:
 
 
 SECTIONS: dict[str, Callable[[int], Iterator[Row]]] = {
-    "witness": saturation_model, "accuracy": accuracy, "bundle": bundle, "time": timing,
+    "kernels": saturation_model, "accuracy": accuracy, "bundle": bundle, "time": timing,
 }  # fmt: skip
 
 

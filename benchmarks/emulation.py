@@ -40,7 +40,7 @@ Row = tuple[str, str, str, bool]
 
 @dataclass(frozen=True)
 class Case:
-    """A model of shared/data, and how edgeq is told of its data."""
+    """A model of shared/data, and the options that describe its data to edgeq."""
 
     name: str
     spec: str

@@ -40,7 +40,7 @@ Feed = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its data, and what is asked of the quantized one.
+    """A model, its data, and what the quantized one must meet.
 
     Attributes:
         options: of `edgeq eval`, `quantize` and `tune`, after --task.

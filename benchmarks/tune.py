@@ -4,7 +4,7 @@
 
 For each model: the loss of the tuned bundle on the samples that judge it, its speed against float32, the time that
 tuning took. The grid builds, evaluates and times each of 72 settings by itself; with --grid N (9 in --quick mode) only
-N of them, drawn by chance, and its whole time is N's times 72 / N, which is said. The tuned bundle and the fastest
+N of them, drawn by chance, and its whole time is N's times 72 / N, which is printed. The tuned bundle and the fastest
 setting of the grid that keeps the accuracy are timed interleaved.
 """
 
@@ -143,7 +143,7 @@ def main() -> None:
             workdir.mkdir()
             try:
                 results[case.name] = run_case(case, workdir, grid, budget)
-            except SystemExit as error:  # what edgeq said, such as that no candidate is faster than float32
+            except SystemExit as error:  # edgeq's message, such as that no candidate is faster than float32
                 verdict(str(error), False, "a bundle")
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")

@@ -77,7 +77,7 @@ def test_an_existing_output_needs_force(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"model.onnx": "new"}
 
 
-def test_that_something_else_is_there_is_not_said_of_the_output(
+def test_that_something_else_is_there_is_not_reported_for_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """onnx names no file in the error that it raises for a data file of its own."""
@@ -303,7 +303,7 @@ def test_ctrl_c_while_cleaning_up_does_not_stop_the_cleaning(tmp_path: Path, mon
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_an_error_about_an_input_is_not_blamed_on_the_output(tmp_path: Path) -> None:
+def test_an_error_about_an_input_is_not_attributed_to_the_output(tmp_path: Path) -> None:
     def read() -> None:
         with output_file(tmp_path / "out" / "model.onnx"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "data" / "a.png"))

@@ -101,7 +101,7 @@ def test_memory_that_runs_out_is_no_bug() -> None:
     assert err.startswith("edgeq: memory ran out")
 
 
-def test_a_full_disk_that_no_room_explains_is_no_bug() -> None:
+def test_a_full_disk_that_no_free_space_explains_is_no_bug() -> None:
     code, _, err = run(OSError(errno.ENOSPC, "No space left on device", "/tmp/work"))
     assert (code, err) == (errors.OutputError.exit_code, "edgeq: /tmp/work: No space left on device\n")
 

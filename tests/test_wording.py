@@ -70,8 +70,15 @@ def metaphors(path: Path) -> list[str]:
     return found
 
 
+def names(path: Path) -> list[str]:
+    """`FILE: NAME` for each function or class of a file that has one in its name."""
+    defined = re.findall(r"^ *(?:async )?(?:def|class) (\w+)", path.read_text("utf-8"), re.MULTILINE)
+    return [f"{path.relative_to(REPOSITORY)}: {name}" for name in defined if METAPHORS.search(name.replace("_", " "))]
+
+
 def files() -> list[Path]:
-    code = [p for folder in ("edgeq", "targets") for p in (REPOSITORY / folder).rglob("*.py")]
+    folders = ("edgeq", "targets", "tests", "benchmarks", "scripts", "fuzz")
+    code = [p for folder in folders for p in (REPOSITORY / folder).rglob("*.py") if p != Path(__file__).resolve()]
     data = [p for folder in ("targets", "profiles") for p in (REPOSITORY / folder).rglob("*.toml")]
     pages = [*(REPOSITORY / "docs").rglob("*.md"), *REPOSITORY.glob("*.md")]
     return sorted((*code, *data, *pages))
@@ -79,6 +86,7 @@ def files() -> list[Path]:
 
 def test_prose_is_plain() -> None:
     found = [line for path in files() for line in metaphors(path)]
+    found += [line for path in files() if path.suffix == ".py" for line in names(path)]
     assert not found, "say it in the field's terms:\n" + "\n".join(found)
 
 
@@ -111,12 +119,18 @@ def test_metaphors_are_found(name: str, text: str, monkeypatch: pytest.MonkeyPat
     assert metaphors(tmp_path / name)
 
 
+def test_metaphors_in_names_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(f"{__name__}.REPOSITORY", tmp_path)
+    (tmp_path / "a.py").write_text("class Kept:\n    def is_told(self) -> None: ...\n", "utf-8")
+    assert names(tmp_path / "a.py") == ["a.py: is_told"]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("a.py", 'keys = {"culprits": 1, "remedies": 2}'),
         ("a.py", '"""The latency at floor(p x n)."""'),
-        ("a.md", "Run `benchmark --only witness`, or\n\n    cd house\n"),
+        ("a.md", "Run `benchmark --only rescue`, or\n\n    cd house\n"),
     ],
 )
 def test_keys_and_code_are_left_alone(name: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

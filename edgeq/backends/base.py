@@ -193,7 +193,7 @@ def refuse_wide(scheme: Scheme, where: str) -> None:
         raise UsageError(f"{where} has no kernels for 16-bit activations", "Leave --wide out")
 
 
-def need_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix: str) -> None:
+def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix: str) -> None:
     """Refuse a scheme that is not what `backend` builds with.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgeq_device.children import import_path
 
 from edgeq.emulate.emulator import Emulator, home
-from edgeq.emulate.qemu import Qemu, need_qemu
+from edgeq.emulate.qemu import Qemu, require_qemu
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import arm_parts
@@ -33,13 +33,13 @@ def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -
         RuntimeUnavailableError: qemu or the root file system is missing.
     """
     emulator.check_cpu(cpu)
-    qemu = need_qemu(emulator)
+    qemu = require_qemu(emulator)
     check_cpuinfo(qemu, emulator, cpu)
     arguments = [str(qemu.program), "-cpu", cpu, *(("-d", _LOG, "-D", str(log)) if log is not None else ())]
     if emulator.sysroot is None:
         folders = tuple(map(Path, import_path()))
         return Command((*arguments, sys.executable), (), guest_environment(os.environ), folders)
-    sysroot = need_sysroot(emulator)
+    sysroot = require_sysroot(emulator)
     root = sysroot.root
     environment = guest_environment({"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"})
     if not qemu.is_honest(emulator):
@@ -53,7 +53,7 @@ def _compiled() -> Path:
     return home() / "compiled"
 
 
-def need_sysroot(emulator: Emulator) -> Sysroot:
+def require_sysroot(emulator: Emulator) -> Sysroot:
     """The root file system that was set up.
 
     Raises:

@@ -68,7 +68,7 @@ def find_qemu(emulator: Emulator) -> Qemu | None:
     return max(found_here, key=lambda qemu: qemu.key, default=None)
 
 
-def need_qemu(emulator: Emulator) -> Qemu:
+def require_qemu(emulator: Emulator) -> Qemu:
     """As `find_qemu`.
 
     Raises:

@@ -14,9 +14,9 @@ from edgeq_device.cpuid import FEATURES
 
 from edgeq.emulate import mask
 from edgeq.emulate.emulator import Emulator, Speed, home, load_emulators
-from edgeq.emulate.machine import emulated_command, need_sysroot
+from edgeq.emulate.machine import emulated_command, require_sysroot
 from edgeq.emulate.probe import KernelProof, Watch, check_kernels, load_proof, probe, probe_file, save_proof
-from edgeq.emulate.qemu import need_qemu
+from edgeq.emulate.qemu import require_qemu
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
@@ -104,9 +104,9 @@ def route_to(
             emulator = _emulator_for(target)
             how = f"{emulator.program} -cpu {cpu}"
             emulator.check_cpu(cpu)
-            need_qemu(emulator)
+            require_qemu(emulator)
             if emulator.sysroot is not None:
-                need_sysroot(emulator)
+                require_sysroot(emulator)
             start = partial(_emulated, emulator, target, cpu, how)
             return ExecutionRoute(EMULATED, how, speed=emulator.speed, start=start)
         except (HardwareError, RuntimeUnavailableError) as error:
@@ -197,7 +197,7 @@ def _probe_in(guest: Guest) -> str:
 def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any]) -> tuple[str, ...]:
     """The kinds of kernels that the probe's translated code holds, on the same CPU, qemu and runtime; kept, because
     watching takes ten times as long as running."""
-    basis: dict[str, Any] = {**seen, "cpu": cpu, "qemu": need_qemu(emulator).version, "program": emulator.program}
+    basis: dict[str, Any] = {**seen, "cpu": cpu, "qemu": require_qemu(emulator).version, "program": emulator.program}
     basis["kernels"] = [(kernels.name, kernels.patterns) for kernels in emulator.kernels]
     file = home() / "proofs" / f"{fingerprint(basis)[:16]}.json"
     known = load_proof(file)

@@ -58,7 +58,7 @@ def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
                 value.shape = ir.Shape([sizes.get(_symbol(size), size) for size in value.shape])
 
 
-def need_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
+def require_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
     """Refuse a model whose inputs have free sizes.
 
     Args:

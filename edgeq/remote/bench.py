@@ -38,18 +38,18 @@ class BoardBench:
 
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """See `BenchPlace.models`."""
-        subjects = [
+        requests = [
             open_request(self._session.send_model(path, self._progress), with_carried(path, how), name)
             for name, (path, how) in models.items()
         ]
-        return self._bench({"models": subjects, "bundle": ""}, work)
+        return self._bench({"models": requests, "bundle": ""}, work)
 
     def loaded(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
         """Measure what is open there side by side, each in so many sessions; of a bundle the variant that is open."""
-        subjects = [{**self._subject(one), "name": name, "sessions": sessions} for name, one in models.items()]
-        return self._bench({"models": subjects, "bundle": ""}, work)
+        requests = [{**self._request(one), "name": name, "sessions": sessions} for name, one in models.items()]
+        return self._bench({"models": requests, "bundle": ""}, work)
 
-    def _subject(self, one: LoadedModel) -> dict[str, Any]:
+    def _request(self, one: LoadedModel) -> dict[str, Any]:
         if one.variant is not None:
             return {"bundle": self._session.send_bundle(one.path), "variant": one.variant}
         return open_request(self._session.send_model(one.path, self._progress), one.settings)
@@ -59,10 +59,10 @@ class BoardBench:
         place = self._session.send_bundle(bundle, self._progress)
         return self._bench({"bundle": place, "variant": variant}, work)
 
-    def _bench(self, subject: Mapping[str, Any], work: Workload) -> Measurement:
+    def _bench(self, what: Mapping[str, Any], work: Workload) -> Measurement:
         session, settings, plain = self._session, work.settings, asdict(work.settings)
         del plain["warm_up"]
-        request = {"do": "bench", **subject, "settings": plain, "shapes": dict(work.shapes or {}), "feeds": []}
+        request = {"do": "bench", **what, "settings": plain, "shapes": dict(work.shapes or {}), "feeds": []}
         if work.samples is not None:
             request["feeds"] = self._send_samples(work.samples)
         before = describe_board(session)

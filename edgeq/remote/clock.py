@@ -60,7 +60,7 @@ class BoardClock:
         try:
             for board in self._boards:
                 session = self._stack.enter_context(open_board(board))
-                session.need("numpy", "onnxruntime")
+                session.require("numpy", "onnxruntime")
                 models = self._stack.enter_context(BoardModels(session, self._progress))
                 self._ready.append(_Ready(session, models, describe_board(session)))
             self._check_same()

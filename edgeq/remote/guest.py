@@ -64,7 +64,7 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
     Raises:
         BoardError: the board lacks numpy or onnxruntime.
     """
-    session.need("numpy", "onnxruntime")
+    session.require("numpy", "onnxruntime")
     runtime = session.runtime()
     folders = os.pathsep.join((runtime, *session.hello.paths))
     command = session.attached(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)

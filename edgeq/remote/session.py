@@ -87,7 +87,7 @@ class BoardSession:
         """Bytes of files and requests that went to the board."""
         return self._channel.sent
 
-    def need(self, *modules: str) -> None:
+    def require(self, *modules: str) -> None:
         """Refuse a board that lacks one of the modules.
 
         Raises:

@@ -75,7 +75,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
             session.run("rm", "-rf", f"{folder}/venv", limit_s=60)
             raise BoardError(f"{board.name}: pip failed: {last}", _what_to_copy(session, newest))
     with open_board(board) as session:
-        session.need(*_PACKAGES)
+        session.require(*_PACKAGES)
         return DeviceSetUp(board.name, folder, session.hello.python, **{n: session.hello.modules[n] for n in _PACKAGES})
 
 

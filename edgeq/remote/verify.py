@@ -110,7 +110,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         UsageError, DataError: something is wrong with the request, or the samples.
     """
     with open_board(board) as session:
-        session.need("numpy", "onnxruntime")
+        session.require("numpy", "onnxruntime")
         before = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
         named = ["--variant", request.variant] if request.variant else []

@@ -24,7 +24,7 @@ from tests.graphs import proto
 
 def shared() -> onnx.ModelProto:
     """A weight and a bias that two layers share, a tensor that two read, removed and kept activations, an output that
-    is read on, data movers, a Softmax."""
+    is read on, data-movement operators, a Softmax."""
     body = """
     g (float[1,4,6,6] x) => (float[1,4,6,6] a, float[1,8] y) {
       [c1] c1 = Conv <pads = [1,1,1,1]> (x, w, b)

@@ -152,7 +152,7 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
         ([module.KEYS // 2], [1]),
     ],
 )
-def test_unsound_histograms_are_told(keys: list[int], counts: list[int]) -> None:
+def test_unsound_histograms_are_reported(keys: list[int], counts: list[int]) -> None:
     assert not sound(Histogram(np.array(keys, np.uint32), np.array(counts, np.int64)))
 
 

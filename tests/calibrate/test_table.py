@@ -155,27 +155,27 @@ def test_damaged_flatbuffers_end_in_an_error_or_a_table(data: st.DataObject) -> 
         ("cache.trt", b"TRT-x\n", "does not begin"),
     ],
 )
-def test_wrong_files_are_told(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_wrong_files_are_reported(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CalibrationError, match=message):
         read_table(tmp_path / name)
 
 
-def test_keys_out_of_order_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_out_of_order_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeq.calibrate.table_flatbuffers.sorted", lambda x, key: list(x), raising=False)
     (tmp_path / FLATBUFFERS).write_bytes(encode_table({"b": "1", "a": "2"}))
     with pytest.raises(CalibrationError, match="out of order"):
         read_flatbuffers(tmp_path / FLATBUFFERS)
 
 
-def test_tables_that_disagree_are_told(tmp_path: Path) -> None:
+def test_tables_that_disagree_are_reported(tmp_path: Path) -> None:
     write_tables(tmp_path, RANGES)
     (tmp_path / CACHE).write_text("a 1\n")
     with pytest.raises(CalibrationError, match=f"{CACHE} differs"):
         read_tables(tmp_path)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="cannot be read"):
         read_tables(tmp_path)
 

@@ -118,7 +118,7 @@ def test_a_recipe_does_what_its_options_would(tmp_path: Path, monkeypatch: pytes
         (None, "cannot be read"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_file_key_and_fix(text: str | None, said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_with_file_key_and_fix(text: str | None, said: str, tmp_path: Path) -> None:
     place = tmp_path / "r.toml"
     if text is not None:
         place.write_text(text)

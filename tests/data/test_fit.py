@@ -118,7 +118,7 @@ def test_scalars_stay_scalars() -> None:
         check_shapes("f", {"x": np.zeros((1, 4)), "scale": np.zeros(2)}, SCALED)
 
 
-def test_one_name_for_two_sizes_is_said() -> None:
+def test_one_name_for_two_sizes_is_reported() -> None:
     with pytest.raises(DataError, match=r"size 'S' is both 9 \(input 'a'\) and 8 \(input 'b' .* names of their own"):
         check_shapes("f", {"a": np.zeros((1, 9, 4)), "b": np.zeros((2, 8))}, BOXES)
     with pytest.raises(DataError, match="size 'S' is both"):

@@ -72,7 +72,7 @@ def test_images_need_a_preprocessing(tmp_path: Path) -> None:
         open_samples(tmp_path, IMAGE_MODEL)
 
 
-def test_a_sidecar_in_the_folder_is_found_and_said(tmp_path: Path) -> None:
+def test_a_sidecar_in_the_folder_is_found_and_reported(tmp_path: Path) -> None:
     save_image(tmp_path / "7_a.png")
     (tmp_path / "preprocess.toml").write_text('steps = "divide=255,layout=NCHW"\n[source]\nlabels = "name:{label}_*"\n')
     notes = Notes()
@@ -153,7 +153,7 @@ def test_a_selection_past_the_end() -> None:
         open_samples([], IMAGE_MODEL)
 
 
-def test_fixed_batches_are_filled_and_said(tmp_path: Path) -> None:
+def test_fixed_batches_are_filled_and_reported(tmp_path: Path) -> None:
     for number in range(5):
         save_image(tmp_path / f"{number}_.png", seed=number)
     notes = Notes()

@@ -38,7 +38,7 @@ def test_models_are_opened_with_the_threads_and_measured(fake_session: Any) -> N
     assert "the inputs were made up (random values); give data to time real ones" in report["notes"]
 
 
-def test_open_sizes_are_said_with_what_was_taken(fake_session: Any) -> None:
+def test_open_sizes_are_reported_with_what_was_taken(fake_session: Any) -> None:
     session = fake_session(0.0)
     session.get_inputs = lambda: [SimpleNamespace(name="x", type="tensor(float)", shape=["n", 3, "h", 8])]
     notes = bench_models([BenchModel("m", lambda threads: session)], QUICK)["notes"]

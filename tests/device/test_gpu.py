@@ -22,12 +22,12 @@ def test_memory_that_nvml_does_not_tell() -> None:
 
 
 @pytest.mark.parametrize("broken", ["nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2"])
-def test_the_cuda_driver_is_asked_where_nvml_has_no_answer(broken: str) -> None:
+def test_the_cuda_driver_is_queried_where_nvml_has_no_answer(broken: str) -> None:
     libraries = loads(nvidia=Nvml(RECORDED, (broken,)), cuda=Cuda())
     assert read_gpus(libraries) == ((Gpu("Orin", (8, 7), 8 << 30),), "")
 
 
-def test_no_driver_and_no_gpu_are_told_apart() -> None:
+def test_no_driver_and_no_gpu_are_distinguished() -> None:
     assert read_gpus(loads()) == ((), "this device has no NVIDIA driver")
     assert read_gpus(loads(nvidia=Nvml(RECORDED, ("nvmlInit_v2",)))) == ((), "the NVIDIA driver finds no GPU")
 

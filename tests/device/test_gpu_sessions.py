@@ -102,7 +102,7 @@ def test_a_provider_that_onnxruntime_left_out_is_an_error(for_tensorrt: Variant,
         open_on_gpu(for_tensorrt, Ort, lambda providers: Pretender(models["narrow"], ["CPUExecutionProvider"]))
 
 
-def test_a_missing_tensorrt_is_said_before_anything_is_opened(
+def test_a_missing_tensorrt_is_reported_before_anything_is_opened(
     for_tensorrt: Variant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_sessions, "read_tensorrt", lambda ort: ("", "TensorRT 10 is not installed"))

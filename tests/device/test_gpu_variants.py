@@ -1,4 +1,4 @@
-"""TensorRT, then CUDA, then the CPU: who is chosen on which device, and what is said of the others."""
+"""TensorRT, then CUDA, then the CPU: which is chosen on which device, and what is reported of the others."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_minimum_runs_prolong_a_short_duration(clock: Any) -> None:
     assert measured["a"].count == 7
 
 
-def test_one_run_is_enough_where_no_more_is_asked(clock: Any) -> None:
+def test_one_run_is_enough_where_no_more_is_requested(clock: Any) -> None:
     measured = measure_interleaved({"a": clock.runner([0.5])}, min_duration_s=0.0, min_runs=1, clock=clock)
     assert measured["a"].count == 1
 

@@ -71,7 +71,7 @@ def test_where_it_is_not_granted_nothing_changes(tmp_path: Path) -> None:
     taken.take()
     system.refused = False
     taken.take()
-    assert system.nice == {11: 0, 12: 0}, "it is asked for once"
+    assert system.nice == {11: 0, 12: 0}, "it is requested once"
     Precedence(root=tmp_path / "none").take()
 
 

@@ -115,7 +115,7 @@ def test_equal_runners_in_noise_are_seldom_ordered(clock: Any) -> None:
     assert wrong <= 5
 
 
-def test_giving_up_is_said(clock: Any) -> None:
+def test_giving_up_is_reported(clock: Any) -> None:
     runners = {"a": clock.runner(noisy(1, 0.01, 0.5)), "b": clock.runner(noisy(2, 0.01, 0.5))}
     by_rounds = rank_until_settled(runners, bursts=ONE, clock=clock, tie=0.0, max_rounds=9)
     assert (by_rounds.settled, by_rounds.rounds) == (False, 9)

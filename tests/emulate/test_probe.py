@@ -85,14 +85,14 @@ def test_the_instructions_of_the_best_feature_must_have_run(
         ("d503201f", None),  # nop
     ],
 )
-def test_instructions_are_told_apart(word: str, kind: str | None, tmp_path: Path) -> None:
+def test_instructions_are_distinguished(word: str, kind: str | None, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(f"----------------\nIN: \n0x7fb908de6874:  aa0003f5  mov x21, x0\n0x7fb908de6878:  {word}  .byte\n")
     with log.open("rb") as stream:
         assert scan(stream, ARM.kernels) == ({kind} if kind else set())
 
 
-def test_a_watch_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_watch_ends_when_it_is_stopped(tmp_path: Path) -> None:
     watch = Watch(ARM.kernels, tmp_path)
     with watch.pipe.open("wb", buffering=0) as qemu:
         qemu.write(b"0x1:  45c6988f  .byte\n" * 100_000)

@@ -8,7 +8,7 @@ import pytest
 
 from edgeq.emulate.emulator import load_emulators
 from edgeq.emulate.machine import check_cpuinfo, emulated_command
-from edgeq.emulate.qemu import Qemu, find_qemu, need_qemu
+from edgeq.emulate.qemu import Qemu, find_qemu, require_qemu
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 
 X86, ARM = load_emulators()["x86_64"], load_emulators()["arm64"]
@@ -34,9 +34,9 @@ def test_the_newest_that_runs_is_taken(own_home: Path, tmp_path: Path, monkeypat
     assert (found.version, found.source) == ("7.2.19", "the system")
     program(own_home / "qemu", "qemu-aarch64", "10.0.2")
     (own_home / "qemu" / "lock.json").write_text('{"package": "qemu-user=1:10.0.2"}')
-    assert need_qemu(ARM).source == "qemu-user=1:10.0.2"
+    assert require_qemu(ARM).source == "qemu-user=1:10.0.2"
     program(own_home / "qemu", "qemu-x86_64", "broken").write_text("not a program")
-    assert find_qemu(X86) is None or need_qemu(X86).source == "the system"
+    assert find_qemu(X86) is None or require_qemu(X86).source == "the system"
 
 
 def test_a_damaged_folder_of_programs_is_one_line(own_home: Path) -> None:

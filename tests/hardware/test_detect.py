@@ -49,7 +49,7 @@ def test_the_system_is_believed_where_it_lists_features() -> None:
     assert notes == ("py-cpuinfo reports avx512f, which /proc/cpuinfo does not list: not counted",)
 
 
-def test_a_disagreement_is_said_once() -> None:
+def test_a_disagreement_is_reported_once() -> None:
     reading = Reading("x86_64", frozenset({"avx2"}), "/proc/cpuinfo", frozenset({"avx512f"}), ("said",))
     assert combine(reading, frozenset({"avx512f"})) == (frozenset({"avx2"}), ("said",))
 

@@ -93,7 +93,7 @@ def test_a_sample_that_the_model_refuses_is_named() -> None:
         evaluate(linear_model().SerializeToString(), vectors(rows([1, 2, 3], [1, 2]), [0, 0]), Classification())
 
 
-def test_a_failing_runtime_is_told_apart_from_bad_data() -> None:
+def test_a_failing_runtime_is_distinguished_from_bad_data() -> None:
     def fail(feed: object) -> dict[str, np.ndarray]:
         raise RuntimeError("kernel\nfailed")
 

@@ -67,7 +67,7 @@ def test_a_model_against_another_is_compared_with_it(model: Path, other: Path) -
     assert list(found.scenarios["single-stream"]["ratios"]) == ["int8.onnx"]
 
 
-def test_models_of_the_same_name_are_told_apart(model: Path, tmp_path: Path) -> None:
+def test_models_of_the_same_name_are_distinguished(model: Path, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     counterpart = matmul_file(tmp_path / "old" / "int8.onnx", 8)
     assert set(bench(model, against=counterpart, settings=QUICK).models) == {str(model), str(counterpart)}

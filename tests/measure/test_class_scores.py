@@ -1,4 +1,4 @@
-"""Where the same top-1 means something, and where it must not be said."""
+"""Where the same top-1 means something, and where it must not be claimed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_class_scores_by_shape(shape: tuple[int, ...], expected: bool) -> None:
 
 
 def top1(*outputs: dict[str, np.ndarray], inputs: np.ndarray = IMAGE, task: object = None) -> float | None:
-    """What is said of samples with these float32 outputs and candidates that equal them."""
+    """What is reported of samples with these float32 outputs and candidates that equal them."""
     comparison = Comparison(task)  # type: ignore[arg-type]
     for output in outputs:
         comparison.update(output, output, {"x": inputs})

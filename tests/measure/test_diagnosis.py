@@ -108,7 +108,7 @@ def test_a_model_with_batch_normalization_is_prepared_first(tmp_path: Path) -> N
     assert as_prepared.comparison == found.comparison
 
 
-def test_a_model_that_was_changed_before_is_said_to_be(quantized: Quantized, tmp_path: Path) -> None:
+def test_a_model_that_was_changed_before_is_reported(quantized: Quantized, tmp_path: Path) -> None:
     other = quantize_all(tmp_path, float_model(scales={"pointwise.weight": np.linspace(0.5, 2, 16)}), ("u8s8",))
     found = debug(quantized.source, other.models["u8s8"], quantized.data)
     assert "1 weights differ by more than rounding (pointwise.weight)" in found.warnings[0]
@@ -221,7 +221,7 @@ def agreement(sqnr_db: float) -> Agreement:
     return Agreement((OutputAgreement("y", 1, sqnr_db, 1.0, 0.1, None, 0, 0),), 1)
 
 
-def test_an_optimiser_that_changes_the_answer_is_said() -> None:
+def test_an_optimiser_that_changes_the_answer_is_reported() -> None:
     assert optimiser_warning({"optimised": agreement(30), "written": agreement(32)}) is None
     found = optimiser_warning({"optimised": agreement(3), "written": agreement(30), "without": agreement(31)})
     assert found is not None

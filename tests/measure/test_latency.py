@@ -21,7 +21,7 @@ QUICK = BenchSettings(min_duration_s=0.02, min_queries=10, warm_up=WarmUp(min_s=
 
 
 class Counting:
-    """Progress that adds up what it is told."""
+    """Progress that adds up what is reported to it."""
 
     def __init__(self) -> None:
         self.totals: list[int | None] = []

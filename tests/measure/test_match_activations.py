@@ -52,7 +52,7 @@ def test_qdq_gives_floats_and_qoperator_integers(quantized: Quantized) -> None:
         assert one.range == other.range
 
 
-def test_dynamic_scales_are_told_from_floats(quantized: Quantized) -> None:
+def test_dynamic_scales_are_distinguished_from_floats(quantized: Quantized) -> None:
     found = matched(quantized, "dynamic")
     assert {name for name, match in found.items() if match.dynamic} == {"x", "stem_act", "dw_act", "features"}
     assert all(match.params is None for match in found.values())

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from edgeq.errors import ModelError, UsageError
-from edgeq.model.fixed_sizes import fix_sizes, free_sizes, need_fixed_sizes, parse_sizes
+from edgeq.model.fixed_sizes import fix_sizes, free_sizes, parse_sizes, require_fixed_sizes
 from edgeq.model.prepare import prepare_model
 from tests.graphs import model, proto
 
@@ -41,7 +41,7 @@ def test_what_needs_fixed_sizes_says_how_to_fix_them() -> None:
     with pytest.raises(
         ModelError, match=r"an NPU needs fixed sizes, .* N, H, z:0 free.*--fix N=1 --fix H=SIZE --fix z:0=1, the SIZE"
     ):
-        need_fixed_sizes(model(FREE), SOURCE, "an NPU")
+        require_fixed_sizes(model(FREE), SOURCE, "an NPU")
 
 
 def test_preparation_computes_with_the_numbers(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class TestCommand:
         assert "gemmini" in err
 
 
-def test_open_sizes_are_assumed_and_said_or_given(tmp_path: Path) -> None:
+def test_open_sizes_are_assumed_and_reported_or_given(tmp_path: Path) -> None:
     path = model_file(
         tmp_path,
         """<ir_version: 8, opset_import: ["": 17]> g (float[N,3,H,W] x) => (float[N,4,H,W] y)

@@ -90,7 +90,7 @@ class TestNotAModel:
     def test_too_large_for_a_protobuf(self, tmp_path: Path) -> None:
         path = tmp_path / "big.onnx"
         with path.open("wb") as file:
-            file.truncate(2**31)  # sparse: takes no room
+            file.truncate(2**31)  # sparse: takes no space
         with pytest.raises(ModelError, match="external data"):
             load_model(path)
 

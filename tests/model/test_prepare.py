@@ -341,7 +341,7 @@ class TestRefusals:
             prepared(tmp_path, proto)
         assert "as it was exported" in caught.value.fix
 
-    def test_layers_that_the_optimiser_fused_are_said(self, tmp_path: Path) -> None:
+    def test_layers_that_the_optimiser_fused_are_reported(self, tmp_path: Path) -> None:
         fused = node("FusedConv", ["x", "w"], ["y"], domain="com.microsoft", activation="Relu")
         proto = model([fused], {"x": [1, 8, 4, 4]}, weights={"w": rand(8, 8, 3, 3)}, domains=["com.microsoft"])
         result, _ = prepared(tmp_path, proto)
@@ -448,7 +448,7 @@ class TestLarge:
         assert run(result.path, {"x": np.ones((1, size), np.float32)})[0].tolist() == [[0, 0, 0, 0]]
 
 
-def test_unknown_shapes_are_told(tmp_path: Path) -> None:
+def test_unknown_shapes_are_reported(tmp_path: Path) -> None:
     nodes = [node("Reshape", ["x", "s"], ["r"]), node("Tanh", ["r"], ["y"])]
     proto = model(nodes, {"x": [2, 3]})
     proto.graph.input.append(helper.make_tensor_value_info("s", TensorProto.INT64, ["rank"]))

@@ -41,7 +41,7 @@ def test_the_installed_engine_is_right() -> None:
 
 
 @pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.001, False)])
-def test_a_gpu_must_compute_float32_where_it_is_asked_to(
+def test_a_gpu_must_compute_float32_where_that_is_requested(
     factor: float, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class There:

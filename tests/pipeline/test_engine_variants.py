@@ -39,7 +39,7 @@ def install(place: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str = "", v
 
 
 def test_each_engine_adds_a_variant_of_the_same_model(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(place, monkeypatch, "answers wrong")  # by a thousandth, so that its own answers are told apart
+    fake = install(place, monkeypatch, "answers wrong")  # by a thousandth, so that its own answers are recognised
     engines = (fake, dataclasses.replace(fake, precision="bf16"))
     found = package(NET, CALIB, BUNDLE, engines=engines, with_float=True, **QUICK)
     assert list(found.variants) == ["cpu-any", "cpu-any-fake", "cpu-any-fake-bf16"]

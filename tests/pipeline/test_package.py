@@ -285,9 +285,7 @@ def _no_emulated_machines(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_emulated_machines")
-def test_the_targets_own_kernels_are_asked_and_believed(
-    place: Path, native: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_targets_own_kernels_decide(place: Path, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def check(job: Job, built: Built, coverage: Coverage, machine: Machine, **options: Any) -> EmulatedCheck:

@@ -60,7 +60,7 @@ def test_the_public_name_is_this_function() -> None:
     assert edgeq.quantize is quantize
 
 
-def test_another_targets_kernels_are_said_not_to_be_here(place: Path) -> None:
+def test_another_targets_kernels_are_reported_as_absent(place: Path) -> None:
     result = quantized(target="raspberry-pi-4")
     assert not result.native
     assert result.scheme.pair == "S8S8"

@@ -75,6 +75,6 @@ def test_one_line(fault: str, command: str, board: FakeBoard, tmp_path: Path, mo
     board.python(f'exec {sys.executable} "$@"')
     (board.path / "fails").unlink(missing_ok=True)
     with open_board(one_board(board.address)) as session:  # it is as before
-        session.need("numpy", "onnxruntime")
+        session.require("numpy", "onnxruntime")
         assert [path for path in (board.cache / "tmp").rglob("*") if path.is_file()] == []
     assert {path.name for path in board.home.iterdir()} <= {".cache"}

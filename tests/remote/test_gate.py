@@ -14,7 +14,7 @@ from edgeq.errors import BoardError, UsageError, WorseError
 from tests.remote.conftest import FakeBoard
 from tests.report.test_gate import limits, made
 
-# Timings are never asserted: any speed is fast enough, and one that cannot be told passes.
+# Timings are never asserted: any speed is fast enough, and one that cannot be determined passes.
 ANY_SPEED = 'max_slowdown = 100.0\nmax_memory_growth = 100.0\ninconclusive = "pass"\n'
 
 

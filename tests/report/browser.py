@@ -88,7 +88,7 @@ class Page:
         to.write_bytes(base64.b64decode(shot["data"]))
 
     def pdf(self) -> bytes:
-        """The page as it prints on A4, without background colours, as browsers print unless told otherwise."""
+        """The page as it prints on A4, without background colours, as browsers print unless set otherwise."""
         printed = self.call("Page.printToPDF", printBackground=False, paperWidth=8.27, paperHeight=11.7)
         return base64.b64decode(printed["data"])
 

@@ -134,7 +134,7 @@ def layer(name: str, own: float, so_far: float) -> dict[str, Any]:
     }
 
 
-def culprit(node: str, reason: str) -> dict[str, Any]:
+def error_source(node: str, reason: str) -> dict[str, Any]:
     known = {"name": f"{node}_out", "node": node, "op_type": "Conv", "output_sqnr_db": 30.0, "share": 0.4}
     return {**known, "cause": "range", "reason": reason, "exclude": [node]}
 
@@ -208,7 +208,7 @@ def variant(layers: int = 30) -> dict[str, Any]:
         "warnings": ["accuracy was measured on few samples"],
         "layers": {
             "activations": [layer(n, 40 - 0.5 * i, 38 - 0.8 * i) for i, n in enumerate(names)],
-            "culprits": [culprit("block.2/Conv", "its range is wide")],
+            "culprits": [error_source("block.2/Conv", "its range is wide")],
         },
         "kernels": kernels(names),
         "histograms": [histogram(f"tensor{i}") for i in range(4)],

@@ -14,7 +14,7 @@ from . import samples
 from .browser import Page, browsing, find_browser
 
 OVERFLOW = """[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1
-  && !e.closest(".scroll") && !e.closest("pre") && !e.closest(".said")).map(e => e.outerHTML.slice(0, 80))"""
+  && !e.closest(".scroll") && !e.closest("pre") && !e.closest(".label-text")).map(e => e.outerHTML.slice(0, 80))"""
 SMALL_TEXT = """Math.min(...[...document.querySelectorAll(".chart text")].filter(e => e.getBoundingClientRect().width)
   .map(e => parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a))"""
 

@@ -37,7 +37,7 @@ def test_labels_keep_apart() -> None:
         assert not any(box.overlaps(other) for other in taken[:i])
 
 
-def test_no_room_no_label() -> None:
+def test_no_space_no_label() -> None:
     assert place_label(5, 5, 500, Box(0, 0, 100, 100), []) is None
 
 
@@ -53,7 +53,7 @@ def test_tick_labels_never_touch() -> None:
         ends = float(label.get("x", "")) + half
 
 
-def test_axes_name_their_unit_and_leave_room() -> None:
+def test_axes_name_their_unit_and_leave_space() -> None:
     scale = Scale(56, 57, 200, 20)
     assert "top-1 (%)" in y_axis(scale, axis_width(scale), 300, "top-1 (%)")
     assert axis_width(scale) > text_width("56.5")

@@ -44,7 +44,7 @@ def test_the_goal_was_not_met() -> None:
     assert (found.tone, found.status) == ("bad", "Goal not met")
 
 
-def test_slower_is_said_first() -> None:
+def test_slower_is_reported_first() -> None:
     bench = samples.bench_report(1.0, 2.0)
     bench["scenarios"]["single-stream"]["ratios"]["int8"] = ratio(0.5, 0.4, 0.6)
     found = verdict(tuning=None, bench=bench, variants=only())

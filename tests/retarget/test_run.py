@@ -176,7 +176,7 @@ def test_scales_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         retarget(saved(net.model(), tmp_path), tmp_path / "new.onnx", format="QOperator")
 
 
-def test_what_is_not_quantized_is_told_apart(tmp_path: Path) -> None:
+def test_what_is_not_quantized_is_distinguished(tmp_path: Path) -> None:
     net = Net()
     net.add("Relu", ["x"], "y")
     path = saved(net.model(), tmp_path)

@@ -171,13 +171,13 @@ def test_keys_that_cannot_sign(copy: Path, key: Path, tmp_path: Path, monkeypatc
 
 def test_certificates(copy: Path, tmp_path: Path) -> None:
     key, own, issuer, root = write_chain(tmp_path / "ca")
-    _, _, _, stranger = write_chain(tmp_path / "other")
+    _, _, _, other_root = write_chain(tmp_path / "other")
     sign_bundle(copy, key, certificates=[own, issuer])
     verified(copy, root)
     verified(copy, issuer)
     verified(copy, key.with_suffix(".pub"))
     with pytest.raises(BundleError, match="is not trusted"):
-        verified(copy, stranger)
+        verified(copy, other_root)
     # The runner on a device has nothing that verifies certificates, and takes the key.
     assert main(["verify", "--trust", str(root)], root=copy) == 7
     assert main(["verify", "--trust", str(key.with_suffix(".pub"))], root=copy) == 0

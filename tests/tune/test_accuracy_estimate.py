@@ -261,7 +261,7 @@ def test_what_all_samples_will_show_at_least_is_what_they_show_with_the_confiden
 
 
 @pytest.mark.parametrize("ends", [{"low": -1.0, "high": 1.0}, {"low": 0.0, "high": 1.0}])
-def test_nothing_is_said_of_all_samples_where_the_doubt_is_not_known(ends: dict[str, float]) -> None:
+def test_nothing_is_claimed_of_all_samples_where_the_doubt_is_not_known(ends: dict[str, float]) -> None:
     assert Assessment(10, False, "agreement", 0.5, expected=0.5, **ends).least_bound(0.5) == ends["low"]
 
 

@@ -246,7 +246,7 @@ def test_the_engine_is_part_of_what_measurements_are_filed_under(fake: Engine) -
 
 
 @pytest.mark.parametrize("behaviour", ["crashes at load", "crashes at run", "answers wrong"])
-def test_a_broken_plugin_is_one_line_and_an_error_where_it_is_asked_for(
+def test_a_broken_plugin_is_one_line_and_an_error_where_it_is_requested(
     behaviour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = fake_engine.install(tmp_path, monkeypatch, behaviour)
@@ -261,7 +261,7 @@ def test_a_broken_plugin_is_one_line_and_an_error_where_it_is_asked_for(
         find_field(resolve("auto", machine), machine, [EngineChoice(broken)])
 
 
-def test_one_that_is_not_installed_is_no_word_unless_it_is_asked_for(
+def test_one_that_is_not_installed_is_no_word_unless_it_is_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = fake_engine.install(tmp_path, monkeypatch, version="")

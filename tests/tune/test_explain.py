@@ -1,4 +1,4 @@
-"""What is said at the end."""
+"""What is reported at the end."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_a_doubtful_candidate_is_passed_over_for_one_that_keeps_its_accuracy() -
     )
 
 
-def test_one_figure_is_said_for_the_loss_and_its_bound() -> None:
+def test_one_figure_is_reported_for_the_loss_and_its_bound() -> None:
     outcome = run(FakeEvaluator({"a": Fact(loss=0.004, doubt=0.002)}), "a")
     assert outcome.winner is not None
     assert outcome.winner.reason.endswith("loses 0.40 points, over many other samples up to 0.76 points")

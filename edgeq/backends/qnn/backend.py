@@ -12,7 +12,7 @@ from typing import Any
 from edgeq_device.engines import find_library, installed_version
 from edgeq_device.errors import DeviceError
 
-from edgeq.backends.base import Alternative, Artifact, check_names, need_fields
+from edgeq.backends.base import Alternative, Artifact, check_names, require_fields
 from edgeq.backends.qnn.delegation import delegated, forecast
 from edgeq.backends.qnn.pairs import wide_share, write_pairs
 from edgeq.backends.qnn.rewrite import rewrite
@@ -21,7 +21,7 @@ from edgeq.data.samples import Samples
 from edgeq.engines import EngineChoice, engine_for
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
-from edgeq.model.fixed_sizes import need_fixed_sizes
+from edgeq.model.fixed_sizes import require_fixed_sizes
 from edgeq.model.prepare import PreparedModel
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.session import SessionSettings, onnxruntime
@@ -58,7 +58,7 @@ class QnnBackend:
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the NPU cannot do. See `Backend.check`."""
-        need_fields(scheme, _FIELDS, self.name, _NEEDS)
+        require_fields(scheme, _FIELDS, self.name, _NEEDS)
         if scheme.per_channel and scheme.weight_type != "int8":
             raise UsageError("weights with a scale per channel are int8 there", "Add --no-per-channel")
 
@@ -73,7 +73,7 @@ class QnnBackend:
     ) -> Artifact:
         """Write the Q/DQ model to `destination`; it takes nothing from samples. See `Backend.build`."""
         self.check(scheme)
-        need_fixed_sizes(prepared.model, prepared.source, self.title)
+        require_fixed_sizes(prepared.model, prepared.source, self.title)
         check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         place = Path(tempfile.mkdtemp(prefix="qnn-", dir=prepared.path.parent))
         changed, ranges = rewrite(prepared, ranges, place / "rewritten.onnx")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq.backends.base import Artifact, check_names, need_fields, refuse_wide
+from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fields
 from edgeq.backends.systolic.array import array_config
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.dialect import write_dialect
@@ -62,7 +62,7 @@ class SystolicBackend:
         """Refuse a scheme that the array cannot do. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         array_config(self._table)
-        need_fields(scheme, _FIELDS, self.name, _NEEDS)
+        require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
     def build(
         self,

@@ -150,8 +150,8 @@ def audit(
             run, outputs = simulation.run(sample.inputs), _outputs(plain, sample.inputs)
             effect.update(outputs, run.outputs, sample.inputs)
             for name, layer in run.layers.items():
-                clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.tally.clipped
-                sums[name] = sums.get(name, 0) + layer.tally.sums
+                clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.stats.clipped
+                sums[name] = sums.get(name, 0) + layer.stats.sums
             if reference is not None:
                 wanted = _outputs(reference, sample.inputs)
                 against_float["saturating"].update(wanted, run.outputs, sample.inputs)

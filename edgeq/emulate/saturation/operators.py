@@ -25,7 +25,7 @@ Multiply = Callable[[Array, Array], Product]
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
+class SumStats:
     """What was seen of a layer's sums of two products.
 
     Attributes:
@@ -44,7 +44,7 @@ class Computed:
     """What a layer gives: the output, as the operator has it, and what was seen of its sums."""
 
     output: Array
-    tally: Tally
+    stats: SumStats
 
 
 Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
@@ -62,7 +62,7 @@ def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, p
 
 def matmul_sums(
     a: Array, b: Array, a_zero: Array | None, b_zero: Array | None, multiply: Multiply
-) -> tuple[Array, Tally]:
+) -> tuple[Array, SumStats]:
     """int64 sums of (a - a_zero)(b - b_zero), stacked as numpy.matmul does, whose raw products `multiply` adds up."""
     a, b = np.asarray(a), np.asarray(b)
     lone_row, lone_column = a.ndim == 1, b.ndim == 1
@@ -89,7 +89,9 @@ def matmul_sums(
     if lone_column:
         values = values[..., 0]
     largest = np.max([p.largest for p in found], axis=0)
-    return values, Tally(sum(p.pairs for p in found) * b.shape[-1], np.asarray(sum(p.clipped for p in found)), largest)
+    return values, SumStats(
+        sum(p.pairs for p in found) * b.shape[-1], np.asarray(sum(p.clipped for p in found)), largest
+    )
 
 
 def conv_sums(
@@ -100,7 +102,7 @@ def conv_sums(
     w_zero: Array | None,
     multiply: Multiply,
     path: SaturatingPath | None = None,
-) -> tuple[Array, Tally]:
+) -> tuple[Array, SumStats]:
     """int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels.
 
     Args:
@@ -115,29 +117,29 @@ def conv_sums(
         outside = 1 - np.pad(np.ones_like(x), ((0, 0), (0, 0), *shape.pads))
         inside = np.pad(x, ((0, 0), (0, 0), *shape.pads))
         unpadded = replace(shape, pads=tuple((0, 0) for _ in shape.pads))
-        values, tally = _window_sums(unpadded, inside, w, x_zero, w_zero, multiply)
-        return values + zero * _window_sums(unpadded, outside, w, None, w_zero, exact_product)[0], tally
+        values, stats = _window_sums(unpadded, inside, w, x_zero, w_zero, multiply)
+        return values + zero * _window_sums(unpadded, outside, w, None, w_zero, exact_product)[0], stats
     return _window_sums(shape, x, w, x_zero, w_zero, multiply)
 
 
 def _window_sums(
     shape: Geometry, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
-) -> tuple[Array, Tally]:
+) -> tuple[Array, SumStats]:
     view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
     channels, outs = x.shape[1] // shape.group, len(w) // shape.group
     w_offset = np.broadcast_to(_zero(w_zero), len(w))
-    parts, tallies = [], []
+    parts, all_stats = [], []
     for group in range(shape.group):
         rows = view[..., group * channels : (group + 1) * channels]
         rows = rows.reshape(-1, rows.shape[-2] * channels)
         own = slice(group * outs, (group + 1) * outs)
         kernel = np.moveaxis(w[own], 1, -1).reshape(outs, -1).T
-        part, tally = matmul_sums(rows, kernel, x_zero, w_offset[own], multiply)
+        part, stats = matmul_sums(rows, kernel, x_zero, w_offset[own], multiply)
         parts.append(part)
-        tallies.append(tally)
+        all_stats.append(stats)
     values = np.concatenate(parts, axis=1).reshape(len(x), *sizes, len(w))
-    clipped, largest = (np.concatenate([getattr(t, name) for t in tallies]) for name in ("clipped", "largest"))
-    return np.moveaxis(values, -1, 1), Tally(sum(t.sums for t in tallies), clipped, largest)
+    clipped, largest = (np.concatenate([getattr(t, name) for t in all_stats]) for name in ("clipped", "largest"))
+    return np.moveaxis(values, -1, 1), SumStats(sum(t.sums for t in all_stats), clipped, largest)
 
 
 def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
@@ -159,52 +161,52 @@ def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
 
 def _matmul_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, b, a_zero, b_zero = given[:4]
-    values, tally = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(_int32(values), tally)
+    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(_int32(values), stats)
 
 
 def _qlinear_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given[:8]
-    values, tally = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(requantize(values, _flat(a_scale) * _flat(b_scale) / _flat(y_scale), y_zero), tally)
+    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(requantize(values, _flat(a_scale) * _flat(b_scale) / _flat(y_scale), y_zero), stats)
 
 
 def _matmul_integer_to_float(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, b, a_scale, b_scale, a_zero, b_zero, bias = given[:7]
-    values, tally = matmul_sums(a, b, a_zero, b_zero, multiply)
-    return Computed(_scaled(values, _flat(a_scale) * _flat(b_scale), bias), tally)
+    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(_scaled(values, _flat(a_scale) * _flat(b_scale), bias), stats)
 
 
 def _dynamic_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     x, b, b_scale, b_zero, bias = given[:5]
     a, scale, zero = dynamic_bytes(x)
-    values, tally = matmul_sums(a, b, zero, b_zero, multiply)
-    return Computed(_scaled(values, scale * _flat(b_scale), bias), tally)
+    values, stats = matmul_sums(a, b, zero, b_zero, multiply)
+    return Computed(_scaled(values, scale * _flat(b_scale), bias), stats)
 
 
 def _qgemm(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = given[:9]
     a, b = (a.T if node.attributes.get_int("transA", 0) else a), (b.T if node.attributes.get_int("transB", 0) else b)
-    values, tally = matmul_sums(a, b, a_zero, b_zero, multiply)
+    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
     if c is not None:
         values = values + c
     alpha = np.float32(node.attributes.get_float("alpha", 1.0))
     scale = alpha * _flat(a_scale) * _flat(b_scale)
     if y_scale is None:
-        return Computed(_scaled(values, scale, None), tally)
-    return Computed(requantize(values, scale / _flat(y_scale), y_zero), tally)
+        return Computed(_scaled(values, scale, None), stats)
+    return Computed(requantize(values, scale / _flat(y_scale), y_zero), stats)
 
 
 def _qlinear_conv(node: ir.Node, given: Sequence[Any], multiply: Multiply, path: SaturatingPath | None) -> Computed:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = given[:9]
     last = node.attributes.get_int("channels_last", 0)
-    values, tally = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply, path)
+    values, stats = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply, path)
     spread = (-1, *[1] * (values.ndim - 2))
     if bias is not None:
         values = values + bias.reshape(spread)
     scale = (_flat(x_scale) * _flat(w_scale) / _flat(y_scale)).reshape(spread)
     output = requantize(values, scale, y_zero)
-    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if last else output, tally)
+    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if last else output, stats)
 
 
 def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
@@ -220,11 +222,11 @@ def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Co
             own = slice(group * outs, (group + 1) * outs)
             columns = np.moveaxis(image[..., group * channels : (group + 1) * channels], -1, -2)
             columns = columns.reshape(int(np.prod(sizes)), -1).T
-            part, tally = matmul_sums(w[own].reshape(outs, -1), columns, w_zero, x_zero, multiply)
+            part, stats = matmul_sums(w[own].reshape(outs, -1), columns, w_zero, x_zero, multiply)
             parts.append(part.reshape(outs, *sizes))
-            sums += tally.sums
+            sums += stats.sums
         images.append(np.concatenate(parts))
-    return Computed(_int32(np.stack(images)), Tally(sums, *nothing))
+    return Computed(_int32(np.stack(images)), SumStats(sums, *nothing))
 
 
 OPERATORS: Mapping[str, Operator] = {

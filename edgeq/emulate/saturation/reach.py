@@ -49,6 +49,6 @@ def largest_sums(
     for sample in itertools.islice(samples, count):
         for name, computed in simulation.run(sample.inputs).layers.items():
             if name in known:
-                reached = computed.tally.largest / _HELD
+                reached = computed.stats.largest / _HELD
                 found[known[name]] = np.maximum(found.get(known[name], 0.0), reached)
     return found

@@ -92,7 +92,7 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeq.backends.qnn.backend.find_library", missing)
 
 
-def test_a_free_size_is_asked_for(tmp_path: Path, absent: None) -> None:
+def test_a_free_size_is_requested(tmp_path: Path, absent: None) -> None:
     with pytest.raises(ModelError, match=r"needs fixed sizes, and its inputs leave N free.*--fix N=1"):
         built(network(tmp_path), tmp_path)
 

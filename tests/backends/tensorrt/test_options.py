@@ -27,7 +27,7 @@ def test_an_unknown_option_brings_the_nearest() -> None:
         options.check_options(options.TENSORRT, {"trt_fp16_enabled": "1"})
 
 
-def test_the_installed_library_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installed_library_is_read_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_onnxruntime(tmp_path, monkeypatch, b"\0trt_fp16_enable\0trt_brand_new_enable\0device_id\0")
     known, source = options.known_options(options.TENSORRT)
     assert known == {"trt_fp16_enable", "trt_brand_new_enable", "device_id"}

@@ -1,4 +1,4 @@
-"""The real kernels of another CPU as a witness: onnxruntime under qemu-user."""
+"""The real kernels of another CPU as the reference: onnxruntime under qemu-user."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_ranges_of_outputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
-def test_what_is_shared_is_said_to_be(tmp_path: Path, form: str) -> None:
+def test_what_is_shared_is_reported(tmp_path: Path, form: str) -> None:
     net = Net()
     net.conv("x", "first", 4, 4, 3)
     net.conv("first_out", "second", 4, 4, 3)

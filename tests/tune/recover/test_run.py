@@ -38,7 +38,7 @@ def test_recoveries_stand_in_the_order_of_their_stages() -> None:
     assert others == [("split-gates",), ("split-more-gates",), ("float-head",)]
 
 
-def test_all_together_help_and_are_told_of(tmp_path: Path) -> None:
+def test_all_together_help_and_are_reported(tmp_path: Path) -> None:
     model, samples = two_gates(uneven), few(8, SHAPE)
     recoverer = Recoverer(job_of(model, tmp_path, samples), target(), tmp_path)
     plain = recoverer.build(SCHEME, (), tmp_path / "plain.onnx")

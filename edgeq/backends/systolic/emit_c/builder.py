@@ -114,7 +114,7 @@ class Builder:
         self.call(label, (), rearranged(place.pointer, order.size, pointer, label, index.size, self.batch))
         return pointer
 
-    def need_image(self, tensor: str) -> str:
+    def require_image(self, tensor: str) -> str:
         """A pointer to `tensor` in the standard order of C, NHWC for images."""
         return self.request(tensor, c_order(self.tensor(tensor).shape))
 

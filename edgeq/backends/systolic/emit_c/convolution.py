@@ -18,7 +18,7 @@ def emit_conv(builder: Builder, step: Conv) -> None:
     """Add the C of a convolution: its parameters, weights as `c_weights` has them, int32 biases, output, call."""
     depthwise = _as_depthwise(step)
     label = builder.label("conv_dw" if step.depthwise else "conv")
-    source = builder.need_image(step.input)
+    source = builder.require_image(step.input)
     _, channels, rows, cols = builder.tensor(step.input).shape
     _, outs, out_rows, out_cols = step.conv_shape
     target = builder.output(label, step.output, suffix="_out_pooled" if step.pool else "_out")

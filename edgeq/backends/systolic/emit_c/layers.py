@@ -90,7 +90,7 @@ def _add(builder: Builder, step: ResidualAdd) -> None:
 
 def _max_pool(builder: Builder, step: MaxPool) -> None:
     label = builder.label("max_pool")
-    source = builder.need_image(step.input)
+    source = builder.require_image(step.input)
     target = builder.output(label, step.output)
     _, channels, rows, cols = builder.tensor(step.input).shape
     out_rows, out_cols = builder.tensor(step.output).shape[2:]
@@ -105,7 +105,7 @@ def _max_pool(builder: Builder, step: MaxPool) -> None:
 
 def _average_pool(builder: Builder, step: AveragePool) -> None:
     label = builder.label("average_pool")
-    source = builder.need_image(step.input)
+    source = builder.require_image(step.input)
     target = builder.output(label, step.output)
     _, channels, rows, cols = builder.tensor(step.input).shape
     out_rows, out_cols = builder.tensor(step.output).shape[2:]
@@ -134,7 +134,7 @@ def _clamp(builder: Builder, step: Clamp) -> None:
 
 def _concat(builder: Builder, step: Concat) -> None:
     label = builder.label("concat")
-    sources = [builder.need_image(name) for name in step.inputs]
+    sources = [builder.require_image(name) for name in step.inputs]
     target = builder.output(label, step.output)
     shape = builder.tensor(step.output).shape
     axis = c_axis(shape, step.axis) - 1
