@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends import Artifact, backend_for
 from edgeq.calibrate.collect import collect
@@ -18,11 +17,10 @@ from edgeq.data.samples import Samples, open_samples
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.scheme import Scheme
+from tests.graphs import proto
 
 TARGET = "nvidia-t4"
 CHANNELS = 16
-node = helper.make_node
-SAME = {"pads": [1, 1, 1, 1]}
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -30,39 +28,37 @@ def random(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def model(
-    nodes: Sequence[onnx.NodeProto],
+    nodes: str,
     weights: Mapping[str, Any],
     *,
     shape: Sequence[int] = (1, CHANNELS, 8, 8),
     outputs: Sequence[str] = ("y",),
     opset: int = 17,
 ) -> onnx.ModelProto:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    held = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
-    graph = helper.make_graph(list(nodes), "net", [x], made, held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    """A model of the float input x, of nodes in ONNX's text form; its outputs are float32, too."""
+    sizes, made = ", ".join(map(str, shape)), ", ".join(f"float[] {name}" for name in outputs)
+    return proto(f"net (float[{sizes}] x) => ({made}) {{ {nodes} }}", weights, opset=opset)
 
 
 def residual() -> onnx.ModelProto:
     """stem → two layers around a skip connection → a block whose skip has a layer of its own → pool → Gemm."""
-    nodes = [
-        node("Conv", ["x", "w0", "b0"], ["c0"], name="stem", **SAME),
-        node("Relu", ["c0"], ["r0"], name="relu0"),
-        node("Conv", ["r0", "w1"], ["c1"], name="one", **SAME),
-        node("Relu", ["c1"], ["r1"], name="relu1"),
-        node("Conv", ["r1", "w2"], ["c2"], name="two", **SAME),
-        node("Add", ["r0", "c2"], ["a1"], name="add1"),
-        node("Relu", ["a1"], ["r2"], name="relu2"),
-        node("Conv", ["r2", "w3"], ["c3"], name="three", **SAME),
-        node("Relu", ["c3"], ["r3"], name="relu3"),
-        node("Conv", ["r3", "w4"], ["c4"], name="four", **SAME),
-        node("Conv", ["r2", "w5"], ["c5"], name="shortcut", **SAME),
-        node("Add", ["c4", "c5"], ["a2"], name="add2"),
-        node("GlobalAveragePool", ["a2"], ["p"], name="pool"),
-        node("Flatten", ["p"], ["f"], name="flatten"),
-        node("Gemm", ["f", "wf", "bf"], ["y"], name="fc", transB=1),
-    ]
+    nodes = """
+        [stem] c0 = Conv<pads = [1, 1, 1, 1]>(x, w0, b0)
+        [relu0] r0 = Relu(c0)
+        [one] c1 = Conv<pads = [1, 1, 1, 1]>(r0, w1)
+        [relu1] r1 = Relu(c1)
+        [two] c2 = Conv<pads = [1, 1, 1, 1]>(r1, w2)
+        [add1] a1 = Add(r0, c2)
+        [relu2] r2 = Relu(a1)
+        [three] c3 = Conv<pads = [1, 1, 1, 1]>(r2, w3)
+        [relu3] r3 = Relu(c3)
+        [four] c4 = Conv<pads = [1, 1, 1, 1]>(r3, w4)
+        [shortcut] c5 = Conv<pads = [1, 1, 1, 1]>(r2, w5)
+        [add2] a2 = Add(c4, c5)
+        [pool] p = GlobalAveragePool(a2)
+        [flatten] f = Flatten(p)
+        [fc] y = Gemm<transB = 1>(f, wf, bf)
+    """
     weights = {f"w{i}": 0.1 * random(CHANNELS, CHANNELS, 3, 3, seed=i) for i in range(6)}
     return model(nodes, {**weights, "b0": random(CHANNELS), "wf": random(5, CHANNELS), "bf": random(5)})
 
@@ -83,10 +79,10 @@ class Bench:
         return backend_for(target, self.observed).build(self.prepared, self.observed, scheme, place)
 
 
-def bench(folder: Path, proto: onnx.ModelProto, *, scale: float = 1.0, rows: int = 4) -> Bench:
+def bench(folder: Path, net: onnx.ModelProto, *, scale: float = 1.0, rows: int = 4) -> Bench:
     source = folder / "model.onnx"
-    source.write_bytes(proto.SerializeToString())
-    shape = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
+    source.write_bytes(net.SerializeToString())
+    shape = [d.dim_value for d in net.graph.input[0].type.tensor_type.shape.dim]
     np.savez(folder / "x.npz", x=scale * random(rows, *shape[1:]))
     prepared = prepare_model(source, folder / "work")
     samples = open_samples(folder / "x.npz", prepared.signature)

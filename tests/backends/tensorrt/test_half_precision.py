@@ -5,18 +5,21 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from edgeq.errors import HardwareError
 from edgeq.session import SessionSettings, open_session
 
-from .nets import CHANNELS, SAME, Bench, bench, model, node, precisions, random, reasons, residual
+from .nets import CHANNELS, Bench, bench, model, precisions, random, reasons, residual
 
 
-def conv_and(*rest: onnx.NodeProto, outputs: tuple[str, ...] = ("y",), **weights: object) -> onnx.ModelProto:
+def conv_and(rest: str, outputs: tuple[str, ...] = ("y",), **weights: object) -> onnx.ModelProto:
     """A layer whose rectified result is "c", and what comes after it."""
-    layer = [node("Conv", ["x", "w"], ["c0"], name="conv", **SAME), node("Relu", ["c0"], ["c"], name="first")]
-    return model([*layer, *rest], {"w": random(CHANNELS, CHANNELS, 3, 3), **weights}, outputs=outputs)
+    layer = """
+        [conv] c0 = Conv<pads = [1, 1, 1, 1]>(x, w)
+        [first] c = Relu(c0)
+    """
+    return model(layer + rest, {"w": random(CHANNELS, CHANNELS, 3, 3), **weights}, outputs=outputs)
 
 
 def types(artifact_model: Path) -> dict[str, int]:
@@ -40,9 +43,11 @@ def test_no_cast_parts_a_pair_from_its_layer(tmp_path: Path) -> None:
 
 def test_a_tensor_over_the_limit_keeps_its_nodes_in_fp32(tmp_path: Path) -> None:
     proto = conv_and(
-        node("Mul", ["c", "big"], ["m"], name="blow-up"),
-        node("Mul", ["m", "small"], ["s"], name="shrink"),
-        node("Relu", ["s"], ["y"], name="relu"),
+        """
+        ["blow-up"] m = Mul(c, big)
+        [shrink] s = Mul(m, small)
+        [relu] y = Relu(s)
+    """,
         big=np.float32(3e4),
         small=np.float32(1e-4),
     )
@@ -55,8 +60,10 @@ def test_a_tensor_over_the_limit_keeps_its_nodes_in_fp32(tmp_path: Path) -> None
 
 def test_constants_that_overflow_or_vanish_keep_their_nodes_in_fp32(tmp_path: Path) -> None:
     proto = conv_and(
-        node("Add", ["c", "epsilon"], ["e"], name="guard"),
-        node("Min", ["e", "ceiling"], ["y"], name="cap"),
+        """
+        [guard] e = Add(c, epsilon)
+        [cap] y = Min(e, ceiling)
+    """,
         epsilon=np.float32(1e-12),
         ceiling=np.float32(1e6),
     )
@@ -67,7 +74,7 @@ def test_constants_that_overflow_or_vanish_keep_their_nodes_in_fp32(tmp_path: Pa
 
 
 def test_a_layer_whose_result_overflows_is_int8_with_an_fp32_result(tmp_path: Path) -> None:
-    built = bench(tmp_path, conv_and(node("Sqrt", ["c"], ["y"], name="root")), scale=1e5).build()
+    built = bench(tmp_path, conv_and("[root] y = Sqrt(c)"), scale=1e5).build()
     assert types(built.model)["c"] == TensorProto.FLOAT
     assert precisions(built)["conv"] == "int8"
     assert np.isfinite(open_session(built.simulation).run(None, {"x": 1e5 * random(1, CHANNELS, 8, 8)})[0]).all()
@@ -75,13 +82,13 @@ def test_a_layer_whose_result_overflows_is_int8_with_an_fp32_result(tmp_path: Pa
 
 def test_a_residual_add_that_overflows_takes_its_layer_along(tmp_path: Path) -> None:
     """A Cast between the two would part them, and the pair on the skip branch would serve nothing."""
-    nodes = [
-        node("Conv", ["x", "w0"], ["c0"], name="stem", **SAME),
-        node("Relu", ["c0"], ["r0"], name="relu"),
-        node("Mul", ["r0", "big"], ["m"], name="big"),
-        node("Conv", ["r0", "w1"], ["c1"], name="main", **SAME),
-        node("Add", ["m", "c1"], ["y"], name="add"),
-    ]
+    nodes = """
+        [stem] c0 = Conv<pads = [1, 1, 1, 1]>(x, w0)
+        [relu] r0 = Relu(c0)
+        [big] m = Mul(r0, big)
+        [main] c1 = Conv<pads = [1, 1, 1, 1]>(r0, w1)
+        [add] y = Add(m, c1)
+    """
     weights = {f"w{i}": random(CHANNELS, CHANNELS, 3, 3, seed=i) for i in range(2)}
     built = bench(tmp_path, model(nodes, {**weights, "big": np.float32(1e4)})).build()
     kinds = types(built.model)
@@ -92,7 +99,7 @@ def test_a_residual_add_that_overflows_takes_its_layer_along(tmp_path: Path) -> 
 
 def test_what_takes_float32_only_gets_it(tmp_path: Path) -> None:
     proto = conv_and(
-        node("Resize", ["c", "", "scales"], ["y"], name="resize", mode="nearest"),
+        '[resize] y = Resize<mode = "nearest">(c, "", scales)',
         scales=np.array([1, 1, 2, 2], np.float32),
     )
     built = bench(tmp_path, proto).build()
@@ -104,23 +111,16 @@ def test_what_takes_float32_only_gets_it(tmp_path: Path) -> None:
 
 
 def test_bodies_of_branches_read_what_they_did(tmp_path: Path) -> None:
-    inner = helper.make_graph(
-        [node("Mul", ["r", "two"], ["twice"], name="twice")],
-        "then",
-        [],
-        [helper.make_tensor_value_info("twice", TensorProto.FLOAT, None)],
-    )
-    other = helper.make_graph(
-        [node("Neg", ["r"], ["minus"], name="minus")],
-        "else",
-        [],
-        [helper.make_tensor_value_info("minus", TensorProto.FLOAT, None)],
-    )
     proto = conv_and(
-        node("Relu", ["c"], ["r"], name="relu"),
-        node("ReduceMax", ["r"], ["peak"], name="peak", keepdims=0),
-        node("Greater", ["peak", "zero"], ["is-positive"], name="compare"),
-        node("If", ["is-positive"], ["y"], name="if", then_branch=inner, else_branch=other),
+        """
+        [relu] r = Relu(c)
+        [peak] peak = ReduceMax<keepdims = 0>(r)
+        [compare] "is-positive" = Greater(peak, zero)
+        [if] y = If("is-positive")<
+            then_branch = then () => (float[] twice) { [twice] twice = Mul(r, two) },
+            else_branch = else () => (float[] minus) { [minus] minus = Neg(r) }
+        >
+    """,
         two=np.float32(2),
         zero=np.float32(0),
     )

@@ -11,7 +11,7 @@ from edgeq.backends import Artifact, backend_for
 from edgeq.errors import CalibrationError, ModelError
 from edgeq.hardware.target import resolve
 
-from .nets import CHANNELS, SAME, TARGET, Bench, bench, model, node, pairs, precisions, random, reasons, residual
+from .nets import CHANNELS, TARGET, Bench, bench, model, pairs, precisions, random, reasons, residual
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +102,14 @@ def test_a_missing_range_is_refused(small: Bench) -> None:
 
 
 def test_tiny_convolutions_and_vectors_stay_out(tmp_path: Path) -> None:
-    nodes = [
-        node("Conv", ["x", "wt"], ["t"], name="tiny", **SAME),
-        node("Conv", ["t", "wd"], ["d"], name="depthwise", group=4, **SAME),
-        node("Conv", ["d", "wc"], ["c"], name="wide", **SAME),
-        node("GlobalAveragePool", ["c"], ["p"], name="pool"),
-        node("Flatten", ["p"], ["f"], name="flatten"),
-        node("MatMul", ["f", "wv"], ["y"], name="vector"),
-    ]
+    nodes = """
+        [tiny] t = Conv<pads = [1, 1, 1, 1]>(x, wt)
+        [depthwise] d = Conv<group = 4, pads = [1, 1, 1, 1]>(t, wd)
+        [wide] c = Conv<pads = [1, 1, 1, 1]>(d, wc)
+        [pool] p = GlobalAveragePool(c)
+        [flatten] f = Flatten(p)
+        [vector] y = MatMul(f, wv)
+    """
     weights = {
         "wt": random(4, 3, 3, 3),
         "wd": random(4, 1, 3, 3),
@@ -130,12 +130,12 @@ def test_tiny_convolutions_and_vectors_stay_out(tmp_path: Path) -> None:
 
 
 def test_a_concat_and_what_it_joins_have_one_scale(tmp_path: Path) -> None:
-    nodes = [
-        node("Conv", ["x", "wa"], ["a"], name="a", **SAME),
-        node("Conv", ["a", "wb"], ["b"], name="b", **SAME),
-        node("Concat", ["a", "b"], ["j"], name="join", axis=1),
-        node("Conv", ["j", "wc"], ["y"], name="c", **SAME),
-    ]
+    nodes = """
+        [a] a = Conv<pads = [1, 1, 1, 1]>(x, wa)
+        [b] b = Conv<pads = [1, 1, 1, 1]>(a, wb)
+        [join] j = Concat<axis = 1>(a, b)
+        [c] y = Conv<pads = [1, 1, 1, 1]>(j, wc)
+    """
     square = random(CHANNELS, CHANNELS, 3, 3)
     weights = {"wa": square, "wb": square, "wc": random(CHANNELS, 2 * CHANNELS, 3, 3)}
     artifact = bench(tmp_path, model(nodes, weights)).build()
@@ -146,11 +146,11 @@ def test_a_concat_and_what_it_joins_have_one_scale(tmp_path: Path) -> None:
 
 
 def test_matrix_products_of_activations_have_both_operands_quantized(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", ["x", "w"], ["q"], name="project"),
-        node("Transpose", ["q"], ["t"], name="transpose", perm=[0, 2, 1]),
-        node("MatMul", ["q", "t"], ["y"], name="scores"),
-    ]
+    nodes = """
+        [project] q = MatMul(x, w)
+        [transpose] t = Transpose<perm = [0, 2, 1]>(q)
+        [scores] y = MatMul(q, t)
+    """
     artifact = bench(tmp_path, model(nodes, {"w": random(8, 8)}, shape=(1, 6, 8))).build()
     assert precisions(artifact)["project"] == precisions(artifact)["scores"] == "int8"
     assert set(pairs(artifact)) == {"x", "q", "t"}

@@ -13,17 +13,17 @@ from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.session import SessionSettings, open_session
 
-from .nets import CHANNELS, SAME, bench, model, node, random, residual
+from .nets import CHANNELS, bench, model, random, residual
 
 
 def half_chain() -> onnx.ModelProto:
     """x → float16 → times 1000 → times 0.001 → float32: infinite from 66 on."""
-    nodes = [
-        node("Cast", ["x"], ["h"], name="down", to=TensorProto.FLOAT16),
-        node("Mul", ["h", "k"], ["m"], name="up"),
-        node("Mul", ["m", "r"], ["n"], name="back"),
-        node("Cast", ["n"], ["y"], name="out", to=TensorProto.FLOAT),
-    ]
+    nodes = """
+        [down] h = Cast<to = 10>(x)
+        [up] m = Mul(h, k)
+        [back] n = Mul(m, r)
+        [out] y = Cast<to = 1>(n)
+    """
     return model(nodes, {"k": np.float16(1000), "r": np.float16(0.001)}, shape=[4], opset=19)
 
 
@@ -45,7 +45,7 @@ def test_the_twin_rounds_and_overflows_like_float16(level: str) -> None:
 
 def test_int8_arithmetic_is_that_of_the_graph(tmp_path: Path) -> None:
     proto = model(
-        [node("Conv", ["x", "w", "b"], ["y"], name="conv")],
+        "[conv] y = Conv(x, w, b)",
         {"w": random(CHANNELS, CHANNELS, 1, 1), "b": random(CHANNELS)},
         shape=(1, CHANNELS, 1, 1),
     )
@@ -83,10 +83,10 @@ def test_the_deployed_file_loads_and_is_close_to_its_twin(tmp_path: Path) -> Non
 
 
 def test_a_cast_to_float_becomes_nothing() -> None:
-    nodes = [
-        node("Cast", ["x"], ["h"], name="down", to=TensorProto.FLOAT16),
-        node("Cast", ["h"], ["y"], name="up", to=TensorProto.FLOAT),
-    ]
+    nodes = """
+        [down] h = Cast<to = 10>(x)
+        [up] y = Cast<to = 1>(h)
+    """
     twin = to_proto(simulation(from_proto(model(nodes, {}, shape=[2], opset=19))))
     assert [n.op_type for n in twin.graph.node] == ["Cast", "Cast", "Identity"]
     x = np.array([0.1, 1e9], np.float32)
@@ -95,13 +95,13 @@ def test_a_cast_to_float_becomes_nothing() -> None:
 
 
 def test_inputs_and_outputs_in_16_bits_keep_their_types() -> None:
-    nodes = [
-        node("Cast", ["x"], ["wide"], name="widened", to=TensorProto.FLOAT),
-        node("Cast", ["wide"], ["h"], name="down", to=TensorProto.FLOAT16),
-        node("Mul", ["h", "k"], ["m"], name="times"),
-        node("Cast", ["m"], ["n"], name="up", to=TensorProto.FLOAT),
-        node("Cast", ["n"], ["y"], name="narrowed", to=TensorProto.FLOAT16),
-    ]
+    nodes = """
+        [widened] wide = Cast<to = 1>(x)
+        [down] h = Cast<to = 10>(wide)
+        [times] m = Mul(h, k)
+        [up] n = Cast<to = 1>(m)
+        [narrowed] y = Cast<to = 10>(n)
+    """
     proto = model(nodes, {"k": np.float16(1.001)}, shape=[3], opset=19)
     for border in (*proto.graph.input, *proto.graph.output):
         border.type.tensor_type.elem_type = TensorProto.FLOAT16
@@ -113,10 +113,10 @@ def test_inputs_and_outputs_in_16_bits_keep_their_types() -> None:
 
 
 def test_padding_is_only_moved(tmp_path: Path) -> None:
-    nodes = [
-        node("Conv", ["x", "w"], ["c"], name="conv", **SAME),
-        node("Pad", ["c", "pads"], ["y"], name="pad"),
-    ]
+    nodes = """
+        [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)
+        [pad] y = Pad(c, pads)
+    """
     weights = {"w": random(CHANNELS, CHANNELS, 3, 3), "pads": np.array([0, 0, 0, 0, 0, 2, 0, 0], np.int64)}
     built = bench(tmp_path, model(nodes, weights)).build()
     graph = onnx.load(built.simulation).graph
