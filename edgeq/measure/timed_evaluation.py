@@ -77,6 +77,7 @@ class _Waiting:
 
     @property
     def nbytes(self) -> int:
+        """Of the sample's inputs and of all outputs that are held."""
         made = (array for outputs in self.outputs.values() for array in outputs.values())
         return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *made))
 

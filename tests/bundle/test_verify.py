@@ -37,7 +37,7 @@ def test_report_lists_every_variant(good_zip: Path) -> None:
     assert check.max_error <= check.tolerance
 
 
-def test_what_differs_besides_values_is_said() -> None:
+def test_what_differs_besides_values_is_reported() -> None:
     check = {"max_error": None, "tolerance": 0.1, "passed": False, "problem": "it is not finite"}
     found = {"component": "model", "variant": "pi", "status": "failed", "reason": "", "outputs": {"y": check}}
     assert list(variant_lines(found)) == ["  model/pi: failed", "    y: it is not finite, allowed 0.1: WRONG"]
