@@ -28,7 +28,7 @@ SCREENED = 8
 """Samples on which candidates are screened, and noise is measured."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LayerRanker:
     """Ranks what a candidate quantizes.
 

@@ -117,16 +117,7 @@ class LocalEvaluator:
         self._engines = engines or Engines()
         self._sessions = SessionPool(self._engines)
         self._clock = clock or LocalClock(self._sessions)
-        self._ranker = LayerRanker(
-            job=job,
-            target=target,
-            workdir=workdir,
-            timed=timed,
-            accuracy=self._accuracy,
-            builder=self._builder,
-            engines=self._engines,
-            progress=progress,
-        )
+        self._ranker = LayerRanker(job, target, workdir, timed, self._accuracy, self._builder, self._engines, progress)
         self._built: dict[str, Built] = {}
         self._structures = Structures(job.prepared, self._accuracy.samples, self._clock)
 
