@@ -44,7 +44,7 @@ class _Ready:
 
 
 class BoardClock:
-    """Boards of one kind that take turns: each rests while another works. See `edgeq.tune.clock.RemoteClock`."""
+    """Boards of one kind that take turns: each rests while another works. See `edgeq.tune.clock.Clock`."""
 
     def __init__(
         self, boards: Sequence[Board], *, progress: Progress = SILENT, sleep: Callable[[float], None] = time.sleep

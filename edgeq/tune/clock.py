@@ -10,10 +10,6 @@ from typing import Any, Protocol, TypeVar
 from edgeq_device.ranking import RaceRules, Ranking, rank_until_settled
 from edgeq_device.scenarios import query_runner
 
-from edgeq.emulate.routes import ExecutionRoute
-from edgeq.hardware.engines import Installed
-from edgeq.hardware.machine import Machine
-from edgeq.measure.checks import Check
 from edgeq.measure.latency import session_memory
 from edgeq.session import SessionSettings, open_session
 from edgeq.tune.sessions import SessionPool
@@ -37,28 +33,6 @@ class Clock(Protocol):
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
         """Peak memory of a session, bytes."""
-
-
-class RemoteClock(Clock, Protocol):
-    """A clock on another machine."""
-
-    @property
-    def machine(self) -> Machine:
-        """What it is."""
-
-    @property
-    def engines(self) -> Mapping[str, Installed]:
-        """The engines that are there, by name."""
-
-    @property
-    def route(self) -> ExecutionRoute:
-        """How models are run there under the profiler."""
-
-    def checks(self) -> tuple[Check, ...]:
-        """What was checked there of every candidate that was built."""
-
-    def record(self) -> Any:
-        """Where everything ran, for the tuning record."""
 
 
 class LocalClock:

@@ -23,9 +23,9 @@ from edgeq.pipeline.variant_bundle import as_text, bundle_variants
 from edgeq.pipeline.variants import PackagedVariant, variant_name, with_fallback
 from edgeq.progress import Progress
 from edgeq.records import plain
+from edgeq.remote.clock import BoardClock
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.clock import RemoteClock
 from edgeq.tune.document import make_record
 from edgeq.tune.engines import Field
 from edgeq.tune.evaluator import FLOAT
@@ -59,7 +59,7 @@ class PreparedRun:
     task: Task | None
     goal: Goal
     evaluator: LocalEvaluator
-    clock: RemoteClock | None
+    clock: BoardClock | None
     workdir: Path
     progress: Progress
 

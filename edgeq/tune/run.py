@@ -25,7 +25,7 @@ from edgeq.pipeline.package import check_bundle_output
 from edgeq.pipeline.proof import Proof
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
-from edgeq.tune.clock import RemoteClock
+from edgeq.remote.clock import BoardClock
 from edgeq.tune.document import settings_of
 from edgeq.tune.engines import find_field
 from edgeq.tune.explain import verdict
@@ -93,7 +93,7 @@ def tune(
     goal: Goal | str | None = None,
     engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
     fix: Mapping[str, int] | None = None,
-    clock: RemoteClock | None = None,
+    clock: BoardClock | None = None,
     resume: bool = False,
     with_float: bool = False,
     selftest: int = 2,
