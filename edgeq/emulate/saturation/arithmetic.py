@@ -21,6 +21,9 @@ from edgeq.model.saturation import PAIR_LIMIT, as_pairs, pair_sums
 _LOW, _HIGH = -(2**15), 2**15 - 1
 # Products of bytes are below 2^16: so many of them sum up exactly in float32's 24 bits.
 _EXACT_IN_FLOAT32 = 1 << 8
+# OpenBLAS computes products of up to 2^18 multiply-adds on one thread, by a vector up to 2^13. For larger ones its
+# threads wait for each other in busy loops: where other work has the cores, that took 20 times the processor time.
+_ONE_THREAD, _COLUMNS = 1 << 18, 1 << 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +49,18 @@ def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
     values = np.zeros((len(a), b.shape[1]), np.int64)
     for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
         part = slice(start, start + _EXACT_IN_FLOAT32)
-        values += (a[:, part].astype(np.float32) @ b[part].astype(np.float32)).astype(np.int64)
+        _add_product(values, a[:, part].astype(np.float32), b[part].astype(np.float32))
     nothing = np.zeros((2, b.shape[1]), np.int64)
     return Product(values, nothing[0], len(a) * ((a.shape[1] + 1) // 2), nothing[1])
+
+
+def _add_product(values: NDArray[np.int64], a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    """Add a product to `values`, in parts that BLAS computes on one thread."""
+    rows = max(_ONE_THREAD // (max(a.shape[1], 1) * _COLUMNS), 1)
+    for top in range(0, len(a), rows):
+        for left in range(0, b.shape[1], _COLUMNS):
+            across, along = slice(top, top + rows), slice(left, left + _COLUMNS)
+            values[across, along] += np.matmul(a[across], b[:, along]).astype(np.int64)
 
 
 def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,23 @@ def spelled_out(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
                 values[m, n] += kept
                 largest[n] = max(largest[n], abs(total))
     return values, clipped, largest
+
+
+def test_products_are_computed_in_parts_for_which_blas_starts_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, multiply = [], np.matmul
+
+    def counted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        parts.append((a.size * b.shape[1], 1 in (len(a), b.shape[1])))
+        return multiply(a, b)
+
+    monkeypatch.setattr("edgeq.emulate.saturation.arithmetic.np.matmul", counted)
+    random = np.random.default_rng(0)
+    for m, k, n in ((300, 700, 130), (1, 512, 97), (5000, 3, 1), (2, 0, 3)):
+        a, b = random.integers(0, 256, (m, k)).astype(np.uint8), random.integers(-128, 128, (k, n)).astype(np.int8)
+        np.testing.assert_array_equal(exact_product(a, b).values, a.astype(np.int64) @ b.astype(np.int64))
+    assert sum(size for size, _ in parts) == 300 * 700 * 130 + 512 * 97 + 15000
+    assert max(size for size, _ in parts) <= 2**18
+    assert max(size for size, by_vector in parts if by_vector) <= 2304 * 4
 
 
 @settings(max_examples=60, deadline=None)
