@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgeq_device.engines import install_command, installed_version, problem_of, this_platform
+from edgeq_device.engines import install_command, installed_version, problem_of, this_platform, vendor_problem
 from edgeq_device.gpu import Gpu, capability_text
 from edgeq_device.version import parse_version
 from edgeq_device.wrong import WrongKernels, wrong_here
@@ -62,7 +62,7 @@ def detect_engines(
     for engine in sorted(engines.values(), key=lambda e: (bool(e.module), e.name)):
         found = installed.get(engine.name, Installed())
         version = found.version
-        problem = (version and gpu_problem(engine, machine)) or found.problem
+        problem = (version and hardware_problem(engine, machine, version)) or found.problem
         if version or _would_run(engine, machine, place):
             states.append(
                 EngineState(
@@ -102,6 +102,11 @@ def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
     }
 
 
+def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
+    """Why that version of `engine` has no hardware on `machine`, which is no fault of either; "" where it may have."""
+    return gpu_problem(engine, machine) or vendor_problem(engine, version, machine.vendor)
+
+
 def gpu_problem(engine: Engine, machine: Machine) -> str:
     """Why no NVIDIA GPU of `machine` is one that `engine` runs on; "" where one is, and where it needs none."""
     if not engine.compute_capabilities or any(_takes(engine, gpu) for gpu in machine.gpus):
@@ -122,6 +127,8 @@ def _takes(engine: Engine, gpu: Gpu) -> bool:
 def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
     """Whether `machine`, a `place` as `this_platform` names it, is known to have what `engine` runs on."""
     if engine.platforms and place not in engine.platforms:
+        return False
+    if engine.cpu_vendors and machine.vendor and machine.vendor not in engine.cpu_vendors:
         return False
     if engine.compute_capabilities:
         return not gpu_problem(engine, machine)

@@ -27,7 +27,8 @@ class Machine(Displayed):
     Attributes:
         architecture: "x86_64", "arm64", "riscv64", or the system's own lower-case word for another one.
         features: CPU features in the spelling of `edgeq_device.features`.
-        cpu_name, vendor: for people; nothing is decided by them.
+        cpu_name: for people; nothing is decided by it.
+        vendor: the CPU's maker, by which only engines are left out that do not take its CPUs.
         board: what the device tree calls the board, if there is one.
         cores, threads: physical cores and hardware threads; 0 where unknown.
         usable_threads: how many of the threads this process may use, after affinity and control groups.

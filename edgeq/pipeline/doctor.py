@@ -30,7 +30,7 @@ from edgeq.data.given import Data
 from edgeq.engines import load_engines
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.engines import detect_engines, gpu_problem, simulates
+from edgeq.hardware.engines import detect_engines, hardware_problem, simulates
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.pipeline.engine_checks import check_engine
@@ -113,7 +113,7 @@ def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
         if not known[state.name].module:
             continue
         if not state.usable:
-            there = state.version and not gpu_problem(known[state.name], machine)
+            there = state.version and not hardware_problem(known[state.name], machine, state.version)
             broken = there and not simulates(known[state.name], machine)
             status: Status = "failed" if broken else "ok" if there else "absent"
             yield Check(name, status, state.problem or f"{state.title}: {state.install}")

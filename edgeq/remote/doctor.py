@@ -7,7 +7,7 @@ import numpy as np
 from edgeq import demo
 from edgeq.engines import load_engines
 from edgeq.errors import BoardError, RuntimeUnavailableError
-from edgeq.hardware.engines import detect_engines, simulates
+from edgeq.hardware.engines import detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.agreement import decibels
 from edgeq.pipeline.doctor import Check, Diagnosis, Status
@@ -44,8 +44,10 @@ def doctor_board(board: Board, *, progress: Progress = SILENT) -> Diagnosis:
             checks.append(Check("state", "ok", found.state.text()))
             known = load_engines()
             for state in detect_engines(found.machine, known, found.engines):
-                broken = state.problem and not simulates(known[state.name], found.machine)
-                status: Status = "failed" if broken else "ok" if state.version else "absent"
+                engine = known[state.name]
+                there = state.version and not hardware_problem(engine, found.machine, state.version)
+                broken = there and state.problem and not simulates(engine, found.machine)
+                status: Status = "failed" if broken else "ok" if there else "absent"
                 detail = state.problem or state.version or f"{state.title}: {state.install}"
                 checks.append(Check(f"engine {state.name}", status, detail))
             checks.append(_runs(session, progress))

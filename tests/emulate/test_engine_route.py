@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from edgeq.emulate.check import Trial, check_trial
 from edgeq.emulate.engine_route import route_for
-from edgeq.emulate.probe import EXACT
+from edgeq.emulate.probe import EXACT, SATURATED
 from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, route_to
 from edgeq.engines import Engine, IsaCap, IsaLevel, load_engines
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
+from edgeq.scheme import Scheme
 from edgeq.session import SessionSettings
 from tests import fake_engine
 from tests.backends.build import bench, residual
+from tests.plugins import needs_plugin
 
+HERE_SATURATES = match_profile(detect_machine(), load_profiles()).profile.saturates(Scheme())
+HERE = SATURATED if HERE_SATURATES else EXACT
 AVX2 = ("avx2", "fma")
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 OLD, NEW = Machine("x86_64", frozenset({"sse4_1"})), Machine("x86_64", frozenset({"sse4_1", *AVX2, *AVX512}))
@@ -27,10 +31,20 @@ OLD, NEW = Machine("x86_64", frozenset({"sse4_1"})), Machine("x86_64", frozenset
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """One that can be kept to AVX2, where its kernels are exact."""
+    """One that can be kept to AVX2, where its kernels are those of this machine: it computes with them."""
     (tmp_path / "plugin").mkdir()
     engine = fake_engine.install(tmp_path / "plugin", monkeypatch)
-    return dataclasses.replace(engine, cap=IsaCap("FAKE_ISA", (IsaLevel("AVX2", AVX2),)))
+    capped = dataclasses.replace(engine, cap=IsaCap("FAKE_ISA", (IsaLevel("AVX2", AVX2),)))
+    return _saturating(capped) if HERE_SATURATES else capped
+
+
+def _saturating(engine: Engine) -> Engine:
+    """The same, said to saturate without VNNI."""
+    return dataclasses.replace(
+        engine,
+        platforms=("linux x86_64", "linux arm64", "darwin arm64", "windows x86_64"),
+        int8=dataclasses.replace(engine.int8, saturates_without=("avx512_vnni",)),
+    )
 
 
 def test_without_a_plugin_nothing_changes() -> None:
@@ -62,22 +76,19 @@ def test_a_capped_process_runs_that_cpus_kernels(fake: Engine, tmp_path: Path) -
     found = check_trial(trial, resolve("haswell", NEW), NEW)
     assert (found.status, found.where, found.how) == ("passed", EMULATED, "fake with FAKE_ISA=AVX2"), found.reason
     assert found.kernels is not None
-    assert found.kernels.pairs == EXACT
+    assert found.kernels.pairs == HERE
     assert found.agreement is not None
     assert found.host_agreement is not None
     assert found.agreement.sqnr_db == found.host_agreement.sqnr_db
 
 
 def test_other_kernels_than_the_targets_prove_nothing(fake: Engine, tmp_path: Path) -> None:
-    saturating = dataclasses.replace(
-        fake,
-        platforms=("linux x86_64", "linux arm64", "darwin arm64", "windows x86_64"),
-        int8=dataclasses.replace(fake.int8, saturates_without=("avx512_vnni",)),
-    )
-    trial = Trial(bench(tmp_path, residual()).build().model, SessionSettings(engine=saturating))
+    exact = dataclasses.replace(fake, int8=dataclasses.replace(fake.int8, saturates_without=()))
+    other = exact if HERE_SATURATES else _saturating(fake)
+    trial = Trial(bench(tmp_path, residual()).build().model, SessionSettings(engine=other))
     found = check_trial(trial, resolve("haswell", NEW), NEW)
     assert found.status == "not run"
-    assert "its u8 x s8 sums are exact, not saturated" in found.reason
+    assert f"its u8 x s8 sums are {HERE}, not {EXACT if HERE_SATURATES else SATURATED}" in found.reason
 
 
 def test_this_machines_own_kernels(fake: Engine) -> None:
@@ -86,7 +97,7 @@ def test_this_machines_own_kernels(fake: Engine) -> None:
     assert (found.where, found.how) == (NATIVE, "fake, this machine")
 
 
-@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+@needs_plugin("openvino")
 def test_the_installed_engine_saturates_under_its_cap_and_not_here(tmp_path: Path) -> None:
     machine, engine = detect_machine(), load_engines()["openvino"]
     if not {*AVX2, "avx512_vnni"} <= machine.features:

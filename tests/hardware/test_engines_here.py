@@ -54,6 +54,23 @@ def test_an_installed_engine_that_does_not_take_the_gpu_is_not_usable() -> None:
     ]
 
 
+def test_an_engine_that_takes_one_makers_cpus_is_used_and_recommended_on_those_alone() -> None:
+    engines = {name: load_engines()[name] for name in ("onnxruntime", "openvino")}
+    intel, amd, unknown = (replace(HERE, vendor=v, os="Linux 6") for v in ("GenuineIntel", "AuthenticAMD", ""))
+    last = engines["openvino"].cpu_vendors_until
+    problem = "onnxruntime-ep-openvino {} takes only CPUs by GenuineIntel; this one is AuthenticAMD"
+    for version, machine, expected in (
+        (last, intel, ""),
+        (last, unknown, ""),
+        (last, amd, problem.format(last)),
+        ("99.0", amd, ""),  # not known: what onnxruntime finds decides
+    ):
+        state = detect_engines(machine, engines, {"openvino": Installed(version)})[-1]
+        assert (state.name, state.problem) == ("openvino", expected)
+    recommended = [len(detect_engines(machine, engines, {})) == 2 for machine in (intel, unknown, amd)]
+    assert recommended == [True, True, False]
+
+
 def test_cuda_comes_with_a_command_that_leaves_one_onnxruntime() -> None:
     known = load_engines()
     engines = {name: replace(known[name], platforms=()) for name in ("onnxruntime", "cuda")}

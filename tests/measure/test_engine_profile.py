@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from edgeq.records import parse, plain
 from edgeq.session import SessionSettings
 from tests.backends.build import Bench, bench, residual
 from tests.fake_engine import DESCRIPTION
+from tests.plugins import needs_plugin
 
 GRAPH = ExecutionGraph(
     options={"config": {"CPU": {"COUNT": "YES"}}},
@@ -128,7 +128,7 @@ def test_an_engine_that_shows_nothing_is_not_guessed_at(net: Bench, fake: Engine
     assert found.summary() == "not known: fake does not show what it executes"
 
 
-@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+@needs_plugin("openvino")
 def test_the_graph_of_an_installed_engine(tmp_path: Path) -> None:
     engine = load_engines()["openvino"]
     source = prepare_model(demo.MODEL, tmp_path).model

@@ -46,6 +46,16 @@ def test_a_gpu_that_an_installed_engine_does_not_take_is_no_fault(monkeypatch: p
     assert check.detail.endswith("here is H100: 9.0")
 
 
+def test_an_installed_engine_that_does_not_take_this_cpu_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(detect_machine(), vendor="AuthenticAMD")
+    engine = load_engines()["openvino"]
+    monkeypatch.setattr("edgeq.hardware.engines.installed_version", lambda engine: "1.8.1")
+    monkeypatch.setattr(room, "load_engines", {"onnxruntime": load_engines()["onnxruntime"], engine.name: engine}.copy)
+    (check,) = room._engines(machine, SILENT)
+    assert check.status == "absent"
+    assert check.detail.endswith("this one is AuthenticAMD")
+
+
 def test_gpu_checks_that_could_not_run_fail_only_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "read_gpus", lambda: ((), "no driver"))
     not_run = Check("GPU run", "not run", "no driver")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from edgeq.pipeline.engine_checks import check_engine
 from edgeq.session import SessionSettings, open_session
 from tests import fake_engine
 from tests.measure.fakes import FakeSession
+from tests.plugins import needs_plugin
 
 
 def test_the_integers_are_exact() -> None:
@@ -34,7 +34,7 @@ def test_a_crash_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found == (False, "the process of fake ended: signal SIGSEGV")
 
 
-@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+@needs_plugin("openvino")
 def test_the_installed_engine_is_right() -> None:
     right, line = check_engine(load_engines()["openvino"], ())
     assert right, line

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
 from edgeq.workers.engine import Engines
 from tests import fake_engine
+from tests.plugins import needs_plugin
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, Notes, profile
 from tests.tune.steady import steady_timings
 
@@ -274,7 +274,7 @@ def test_one_that_is_not_installed_is_no_word_unless_it_is_requested(
         find_field(resolve("auto", machine), machine, [EngineChoice(absent)])
 
 
-@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+@needs_plugin("openvino")
 @pytest.mark.slow
 def test_a_race_with_openvino_and_its_bundle_on_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

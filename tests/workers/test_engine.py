@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from edgeq.measure.bench import bench
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.engine import Engines, start_engine
 from tests import fake_engine
+from tests.plugins import needs_plugin
 
 FEED = {"image": np.random.default_rng(0).random((1, 1, 16, 16)).astype(np.float32)}
 
@@ -85,6 +85,21 @@ def test_nothing_is_started_for_an_engine_that_cannot_be_used(
         engines.open(demo.MODEL, SessionSettings(engine=engine))
 
 
+def test_nothing_is_started_on_a_cpu_that_an_engine_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = replace(
+        fake_engine.install(tmp_path, monkeypatch), cpu_vendors=("GenuineIntel",), cpu_vendors_until="1.2.3"
+    )
+    monkeypatch.setattr("edgeq.workers.engine.start_guest", None)
+    monkeypatch.setattr("edgeq_device.engines.read_vendor", lambda: "AuthenticAMD")
+    line = "edgeq-fake-engine 1.2.3 takes only CPUs by GenuineIntel; this one is AuthenticAMD"
+    with Engines() as engines, pytest.raises(RuntimeUnavailableError, match=line):
+        engines.open(demo.MODEL, SessionSettings(engine=engine))
+    monkeypatch.setattr("edgeq_device.engines.read_vendor", lambda: "GenuineIntel")
+    assert problem_of(engine, "1.31.1") == ""
+
+
 def test_the_runtimes_own_kernels_run_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeq.workers.engine.start_guest", None)
     own = SessionSettings(engine=load_engines()["onnxruntime"], intra_op_threads=1)
@@ -93,7 +108,7 @@ def test_the_runtimes_own_kernels_run_in_this_process(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(session.run(None, FEED)[0], open_session(demo.MODEL).run(None, FEED)[0])
 
 
-@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+@needs_plugin("openvino")
 def test_single_precision_is_single_precision(shared_data: Path) -> None:
     model = shared_data / "mobilenet_v1_0.25_224" / "model.onnx"
     feed = {"input": np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)}
@@ -118,7 +133,7 @@ def test_what_is_compiled_is_kept_where_that_is_wanted(tmp_path: Path, monkeypat
     assert "KEEP" not in options.read_text()
 
 
-@pytest.mark.skipif(find_spec("onnxruntime_ep_openvino") is None, reason="onnxruntime-ep-openvino is not installed")
+@needs_plugin("openvino")
 def test_a_session_of_what_was_kept_answers_as_the_first_one() -> None:
     engine = load_engines()["openvino"]
     with Engines(keep=True) as engines:

@@ -124,7 +124,7 @@ def _run_windows() -> Answers:
 
 
 def _collect(address: int) -> Answers:
-    """Query the leaves that `_BITS` names, through the two functions at `address` and 64 bytes after it."""
+    """Query the leaves of `_BITS` and that of the maker, by the two functions at `address` and 64 bytes after it."""
     out = ctypes.create_string_buffer(16)
     cpuid = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32)(address)
     xgetbv = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address + 64)
@@ -135,8 +135,8 @@ def _collect(address: int) -> Answers:
         eax, ebx, ecx, edx = struct.unpack("<4I", out.raw)
         return eax, ebx, ecx, edx
 
-    highest = leaf(0, 0)[_EAX]
-    leaves: Dict[Tuple[int, int], Registers] = {(1, 0): leaf(1, 0)}
+    leaves: Dict[Tuple[int, int], Registers] = {(0, 0): leaf(0, 0), (1, 0): leaf(1, 0)}
+    highest = leaves[0, 0][_EAX]
     if highest >= 7:
         leaves[7, 0] = leaf(7, 0)
         if leaves[7, 0][_EAX] >= 1:

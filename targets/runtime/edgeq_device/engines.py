@@ -15,6 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
+from edgeq_device.cpu_vendor import read_vendor
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import normalise_architecture
 from edgeq_device.tables import own_table
@@ -55,6 +56,8 @@ class EngineSpec:
         oldest: the oldest version of the package that is known to be right; "" where any is.
         min_onnxruntime: the oldest onnxruntime that the library can be registered with.
         platforms: where the package exists, as "linux x86_64"; none: everywhere.
+        cpu_vendors: makers of the CPUs that it takes, as CPUID names them, up to the version `cpu_vendors_until` of the
+            package; none: any.
         driver: what to install or to look at where it finds no hardware of its kind, one sentence.
         simulated_on: those of them where the package simulates its hardware: right and slow.
         compiled: whether a bundle may hold a model as this engine compiled it, wholly inside the model's file.
@@ -75,6 +78,8 @@ class EngineSpec:
     oldest: str = ""
     min_onnxruntime: str = ""
     platforms: Tuple[str, ...] = ()
+    cpu_vendors: Tuple[str, ...] = ()
+    cpu_vendors_until: str = ""
     driver: str = ""
     simulated_on: Tuple[str, ...] = ()
     compiled: bool = False
@@ -95,7 +100,8 @@ class EngineSpec:
 def read_engine(values: Mapping[str, Any]) -> EngineSpec:
     """The engine of `EngineSpec.to_dict`, whose values are trusted."""
     precisions = {name: Precision(p["value"], tuple(p["fast_on"])) for name, p in values["precisions"].items()}
-    lists = {name: tuple(values[name]) for name in ("devices", "packages", "libraries", "platforms", "simulated_on")}
+    names = ("devices", "packages", "libraries", "platforms", "cpu_vendors", "simulated_on")
+    lists = {name: tuple(values[name]) for name in names}
     return EngineSpec(**{**values, **lists, "precisions": precisions})
 
 
@@ -158,6 +164,9 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     if parse_version(version) < parse_version(engine.oldest):
         problem = f"{engine.packages[0]} {version} is older than {engine.oldest}, the oldest that is known to be right"
         raise RuntimeUnavailableError(problem, fix)
+    problem = vendor_problem(engine, version, read_vendor())
+    if problem:
+        raise RuntimeUnavailableError(problem, "Choose another engine")
     if parse_version(runtime) < parse_version(engine.min_onnxruntime):
         problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, here is {runtime}"
         raise RuntimeUnavailableError(problem, "Install a newer onnxruntime")
@@ -167,6 +176,14 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     if not found:
         raise RuntimeUnavailableError(f"{engine.packages[0]} {version} has none of {', '.join(engine.libraries)}", fix)
     return found[0]
+
+
+def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
+    """Why that version of a plug-in takes no CPU of `vendor`; "" where it does, or nothing is known."""
+    unknown = not vendor or parse_version(version) > parse_version(engine.cpu_vendors_until)
+    if not engine.cpu_vendors or vendor in engine.cpu_vendors or unknown:
+        return ""
+    return f"{engine.packages[0]} {version} takes only CPUs by {' or '.join(engine.cpu_vendors)}; this one is {vendor}"
 
 
 def problem_of(engine: EngineSpec, runtime: str) -> str:
