@@ -16,7 +16,7 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
 from edgeq.pipeline.clipping import with_unclipped
-from edgeq.pipeline.job import Built, Job, build
+from edgeq.pipeline.job import Built, Job, build, computed_as_there
 from edgeq.pipeline.proof import Proof, prove
 from edgeq.pipeline.target_coverage import target_coverage
 from edgeq.progress import SILENT, Progress
@@ -69,7 +69,7 @@ class Builds:
             place = self._folder / f"build-{len(self._built)}"
             place.mkdir()
             self._built[key] = build(self.job, target, scheme, place / "model.onnx")
-        return dataclasses.replace(self._built[key], target=target)
+        return self._for(target, self._built[key])
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
         """`build`, with the model at `destination`: a copy where it was built before and is one file.
@@ -81,7 +81,14 @@ class Builds:
         if known is None or list(known.artifact.model.parent.iterdir()) != [known.artifact.model]:
             return build(self.job, target, scheme, destination)
         shutil.copyfile(known.artifact.model, destination)
-        return Built(target, dataclasses.replace(known.artifact, model=destination), known.ranges)
+        return self._for(
+            target, dataclasses.replace(known, artifact=dataclasses.replace(known.artifact, model=destination))
+        )
+
+    def _for(self, target: Target, built: Built) -> Built:
+        """What was built for another target, proven on kernels as this one has them."""
+        artifact = computed_as_there(built.artifact, target, self.job.host)
+        return dataclasses.replace(built, target=target, artifact=artifact)
 
     def prove(self, built: Built, scheme: Scheme, machine: Machine, *, native: bool) -> Proof:
         """The proof of what `build` gave for `scheme`, in the engine that the artifact names.
@@ -93,7 +100,8 @@ class Builds:
         timed = self._timed and native
         artifact = artifact_key(built.target, scheme)
         engine = built.artifact.engine.name if built.artifact.engine is not None else ""
-        place, key = (artifact, built.target.name, engine), (artifact, timed, engine)
+        there = json.dumps(built.artifact.proof_options, sort_keys=True)
+        place, key = (artifact, built.target.name, engine), (artifact + there, timed, engine)
         if place not in self._coverage:
             self._coverage[place] = target_coverage(
                 self.job, built, machine, emulate=self._emulate, progress=self._progress

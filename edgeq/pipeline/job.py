@@ -202,11 +202,10 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
 
     What those answer says nothing of a target whose kernels are exact; of one whose own saturate, the audit does.
     """
-    if host is None or host.name == target.profile.name or artifact.device != "cpu":
-        return artifact
-    if artifact.simulation is not None or not host.saturates(artifact.scheme):
-        return artifact
-    return replace(artifact, proof_options=exact_options())
+    runs_here = artifact.device == "cpu" and artifact.simulation is None
+    other = host is not None and host.name != target.profile.name and host.saturates(artifact.scheme)
+    wanted = exact_options() if runs_here and other else {}
+    return artifact if artifact.proof_options == wanted else replace(artifact, proof_options=wanted)
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:

@@ -10,7 +10,7 @@ import pytest
 from edgeq.data.given import Data
 from edgeq.emulate.saturation.simulate import SimulatedSession, Simulation
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.profile import load_profiles
+from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.saturation import exact_options, saturation_table
@@ -64,3 +64,20 @@ def test_targets_with_exact_kernels_are_proven_on_exact_ones(trial: MitigationTr
     assert computed_as_there(trial.full, pi, exact) == trial.full
     elsewhere = replace(trial.full, device="gpu")
     assert computed_as_there(elsewhere, pi, saturating) == elsewhere
+
+
+def test_targets_that_share_a_build_are_proven_each_on_kernels_like_its_own(place: Path) -> None:
+    (place / "work").mkdir()
+    job = open_job(place / "net.onnx", Data("calib.npz"), Data("val.npz", "key=x,label=y"), place / "work")
+    job = replace(job, host=load_profiles()["x86-64-avx2"])
+    builds, machine = Builds(job, place / "work", timed=False, emulate=False), detect_machine()
+    haswell, zen4 = resolve("haswell", machine), resolve("zen4", machine)
+    scheme = zen4.profile.scheme
+    built = [builds.build(target, scheme) for target in (haswell, zen4, haswell)]
+    assert len({one.artifact.model for one in built}) == 1
+    assert [dict(one.artifact.proof_options) for one in built] == [{}, exact_options(), {}]
+    assert builds.build_at(zen4, scheme, place / "zen4.onnx").artifact.proof_options == exact_options()
+    proofs = [builds.prove(one, scheme, machine, native=False) for one in built]
+    assert proofs[0].agreement == proofs[2].agreement
+    if job.host == match_profile(machine, load_profiles()).profile:
+        assert proofs[0].agreement != proofs[1].agreement

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The real kernels of another CPU as the reference: onnxruntime under qemu-user."""
+=======
+"""The real kernels of a CPU that saturates as a witness: this machine's, or onnxruntime's under qemu-user."""
+>>>>>>> 334935a5 (Targets that share a model are proven each on kernels like its own, and the slow witnesses of saturation run natively where this CPU saturates)
 
 from __future__ import annotations
 
@@ -12,14 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.hardware.profile import load_profiles
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.scheme import Scheme
 from tests.emulate.saturation import cases
 
 _PROFILE = "x86-64-avx2"
 
 
 def command() -> list[str]:
-    """What runs a program on the kernels that saturate; empty where there is no such emulator."""
+    """What runs a program on the kernels that saturate; empty where there are none and there is no such emulator."""
+    if match_profile(detect_machine(), load_profiles()).profile.saturates(Scheme()):
+        return [sys.executable]
     qemu = load_profiles()[_PROFILE].emulate["qemu"]
     program = shutil.which(f"qemu-{qemu['arch']}")
     if program is None or platform.machine() != qemu["arch"]:
