@@ -203,8 +203,12 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
     What those answer says nothing of a target whose kernels are exact; of one whose own saturate, the audit does.
     """
     runs_here = artifact.device == "cpu" and artifact.simulation is None
-    other = host is not None and host.name != target.profile.name and host.saturates(artifact.scheme)
-    wanted = exact_options() if runs_here and other else {}
+    other = host is not None and host.name != target.profile.name
+    saturates = host is not None and (
+        host.saturates(artifact.scheme)
+        or (artifact.scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
+    )
+    wanted = exact_options() if runs_here and other and saturates else {}
     return artifact if artifact.proof_options == wanted else replace(artifact, proof_options=wanted)
 
 

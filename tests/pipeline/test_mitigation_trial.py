@@ -62,6 +62,8 @@ def test_targets_with_exact_kernels_are_proven_on_exact_ones(trial: MitigationTr
     assert proven.settings() == trial.full.settings(), "what ships is what was built"
     assert computed_as_there(trial.full, haswell, saturating) == trial.full, "they are the target's own"
     assert computed_as_there(trial.full, pi, exact) == trial.full
+    dynamic = replace(trial.full, scheme=trial.full.scheme.replace(mode="dynamic"))
+    assert computed_as_there(dynamic, pi, saturating).proof_settings().config == exact_options()
     elsewhere = replace(trial.full, device="gpu")
     assert computed_as_there(elsewhere, pi, saturating) == elsewhere
 
