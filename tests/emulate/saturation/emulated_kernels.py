@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The real kernels of another CPU as the reference: onnxruntime under qemu-user."""
-=======
-"""The real kernels of a CPU that saturates as a witness: this machine's, or onnxruntime's under qemu-user."""
->>>>>>> 334935a5 (Targets that share a model are proven each on kernels like its own, and the slow witnesses of saturation run natively where this CPU saturates)
+"""The real kernels of a CPU that saturates as the reference: this machine's, or onnxruntime's under qemu-user."""
 
 from __future__ import annotations
 
