@@ -39,7 +39,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def _saturating(engine: Engine) -> Engine:
-    """The same, said to saturate without VNNI."""
+    """The same, described as one that saturates without VNNI."""
     return dataclasses.replace(
         engine,
         platforms=("linux x86_64", "linux arm64", "darwin arm64", "windows x86_64"),
