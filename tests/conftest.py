@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -72,6 +73,47 @@ def _brief_timings() -> None:
     race._PATIENCE_SECONDS = 0.0
     race._WARM_UP = WarmUp(window=3, min_s=0.0, max_s=0.05)
     WarmUp.__init__.__defaults__ = (10, 0.05, 0.0, 0.05, 100_000)
+
+
+@pytest.fixture(scope="session")
+def saturates_here() -> bool:
+    """Whether this machine's own kernels add two products in 16 bits."""
+    from edgeq.hardware.detect import detect_machine
+    from edgeq.hardware.profile import load_profiles, match_profile
+
+    return bool(match_profile(detect_machine(), load_profiles()).profile.hazards.get("saturates_int16"))
+
+
+@pytest.fixture
+def exact_kernels(saturates_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what a model computes, not of what this machine makes of it: its sums of products are exact, also
+    where its own kernels saturate. Where onnxruntime refuses the option, a model runs without it (S8S8 QOperator models
+    are exact anyway)."""
+    if not saturates_here:
+        return
+    import onnxruntime
+
+    from edgeq.model.saturation import exact_options
+
+    class Exact(onnxruntime.InferenceSession):
+        def __init__(self, model: object, sess_options: object = None, *rest: object, **more: object) -> None:
+            options: Any = sess_options or onnxruntime.SessionOptions()
+            ((key, value),) = exact_options().items()
+            options.add_session_config_entry(key, value)
+            try:
+                super().__init__(model, options, *rest, **more)
+            except Exception:  # of onnxruntime, whose exceptions share no base class below it
+                options.add_session_config_entry(key, "0")
+                super().__init__(model, options, *rest, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Exact)
+
+
+@pytest.fixture
+def only_exact_kernels(saturates_here: bool) -> None:
+    """For what `exact_kernels` does not reach: graphs that run as they are written, and layers that share a weight."""
+    if saturates_here:
+        pytest.skip("this CPU adds two products in 16 bits, and onnxruntime has no exact kernels for such a graph")
 
 
 @pytest.fixture(autouse=True, scope="session")

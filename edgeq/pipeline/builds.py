@@ -16,8 +16,9 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
 from edgeq.pipeline.clipping import with_unclipped
-from edgeq.pipeline.job import Built, Job, build, computed_as_there
+from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.proof import Proof, prove
+from edgeq.pipeline.target_arithmetic import computed_as_there
 from edgeq.pipeline.target_coverage import target_coverage
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain

@@ -34,8 +34,8 @@ from edgeq.measure.node_runs import source_names
 from edgeq.measure.preprocess_trial import propose
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.model.saturation import exact_options
 from edgeq.pipeline.preparation_check import check_preparation
+from edgeq.pipeline.target_arithmetic import computed_as_there
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 
@@ -195,21 +195,6 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
         backend = _fitting(job, backend, scheme, derived, destination)
     artifact = backend.build(job.prepared, derived.ranges, scheme, destination, samples=job.calibration)
     return Built(target, computed_as_there(artifact, target, job.host), derived.ranges)
-
-
-def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) -> Artifact:
-    """`artifact`, proven with exact kernels where those of `host`, this machine, saturate and are not the target's.
-
-    What those answer says nothing of a target whose kernels are exact; of one whose own saturate, the audit does.
-    """
-    runs_here = artifact.device == "cpu" and artifact.simulation is None
-    other = host is not None and host.name != target.profile.name
-    saturates = host is not None and (
-        host.saturates(artifact.scheme)
-        or (artifact.scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
-    )
-    wanted = exact_options() if runs_here and other and saturates else {}
-    return artifact if artifact.proof_options == wanted else replace(artifact, proof_options=wanted)
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:

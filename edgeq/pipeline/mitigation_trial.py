@@ -16,9 +16,10 @@ from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.model.saturation import SaturationTable, exact_options
 from edgeq.pipeline.builds import Builds
+from edgeq.pipeline.target_arithmetic import exact_settings
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings, open_session
+from edgeq.session import open_session
 
 FLOAT = "float32"
 
@@ -52,18 +53,21 @@ class MitigationTrial:
         self._host = match_profile(machine, load_profiles()).profile
         self._reference = open_session(builds.job.prepared.path)
         self.full = builds.build(target, full).artifact
-        # A session option of onnxruntime makes these operators exact on this machine; others are computed by a model.
-        self._exact_here = not audit(self.full.model, _precise(self.full)).layers
+        # None: kernels that do not saturate are not to be had on every machine, and a model of them stands in.
+        self._exact = exact_settings(self.full)
 
     def artifact(self, scheme: Scheme) -> Artifact:
         """What is built by `scheme`; one that adds session options to the full range leaves its file as it is.
 
         Raises:
-            EdgeqError: as the backend has it.
+            EdgeqError: as the backend has it, or onnxruntime refuses the options.
         """
         if scheme.replace(session_options=self._scheme.session_options) == self._scheme:
             options = {**self.full.session_options, **scheme.session_options}
-            return replace(self.full, scheme=scheme, session_options=options)
+            artifact = replace(self.full, scheme=scheme, session_options=options)
+            if scheme != self._scheme:
+                open_session(artifact.model, artifact.settings())
+            return artifact
         return self._builds.build(self._target, scheme).artifact
 
     def weights(self, artifact: Artifact) -> Audit:
@@ -77,7 +81,7 @@ class MitigationTrial:
             artifact.settings(),
             samples=self.job.validation,
             reference=self._reference,
-            exact=self._exact(artifact),
+            exact=self._session(artifact),
             count=samples,
             table=self._table,
             progress=self._progress,
@@ -91,7 +95,7 @@ class MitigationTrial:
             first.setdefault(artifact.model, name)
         task = self._builds.task
         found = evaluate_sessions(
-            {FLOAT: self._reference, **{name: self._exact(artifacts[name]) for name in first.values()}},
+            {FLOAT: self._reference, **{name: self._session(artifacts[name]) for name in first.values()}},
             self.job.validation,
             task=task,
             reference=FLOAT,
@@ -106,15 +110,11 @@ class MitigationTrial:
             accuracy={name: found.accuracy[other] for name, other in stands.items() if found.accuracy},
         )
 
-    def _exact(self, artifact: Artifact) -> Any:
+    def _session(self, artifact: Artifact) -> Any:
         """A session of it on kernels that do not saturate."""
+        settings = artifact.settings()
         if not self._host.saturates(artifact.scheme):
-            return open_session(artifact.model, artifact.settings())
-        if self._exact_here:
-            return open_session(artifact.model, _precise(artifact))
-        return SimulatedSession(Simulation(artifact.model, artifact.settings(), saturating=False))
-
-
-def _precise(artifact: Artifact) -> SessionSettings:
-    settings = artifact.settings()
-    return replace(settings, config={**settings.config, **exact_options()})
+            return open_session(artifact.model, settings)
+        if self._exact is not None:
+            return open_session(artifact.model, replace(settings, config={**settings.config, **exact_options()}))
+        return SimulatedSession(Simulation(artifact.model, settings, saturating=False))

@@ -21,6 +21,8 @@ from edgeq.session import open_session
 from tests.backends.build import Bench, bench, mixed, operators, quantized, random, residual, stacked, weights
 from tests.graphs import proto
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 DISABLED = "optimization.disable_specified_optimizers"
 COMPUTE = ["first", "depthwise", "last", "fc"]
 
@@ -306,6 +308,7 @@ def clipped(tmp_path: Path, *, low: float, output: str = "") -> Bench:
     return bench(tmp_path, made)
 
 
+@pytest.mark.usefixtures("only_exact_kernels")
 def test_a_clip_whose_bounds_leave_out_zero_stays(tmp_path: Path) -> None:
     bounded = clipped(tmp_path, low=0.5)
     artifact = bounded.build()
@@ -330,6 +333,7 @@ SHARED = """g (float[1, 8, 8, 8] x) => (float[1, 8, 6, 6] y) <float[8, 8, 3, 3] 
 }"""
 
 
+@pytest.mark.usefixtures("only_exact_kernels")
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 def test_a_relu_whose_input_has_another_reader_is_computed(tmp_path: Path, form: str) -> None:
     made = proto(SHARED)

@@ -26,6 +26,8 @@ from edgeq.scheme import IntegerType, Scheme
 from edgeq.session import open_session
 from tests.backends.networks import model_of, operators, prepared, recurrent, run, sqnr_db
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 RANDOM = np.random.default_rng(0)
 DYNAMIC = Scheme(
     mode="dynamic",

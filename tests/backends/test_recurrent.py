@@ -10,6 +10,8 @@ from edgeq.backends.recurrent import LEAST_MACS, IntegerWeights, expand_grus
 from edgeq.graph.convert import from_proto, to_bytes, to_proto
 from tests.backends.networks import operators, recurrent, run, sqnr_db
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 BITS8 = IntegerWeights(per_channel=True, limit=127)
 
 

@@ -15,6 +15,8 @@ from compat.networks import Reader, model_of, operators, relative_error, residua
 from edgeq.compat import QuantizationMode, calibrate, quantize
 from edgeq.errors import ModelError, UsageError
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 INTEGER, QLINEAR = QuantizationMode.IntegerOps, QuantizationMode.QLinearOps
 
 

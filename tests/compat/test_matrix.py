@@ -15,6 +15,8 @@ from compat.networks import Reader, model_of, operators, relative_error, residua
 from edgeq.compat import QuantFormat, QuantType, quantize, quantize_dynamic, quantize_static
 from edgeq.errors import ModelError
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 OPSETS = (9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
 
 

@@ -14,6 +14,8 @@ from compat.networks import residual
 from edgeq.compat import QuantType, quantize_qat
 from edgeq.errors import ModelError
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 
 @pytest.mark.parametrize("make", [residual_s8s8, torch_qat, tflite_int8])
 def test_integer_operators_that_answer_alike(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -32,6 +32,8 @@ from edgeq.compat.static import clamps_that_must_stay
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 from edgeq.graph.convert import from_proto
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 
 def both(model: Path, **options: Any) -> tuple[Path, Path]:
     """Our file and theirs, of the same options."""

@@ -24,6 +24,8 @@ from tests.graphs import proto
 from tests.measure.fakes import FakeSample, FakeSamples
 from tests.measure.quantized_models import SCHEMES, STATIC, Quantized, float_model, read_graph
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 NONE = SessionSettings(optimization="none")
 
 
@@ -110,7 +112,11 @@ def test_saturation_is_seen_where_the_data_leave_the_calibrated_range(quantized:
 
 
 @pytest.mark.parametrize("form", ["u8s8", "qoperator"])
-def test_a_layer_alone_is_fed_with_exact_inputs(quantized: Quantized, form: str) -> None:
+def test_a_layer_alone_is_fed_with_exact_inputs(
+    quantized: Quantized, form: str, request: pytest.FixtureRequest
+) -> None:
+    if form == "qoperator":
+        request.getfixturevalue("only_exact_kernels")
     # The pointwise Conv by hand: rounded input, dequantized weights, rounded result.
     exact = everything(quantized.prepared.path, quantized.samples)
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(quantized.models["u8s8"]).graph.initializer}

@@ -27,6 +27,8 @@ from tests.graphs import proto
 from tests.measure.fakes import linear_model
 from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 KEYS = {
     "float_model", "quantized_model", "variant", "data", "count", "prepared", "outputs", "culprits", "exclude",
     "engine", "verdict", "verdict_text", "weights", "activations", "notes", "warnings",

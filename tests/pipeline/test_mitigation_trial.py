@@ -15,8 +15,9 @@ from edgeq.hardware.target import resolve
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.saturation import exact_options, saturation_table
 from edgeq.pipeline.builds import Builds
-from edgeq.pipeline.job import computed_as_there, open_job
+from edgeq.pipeline.job import open_job
 from edgeq.pipeline.mitigation_trial import MitigationTrial
+from edgeq.pipeline.target_arithmetic import computed_as_there
 from edgeq.session import open_session
 
 

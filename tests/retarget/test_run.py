@@ -30,6 +30,8 @@ from retarget.networks import (
 )
 from tests.graphs import proto
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 MODELS: list[Callable[[], onnx.ModelProto]] = [residual_s8s8, torch_qat, torch_shared, tflite_int8]
 
 
@@ -54,7 +56,9 @@ def test_types_change_exactly(make: Callable[[], onnx.ModelProto], activation: s
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_there_and_back(make: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
+def test_there_and_back(make: Callable[[], onnx.ModelProto], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if make is torch_shared:
+        request.getfixturevalue("only_exact_kernels")
     given = make()
     path = saved(given, tmp_path)
     u8 = retarget(path, tmp_path / "u8.onnx", activation_type="uint8")

@@ -21,6 +21,8 @@ from edgeq.tune.sequence import build_sequence, product_share, sequence_candidat
 from tests.backends.networks import model_of, operators, prepared, recurrent, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 
 @pytest.fixture(scope="module")
 def target() -> Target:

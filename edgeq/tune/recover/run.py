@@ -15,7 +15,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.load import read_own, save_model
-from edgeq.pipeline.job import Built, Job, computed_as_there
+from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.target_arithmetic import computed_as_there
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
 from edgeq.registry import RECOVERIES

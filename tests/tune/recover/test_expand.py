@@ -18,6 +18,8 @@ from tests.graphs import model as text_model
 from tests.tune.recover.graphs import nets
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, target
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 
 def _same(path: Path, feed: dict[str, np.ndarray]) -> set[str]:
     model = read_model(path)
@@ -31,6 +33,7 @@ def _same(path: Path, feed: dict[str, np.ndarray]) -> set[str]:
     return {n.op_type for n in model.graph}
 
 
+@pytest.mark.usefixtures("only_exact_kernels")
 @given(drawn=nets(chain=("layer", "layer")))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_networks(tmp_path_factory: pytest.TempPathFactory, drawn: tuple) -> None:

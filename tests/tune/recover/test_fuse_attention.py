@@ -20,6 +20,8 @@ from edgeq.tune.recover.methods.smoothquant import product_groups
 from tests.backends.networks import operators, prepared, recurrent, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 
 def answer(model: Path) -> np.ndarray:
     session = open_session(model)

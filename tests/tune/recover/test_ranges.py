@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from onnx import numpy_helper
 
 from edgeq.progress import SILENT
 from edgeq.tune.recover.methods.nonlinear_ranges import NonlinearRanges
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, target
+
+pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 
 def _wide_silu() -> Net:

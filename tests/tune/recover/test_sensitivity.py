@@ -18,6 +18,8 @@ from edgeq.tune.recover.sensitivity import Columns, LayerSensitivity, rank_layer
 from edgeq.tune.recover.units import Unit
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, target, two_gates, uneven
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 SHAPE = [1, 3, 12, 12]
 
 
@@ -114,6 +116,7 @@ def test_units_of_several_tensors_come_close(tmp_path: Path) -> None:
         assert 10 * abs(np.log10(found.noise / alone)) < 1.0
 
 
+@pytest.mark.usefixtures("only_exact_kernels")
 def test_formats_agree(tmp_path: Path) -> None:
     model, samples = _chain(), few(3, SHAPE)
     found = {}

@@ -17,6 +17,8 @@ from edgeq.tune.recover.methods.smoothquant import Observed, SmoothQuant, best_f
 from tests.backends.networks import operators, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
 
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
 DYNAMIC = Scheme(mode="dynamic", dynamic_weight_types={"MatMul": "int8"})
 
 
