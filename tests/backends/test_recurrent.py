@@ -10,8 +10,6 @@ from edgeq.backends.recurrent import LEAST_MACS, IntegerWeights, expand_grus
 from edgeq.graph.convert import from_proto, to_bytes, to_proto
 from tests.backends.networks import operators, recurrent, run, sqnr_db
 
-pytestmark = pytest.mark.usefixtures("exact_kernels")
-
 BITS8 = IntegerWeights(per_channel=True, limit=127)
 
 
@@ -32,6 +30,7 @@ def expanded(model: onnx.ModelProto, how: IntegerWeights = BITS8, **options: Any
     return copy
 
 
+@pytest.mark.usefixtures("only_exact_kernels")
 @pytest.mark.parametrize("linear_before_reset", [0, 1])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("initial", [False, True])
@@ -46,6 +45,7 @@ def test_it_follows_the_float_layer(linear_before_reset: int, direction: str, in
         assert sqnr_db(values, made[name]) > 30, name
 
 
+@pytest.mark.usefixtures("only_exact_kernels")
 def test_scales_per_channel_are_finer() -> None:
     model = recurrent(linear_before_reset=1)
     weights = next(t for t in model.graph.initializer if t.name == "w")
@@ -62,6 +62,7 @@ def test_seven_bits_stay_within_their_limit() -> None:
     assert max(np.abs(a.astype(int)).max() for a in integers) == 63
 
 
+@pytest.mark.usefixtures("only_exact_kernels")
 @pytest.mark.parametrize("outputs", [("y", ""), ("", "y_h"), ("y",)])
 def test_only_outputs_that_are_needed_are_made(outputs: tuple[str, ...]) -> None:
     model = recurrent(outputs=outputs)
