@@ -112,10 +112,10 @@ def _sensible(scheme: Scheme, profile: Profile) -> bool:
     saturates = scheme.pair in saturating or f"{scheme.pair}-{scheme.format}" in saturating
     precise = bool(scheme.session_options)
     if not saturates:
-        return not precise and scheme.reduce_range == (
+        return not (precise or scheme.fit_pairs) and scheme.reduce_range == (
             profile.scheme.reduce_range and scheme.pair == profile.scheme.pair
         )
-    return not (precise and scheme.reduce_range)
+    return sum((precise, scheme.reduce_range, scheme.fit_pairs)) <= 1
 
 
 def _name(scheme: Scheme) -> str:

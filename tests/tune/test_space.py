@@ -47,11 +47,17 @@ def test_a_mitigation_only_where_something_saturates() -> None:
 
 
 def test_one_mitigation_at_a_time() -> None:
-    search = {"reduce_range": [True, False], "session_options": {"session.x64quantprecision": ["0", "1"]}}
-    saturating = dataclasses.replace(profile(**search), hazards={"saturates_int16": ["U8S8"]})
+    search = {
+        "fit_pairs": [True, False],
+        "reduce_range": [True, False],
+        "session_options": {"session.x64quantprecision": ["0", "1"]},
+    }
+    one = profile(**search)
+    saturating = dataclasses.replace(one, hazards={"saturates_int16": ["U8S8"]})
     schemes = [c.scheme for c in kernel_candidates(saturating)]
-    assert len(schemes) == 3
-    assert not any(s.reduce_range and s.session_options for s in schemes)
+    assert len(schemes) == 4
+    assert all(s.reduce_range + s.fit_pairs + bool(s.session_options) <= 1 for s in schemes)
+    assert not any(c.scheme.fit_pairs for c in kernel_candidates(one))
     assert {"session.x64quantprecision": "1"} in [dict(s.session_options) for s in schemes]
 
 

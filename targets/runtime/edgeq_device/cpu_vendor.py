@@ -1,4 +1,4 @@
-"""Who made this CPU, as CPUID names him: some plug-in engines take one maker's CPUs alone."""
+"""The maker of this CPU, as CPUID names it: some plug-in engines take the CPUs of one maker alone."""
 
 from __future__ import annotations
 
