@@ -23,7 +23,7 @@ from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial, relative_latency
 from edgeq.tune.screening import build
 from edgeq.tune.space import in_float
-from edgeq.tune.trials import BY_TIME, TIE, TrialTable, structure_of
+from edgeq.tune.trials import BY_TIME, TIE, TrialTable, sqnr_of, structure_of
 
 MOST_S = 18.0
 """A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
@@ -210,7 +210,8 @@ def _race_more_in_engines(
 
 
 def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_threads: int, seconds: float) -> None:
-    """Try the fastest static kernel choice with its slow layers in float, and keep only the fastest of that family.
+    """Try the fastest static kernel choice, of those as fast the most accurate, with its slow layers in float, and keep
+    only the fastest of that family.
 
     Where size counts, this is tried only if the choice is not worth shipping otherwise.
     """
@@ -220,7 +221,8 @@ def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_th
     least = min((relative_latency(t) for t in static), default=0.0)
     if not static or least > FAR_BEHIND * min(relative_latency(t) for t in table.alive()):
         return
-    base = next(t for t in static if relative_latency(t) <= least * (1 + ROUGHLY))
+    # Kernel choices that differ in the values of weights alone are as fast, and not as accurate.
+    base = max((t for t in static if relative_latency(t) <= least * (1 + ROUGHLY)), key=sqnr_of)
     if table.goal.objective in ("size", "memory") and not_slower(base, strict=False):
         return
     slow = evaluator.slow_layers(base.candidate, float_threads)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Race, Runner
-from edgeq.tune.goal import Goal
+from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.search import search
 from edgeq.tune.slow_layers import slower_in_integers
 from edgeq.tune.space import in_float, kernel_candidates
 from edgeq.tune.timing import beginnings
-from tests.tune.fakes import Fact, FakeEvaluator, profile
+from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import run
 
 KERNEL = "U8S8 per-channel, minmax"
@@ -52,6 +54,23 @@ def test_the_fastest_mixture_wins_and_methods_are_tried_on_it() -> None:
     assert outcome.winner.candidate.scheme.exclude == ("a", "b")
     assert "1.50 times the latency of U8S8 per-channel, minmax (2 in float)" in outcome.trial(KERNEL).reason
     assert "U8S8 per-channel, mse" not in [t.name for t in outcome.trials]
+
+
+def test_of_choices_as_fast_the_most_accurate_gets_layers_in_float() -> None:
+    other = "U8S8 per-channel 7-bit, minmax"
+    facts = {
+        KERNEL: Fact(speed=1.2, sqnr_db=30, structure="same"),
+        other: Fact(speed=1.2, sqnr_db=25, structure="same"),
+        f"{KERNEL} (1 in float)": Fact(speed=1.5),
+        f"{other} (1 in float)": Fact(speed=1.5),
+    }
+    one = replace(profile(reduce_range=[True, False]), hazards={"saturates_int16": ["U8S8"]})
+    found = kernel_candidates(replace(one, scheme=one.scheme.replace(reduce_range=True)))
+    assert [c.name for c in found] == [other, KERNEL]
+    evaluator = FakeEvaluator(facts, slow=("a",))
+    outcome = search(found, one, evaluator, Goal(), Deadline(None, Clock()))
+    assert outcome.chosen == f"{KERNEL} (1 in float)"
+    assert f"{other} (1 in float)" not in [t.name for t in outcome.trials]
 
 
 def test_on_a_busy_machine_no_form_is_dropped_as_slower() -> None:
