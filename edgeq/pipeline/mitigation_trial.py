@@ -50,11 +50,11 @@ class MitigationTrial:
         self.job = builds.job
         self._builds, self._target, self._scheme = builds, target, full
         self._table, self._progress = table, progress
-        self._host = match_profile(machine, load_profiles()).profile
         self._reference = open_session(builds.job.prepared.path)
         self.full = builds.build(target, full).artifact
-        # None: kernels that do not saturate are not to be had on every machine, and a model of them stands in.
-        self._exact = exact_settings(self.full)
+        self._saturates = match_profile(machine, load_profiles()).profile.saturates
+        # Where this machine saturates and onnxruntime has no other kernels, a model of exact ones stands in.
+        self._modelled = self._saturates(full) and exact_settings(self.full) is None
 
     def artifact(self, scheme: Scheme) -> Artifact:
         """What is built by `scheme`; one that adds session options to the full range leaves its file as it is.
@@ -66,7 +66,7 @@ class MitigationTrial:
             options = {**self.full.session_options, **scheme.session_options}
             artifact = replace(self.full, scheme=scheme, session_options=options)
             if scheme != self._scheme:
-                open_session(artifact.model, artifact.settings())
+                open_session(artifact.model, artifact.settings())  # onnxruntime refuses the options for some graphs
             return artifact
         return self._builds.build(self._target, scheme).artifact
 
@@ -113,8 +113,8 @@ class MitigationTrial:
     def _session(self, artifact: Artifact) -> Any:
         """A session of it on kernels that do not saturate."""
         settings = artifact.settings()
-        if not self._host.saturates(artifact.scheme):
+        if not self._saturates(artifact.scheme):
             return open_session(artifact.model, settings)
-        if self._exact is not None:
-            return open_session(artifact.model, replace(settings, config={**settings.config, **exact_options()}))
-        return SimulatedSession(Simulation(artifact.model, settings, saturating=False))
+        if self._modelled:
+            return SimulatedSession(Simulation(artifact.model, settings, saturating=False))
+        return open_session(artifact.model, replace(settings, config={**settings.config, **exact_options()}))

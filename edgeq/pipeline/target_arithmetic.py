@@ -40,19 +40,15 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
     does.
     """
     runs_here = artifact.device == "cpu" and artifact.simulation is None
-    other = host is not None and host.name != target.profile.name
-    dynamic = artifact.scheme.mode == "dynamic"
-    saturates = host is not None and bool(
-        host.hazards.get("saturates_int16") if dynamic else host.saturates(artifact.scheme)
-    )
-    needed = runs_here and other and saturates
-    had = needed and exact_settings(artifact) is not None
+    foreign = host is not None and host.name != target.profile.name and _saturates(host, artifact.scheme)
+    needed = runs_here and foreign
+    exact = needed and exact_settings(artifact) is not None
     # It may have been proven for another target before.
     notes = tuple(note for note in artifact.notes if note != _LEFT)
     return replace(
         artifact,
-        proof_options=exact_options() if had else {},
-        notes=(*notes, _LEFT) if needed and not had else notes,
+        proof_options=exact_options() if exact else {},
+        notes=(*notes, _LEFT) if needed and not exact else notes,
     )
 
 
