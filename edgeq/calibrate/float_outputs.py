@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -40,7 +39,7 @@ class FloatOutputs:
 
     def keep(self, place: int, values: Mapping[str, Any]) -> None:
         """Keep the outputs of the sample at `place` among what was fetched of it."""
-        self._by_place[place] = {name: np.array(values[name]) for name in self.names}
+        self._by_place[place] = {name: values[name] for name in self.names}
 
     def all(self) -> Sequence[Mapping[str, NDArray[Any]]]:
         """Output name → array for each sample, in order; empty where not all of them were kept."""

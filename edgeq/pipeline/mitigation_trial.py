@@ -14,14 +14,13 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
-from edgeq.model.saturation import SaturationTable, exact_options
+from edgeq.model.saturation import SaturationTable
 from edgeq.pipeline.builds import Builds
-from edgeq.pipeline.target_arithmetic import exact_settings
+from edgeq.pipeline.proof import FLOAT
+from edgeq.pipeline.target_arithmetic import exact_settings, on_exact_kernels
 from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.session import open_session
-
-FLOAT = "float32"
 
 
 class MitigationTrial:
@@ -117,4 +116,4 @@ class MitigationTrial:
             return open_session(artifact.model, settings)
         if self._modelled:
             return SimulatedSession(Simulation(artifact.model, settings, saturating=False))
-        return open_session(artifact.model, replace(settings, config={**settings.config, **exact_options()}))
+        return open_session(artifact.model, on_exact_kernels(settings))

@@ -19,12 +19,16 @@ _LEFT = (
 )
 
 
+def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
+    """`settings` with what makes onnxruntime's own kernels exact on any x86-64 CPU."""
+    return replace(settings, config={**settings.config, **exact_options()})
+
+
 def exact_settings(artifact: Artifact) -> SessionSettings | None:
     """Settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU; None where it cannot:
     an operator has no exact kernel, or the option makes a graph of it that onnxruntime itself refuses (two layers that
     share a weight, S8S8 in the QOperator format)."""
-    settings = artifact.settings()
-    exact = replace(settings, config={**settings.config, **exact_options()})
+    exact = on_exact_kernels(artifact.settings())
     try:
         open_session(artifact.model, exact)
         return None if audit(artifact.model, exact).layers else exact
@@ -42,8 +46,9 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
     runs_here = artifact.device == "cpu" and artifact.simulation is None
     foreign = host is not None and host.name != target.profile.name and _saturates(host, artifact.scheme)
     needed = runs_here and foreign
+    if needed and (artifact.proof_options or _LEFT in artifact.notes):
+        return artifact  # it was looked at for another such target
     exact = needed and exact_settings(artifact) is not None
-    # It may have been proven for another target before.
     notes = tuple(note for note in artifact.notes if note != _LEFT)
     return replace(
         artifact,
