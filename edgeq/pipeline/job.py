@@ -27,7 +27,7 @@ from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.saturation.reach import largest_sums
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
-from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.node_runs import source_names
@@ -93,6 +93,7 @@ def open_job(
     adopting: bool = False,
     fix: Mapping[str, int] | None = None,
     workers: Workers | None = None,
+    machine: Machine | None = None,
     progress: Progress = SILENT,
 ) -> Job:
     """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
@@ -106,6 +107,7 @@ def open_job(
         adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
         fix: numbers for free sizes of the inputs, by name.
         workers: that the calibration samples, and those of proofs, are shared among.
+        machine: this one; None makes no difference between its kernels and a target's.
 
     Raises:
         UsageError: samples are needed and were not given; `exclude` names a node that is not there.
@@ -158,7 +160,6 @@ def open_job(
             outputs=outputs,
             progress=progress,
         )
-    host = match_profile(detect_machine(), load_profiles()).profile
     return Job(
         model,
         prepared,
@@ -168,7 +169,7 @@ def open_job(
         collected,
         adopted,
         workers,
-        host,
+        match_profile(machine, load_profiles()).profile if machine is not None else None,
         outputs.all() if outputs is not None else (),
     )
 

@@ -139,6 +139,7 @@ def package(
             adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
             fix=fix,
             workers=pool,
+            machine=machine,
             progress=progress,
         )
         if selftest > len(job.validation):

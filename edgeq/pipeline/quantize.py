@@ -189,6 +189,7 @@ def quantize(
             adopting=backend_named(chosen.backend).adopts_quantized,
             fix=fix,
             workers=pool,
+            machine=machine,
             progress=progress,
         )
         decision = None

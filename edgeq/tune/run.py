@@ -166,6 +166,7 @@ def tune(
             static=static,
             fix=fix,
             workers=pool,
+            machine=here,
             progress=progress,
         )
         settings = settings_of(job, chosen, machine, task, goal, field)
