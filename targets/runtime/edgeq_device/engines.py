@@ -164,7 +164,7 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     if parse_version(version) < parse_version(engine.oldest):
         problem = f"{engine.packages[0]} {version} is older than {engine.oldest}, the oldest that is known to be right"
         raise RuntimeUnavailableError(problem, fix)
-    problem = vendor_problem(engine, version, read_vendor())
+    problem = vendor_problem(engine, version, read_vendor() if engine.cpu_vendors else "")
     if problem:
         raise RuntimeUnavailableError(problem, "Choose another engine")
     if parse_version(runtime) < parse_version(engine.min_onnxruntime):
