@@ -185,7 +185,7 @@ def quantize_with_ranges(
         files = quantizer_files(
             prepared.path, destination, prepared.source, fix, fix_ranges=fix_ranges, external=use_external_data_format
         )
-        with files as named, indexed() if pairs else nullcontext():
+        with files as named, indexed(prepared.model) if pairs else nullcontext():
             quantize_static(
                 **named,
                 calibration_data_reader=None,

@@ -1,6 +1,6 @@
 """Shortcuts for onnxruntime's quantizer, whose own way is most of its time: it goes through all weights or all nodes of
-a model for every name that it looks up, and spends a tenth of a millisecond on the scale of each channel. What it
-writes is the same, byte by byte."""
+a model for every name that it looks up, spends a tenth of a millisecond on the scale of each channel, and infers shapes
+that are known. What it writes is the same, byte by byte."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+
+from edgeq.graph.convert import to_proto
+from edgeq.model.shapes import is_complete
 
 _PACKAGE = "onnxruntime.quantization"
 _INTEGERS = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
@@ -192,11 +198,21 @@ class SymmetricParameters:
         self._known: dict[tuple[int, bool], tuple[Any, float] | None] = {}
 
     def __call__(
-        self, data: Any, quant_type: int, symmetric: bool, reduce_range: bool = False, *more: Any, **named: Any
+        self,
+        data: Any,
+        quant_type: int,
+        symmetric: bool,
+        reduce_range: bool = False,
+        *more: Any,
+        rmin_override: float | None = None,
+        rmax_override: float | None = None,
+        **named: Any,
     ) -> Any:
         plain = symmetric and quant_type in _INTEGERS and data.dtype == np.float32 and data.size
         if plain and not more and all(value is None for value in named.values()):
-            largest = max(-float(data.min()), float(data.max()))
+            low = data.min() if rmin_override is None else np.float32(rmin_override)
+            high = data.max() if rmax_override is None else np.float32(rmax_override)
+            largest = max(-float(low), float(high))
             if _LEAST_MAGNITUDE <= largest <= _MOST_MAGNITUDE:
                 key = (quant_type, reduce_range)
                 if key not in self._known:
@@ -204,7 +220,9 @@ class SymmetricParameters:
                 found = self._known[key]
                 if found is not None:
                     return found[0], np.array(2 * largest / found[1], np.float32)
-        return self._compute(data, quant_type, symmetric, reduce_range, *more, **named)
+        given = {"rmin_override": rmin_override, "rmax_override": rmax_override, **named}
+        given = {name: value for name, value in given.items() if value is not None}
+        return self._compute(data, quant_type, symmetric, reduce_range, *more, **given)
 
     def _learned(self, largest: float, quant_type: int, reduce_range: bool) -> tuple[Any, float] | None:
         zero_point, one = self._compute(np.array([-1, 1], np.float32), quant_type, True, reduce_range)
@@ -215,14 +233,30 @@ class SymmetricParameters:
 
 
 @contextmanager
-def indexed() -> Iterator[None]:
-    """Let onnxruntime's quantizer of Q/DQ form work with indices inside, round all channels of a weight at once, and
-    compute the scale of each by `SymmetricParameters`."""
+def indexed(model: ir.Model) -> Iterator[None]:
+    """Let onnxruntime's quantizer of Q/DQ form work with indices inside, infer shapes only where one is missing, round
+    all channels of a weight at once, and compute the scale of each by `SymmetricParameters`.
+
+    Args:
+        model: what the file holds that the quantizer reads.
+    """
     from onnxruntime.quantization import base_quantizer, qdq_quantizer, quant_utils
+
+    quantize = import_module(f"{_PACKAGE}.quantize")  # the package has a function of this name
 
     def find_by_name(name: str, messages: Any) -> Any:
         """onnxruntime's, but without a scan where the messages are indexed."""
         return messages.get(name) if isinstance(messages, _Named) else before(name, messages)
+
+    def load_model(file: Path) -> onnx.ModelProto:
+        """onnxruntime's `load_model_with_shape_infer`."""
+        known = to_proto(model)
+        if not is_complete(known.graph):
+            inferred: onnx.ModelProto = infer(file)
+            return inferred
+        onnx.load_external_data_for_model(known, str(file.parent))
+        quant_utils.add_infer_metadata(known)
+        return known
 
     def quantize_initializer(
         weight: Any, quant_type: Any, zero_point: Any, scale: Any, axis: int | None = None, **more: Any
@@ -232,15 +266,17 @@ def indexed() -> Iterator[None]:
             channels = [-1 if place == axis else 1 for place in range(len(weight.dims))]
             zero_point, scale = (np.broadcast_to(v.reshape(channels), weight.dims).ravel() for v in (zero_point, scale))
             axis = None
-        return quantize(weight, quant_type, zero_point, scale, axis, **more)
+        return round_weight(weight, quant_type, zero_point, scale, axis, **more)
 
-    before, quantize = quant_utils.find_by_name, quant_utils.quantize_onnx_initializer
+    before, round_weight = quant_utils.find_by_name, quant_utils.quantize_onnx_initializer
+    infer = quant_utils.load_model_with_shape_infer
     modules = [module for name, module in sys.modules.items() if name.startswith(_PACKAGE)]
     with ExitStack() as stack:
         stack.enter_context(_replaced(base_quantizer, "ONNXModel", _indexed_model()))
         for module in modules:
             if getattr(module, "find_by_name", None) is before:
                 stack.enter_context(_replaced(module, "find_by_name", find_by_name))
+        stack.enter_context(_replaced(quantize, "load_model_with_shape_infer", load_model))
         stack.enter_context(_replaced(qdq_quantizer, "quantize_onnx_initializer", quantize_initializer))
         parameters = SymmetricParameters(quant_utils.compute_data_quant_params)
         stack.enter_context(_replaced(qdq_quantizer, "compute_data_quant_params", parameters))

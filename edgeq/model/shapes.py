@@ -73,7 +73,7 @@ def _inferred(bare: onnx.ModelProto, symbolic: SymbolicOptions | None) -> tuple[
         own = inferred_shapes(bare)
     except ModelError:
         own = None
-    if own is not None and (symbolic is None or _is_complete(own.graph)):
+    if own is not None and (symbolic is None or is_complete(own.graph)):
         return own, ""
     problem = ""
     if symbolic is not None:
@@ -84,7 +84,7 @@ def _inferred(bare: onnx.ModelProto, symbolic: SymbolicOptions | None) -> tuple[
     return own or inferred_shapes(bare), problem
 
 
-def _is_complete(graph: onnx.GraphProto) -> bool:
+def is_complete(graph: onnx.GraphProto) -> bool:
     """Whether every tensor that a node makes has sizes that are numbers or the inputs' own symbols; a graph with bodies
     never counts as complete."""
     types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}

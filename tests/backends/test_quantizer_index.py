@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from edgeq.backends import quantizer
 from edgeq.backends.quantizer import quantize_with_ranges
 from edgeq.backends.quantizer_index import SymmetricParameters, indexed
 from edgeq.calibrate.ranges import Range
+from edgeq.graph.query import constant
 from edgeq.model.prepare import PreparedModel, prepare_model
 from tests.backends.build import residual
 from tests.graphs import proto
@@ -70,14 +73,30 @@ def _written(prepared: PreparedModel, file: Path, **options: Any) -> bytes:
 def test_the_file_is_the_same(
     prepared: PreparedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_channel: bool, extra: dict[str, Any]
 ) -> None:
-    options = {"per_channel": per_channel, "extra_options": extra}
-    found = _written(prepared, tmp_path / "indexed.onnx", **options)
+    _check_same(prepared, tmp_path, monkeypatch, per_channel=per_channel, extra_options=extra)
 
-    def plain() -> AbstractContextManager[None]:
+
+def test_the_file_is_the_same_with_given_ranges_of_channels(
+    prepared: PreparedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = next(node.inputs[1] for node in prepared.model.graph if node.op_type == "Conv")
+    weight = constant(value)
+    assert value is not None
+    assert weight is not None
+    ranges = [{"rmin": -1.0 - place, "rmax": 9.0} for place in range(len(weight))]
+    overrides = {value.name: [{"axis": 0, **ranges[0]}, *ranges[1:]]}
+    _check_same(prepared, tmp_path, monkeypatch, per_channel=True, extra_options={"TensorQuantOverrides": overrides})
+
+
+def _check_same(prepared: PreparedModel, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    """With the shortcuts and without, the same bytes are written."""
+    found = _written(prepared, folder / "indexed.onnx", **options)
+
+    def plain(model: ir.Model) -> AbstractContextManager[None]:
         return nullcontext()
 
     monkeypatch.setattr(quantizer, "indexed", plain)
-    assert found == _written(prepared, tmp_path / "plain.onnx", **options)
+    assert found == _written(prepared, folder / "plain.onnx", **options)
 
 
 def test_onnxruntime_is_left_as_it_was() -> None:
@@ -85,10 +104,11 @@ def test_onnxruntime_is_left_as_it_was() -> None:
 
     def parts() -> tuple[object, ...]:
         searches = base_quantizer.ONNXModel, base_quantizer.find_by_name, qdq_quantizer.find_by_name
-        return *searches, qdq_quantizer.quantize_onnx_initializer, qdq_quantizer.compute_data_quant_params
+        loader = import_module("onnxruntime.quantization.quantize").load_model_with_shape_infer
+        return *searches, qdq_quantizer.quantize_onnx_initializer, qdq_quantizer.compute_data_quant_params, loader
 
     before = parts()
-    with indexed():
+    with indexed(ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)):
         assert not set(parts()) & set(before)
     assert parts() == before
 
@@ -103,6 +123,12 @@ def test_no_search_goes_through_all_weights_or_nodes(prepared: PreparedModel, tm
             patch.setattr(ONNXModel, function.__name__, lambda *args: called.append(args))
         _written(prepared, tmp_path / "model.onnx")
     assert not called
+
+
+def test_shapes_that_are_known_are_not_inferred(prepared: PreparedModel, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(onnx.shape_inference, "infer_shapes_path")
+        _written(prepared, tmp_path / "model.onnx")
 
 
 def test_few_channels_are_worked_out_by_onnxruntime(prepared: PreparedModel, tmp_path: Path) -> None:
@@ -127,17 +153,26 @@ def test_few_channels_are_worked_out_by_onnxruntime(prepared: PreparedModel, tmp
     symmetric=st.booleans(),
     reduce_range=st.booleans(),
     least=st.sampled_from([None, 0.5]),
+    low=st.none() | st.floats(-1e30, 1e30),
+    high=st.none() | st.floats(-1e30, 1e30),
 )
 def test_parameters_are_those_of_onnxruntime(
-    values: np.ndarray, quant_type: int, symmetric: bool, reduce_range: bool, least: float | None
+    values: np.ndarray,
+    quant_type: int,
+    symmetric: bool,
+    reduce_range: bool,
+    least: float | None,
+    low: float | None,
+    high: float | None,
 ) -> None:
     from onnxruntime.quantization.quant_utils import compute_data_quant_params
 
     with np.errstate(over="ignore"):  # of its own, where a range is nearly all of float32
-        right = compute_data_quant_params(values, quant_type, symmetric, reduce_range, min_real_range=least)
+        given = {"min_real_range": least, "rmin_override": low, "rmax_override": high}
+        right = compute_data_quant_params(values, quant_type, symmetric, reduce_range, **given)
         mine = SymmetricParameters(compute_data_quant_params)
         for _ in range(2):
-            found = mine(values, quant_type, symmetric, reduce_range=reduce_range, min_real_range=least)
+            found = mine(values, quant_type, symmetric, reduce_range=reduce_range, **given)
             for one, other in zip(found, right, strict=True):
                 np.testing.assert_array_equal(one, other)
                 assert (one.dtype, one.shape) == (other.dtype, other.shape)
