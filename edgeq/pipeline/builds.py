@@ -69,7 +69,8 @@ class Builds:
         if key not in self._built:
             place = self._folder / f"build-{len(self._built)}"
             place.mkdir()
-            self._built[key] = build(self.job, target, scheme, place / "model.onnx")
+            with self._progress.stage("Quantizing"):
+                self._built[key] = build(self.job, target, scheme, place / "model.onnx")
         return self._for(target, self._built[key])
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
@@ -80,7 +81,8 @@ class Builds:
         """
         known = self._built.get(artifact_key(target, scheme))
         if known is None or list(known.artifact.model.parent.iterdir()) != [known.artifact.model]:
-            return build(self.job, target, scheme, destination)
+            with self._progress.stage("Quantizing"):
+                return build(self.job, target, scheme, destination)
         shutil.copyfile(known.artifact.model, destination)
         return self._for(
             target, dataclasses.replace(known, artifact=dataclasses.replace(known.artifact, model=destination))

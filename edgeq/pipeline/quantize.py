@@ -199,8 +199,7 @@ def quantize(
             decision = decide(builds, chosen, scheme, machine, engine=plugin, progress=progress)
             scheme = decision.chosen.scheme
         if builder is None:
-            with progress.stage("Quantizing"):
-                built = builds.build_at(chosen, scheme, draft)
+            built = builds.build_at(chosen, scheme, draft)
         else:
             built = builder(job, chosen, scheme, draft, progress)
         compute = built.artifact.details.get(DETAIL)
