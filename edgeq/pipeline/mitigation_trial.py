@@ -61,13 +61,17 @@ class MitigationTrial:
         Raises:
             EdgeqError: as the backend has it, or onnxruntime refuses the options.
         """
-        if scheme.replace(session_options=self._scheme.session_options) == self._scheme:
+        if self.adds_options_alone(scheme):
             options = {**self.full.session_options, **scheme.session_options}
             artifact = replace(self.full, scheme=scheme, session_options=options)
             if scheme != self._scheme:
                 open_session(artifact.model, artifact.settings())  # onnxruntime refuses the options for some graphs
             return artifact
         return self._builds.build(self._target, scheme).artifact
+
+    def adds_options_alone(self, scheme: Scheme) -> bool:
+        """Whether `scheme` differs from the full range in nothing but session options."""
+        return scheme.replace(session_options=self._scheme.session_options) == self._scheme
 
     def weights(self, artifact: Artifact) -> Audit:
         """What its weights alone say of saturation on the target's kernels."""

@@ -65,7 +65,8 @@ class Decision:
 
     Attributes:
         chosen: the mitigation that is built.
-        mitigations: all that were considered, the full range first.
+        mitigations: all that were considered, the full range first; none that takes longer than one that is as good as
+            exact.
         exact_db, exact_metric: what the full range gives on kernels that do not saturate.
         audit: of the full range.
         samples: that the figures rest on; those of what saturates on `audit.samples`.
@@ -137,44 +138,55 @@ def decide(
     """
     trial = MitigationTrial(builds, target, _full(scheme), machine, table=_table(target, engine), progress=progress)
     found = trial.audit(trial.full, _AUDITED)
-    failed: dict[str, str] = {}
+    considered: list[Mitigation] = []
 
-    def built(candidates: Sequence[Mitigation]) -> dict[str, Artifact]:
-        """The artifact of each by name, but of those that cannot be built."""
-        artifacts = {}
+    def consider(candidates: Sequence[Mitigation]) -> Evaluation | None:
+        """Build and measure each, or enter why it cannot be built; None where that is so of all."""
+        artifacts: dict[str, Artifact] = {}
+        failed: dict[str, str] = {}
         for mitigation in candidates:
             try:
                 artifacts[mitigation.name] = trial.artifact(mitigation.scheme)
             except EdgeqError as error:
                 failed[mitigation.name] = str(error)
-        return artifacts
+        considered.extend(replace(m, failed=failed[m.name]) for m in candidates if m.name in failed)
+        evaluation = trial.evaluate(artifacts, _SAMPLES) if artifacts else None
+        for mitigation in candidates:
+            if evaluation is None or mitigation.name in failed:
+                continue
+            artifact = artifacts[mitigation.name]
+            if mitigation.scheme.fit_seen:
+                count = sample_count(sum(node_macs(builds.job.prepared.model).values()))
+                considered.append(_seen(mitigation, evaluation, trial.audit(artifact, count)))
+                continue
+            safe = found.safe if mitigation.name == FULL else trial.weights(artifact).safe
+            considered.append(_measured(mitigation, safe, evaluation, found))
+        return evaluation
 
-    candidates = _mitigations(_costs(target, engine), scheme)
-    first = [r for r in candidates if not r.scheme.fit_seen] if not found.safe else [candidates[0]]
-    artifacts = built(first)
-    evaluation = trial.evaluate(artifacts, _SAMPLES)
-    considered = [
-        _measured(r, trial.weights(artifacts[r.name]).safe if r.name != FULL else found.safe, evaluation, found)
-        if r.name in artifacts
-        else replace(r, failed=failed[r.name])
-        for r in first
-    ]
+    full, *others = _mitigations(_costs(target, engine), scheme)
+    seen = [m for m in others if m.scheme.fit_seen]
+    others = [m for m in others if not m.scheme.fit_seen and not found.safe]
+    # A build takes longer than anything else here: only of the cheapest, and what needs none, before the rest.
+    least = min((m.cost for m in others), default=0.0)
+    first = [m for m in others if m.cost == least or trial.adds_options_alone(m.scheme)]
+    evaluation = consider([full, *first])
+    assert evaluation is not None  # the full range was built
     exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
     loss = _loss(evaluation, exact_db, exact_metric)
-    close = [r for r in considered if r.safe and loss(r) <= 1]
-    if not close:
+
+    def close() -> list[Mitigation]:
+        return [m for m in considered if (m.safe or m.scheme.fit_seen) and loss(m) <= 1]
+
+    affordable = min((m.cost for m in close()), default=math.inf)
+    if cheaper := [m for m in others if m not in first and m.cost < affordable]:
+        consider(cheaper)
+    if not close():
         # No range that bears any input is close enough: one that bears the samples', with what it loses beside others.
-        count = sample_count(sum(node_macs(builds.job.prepared.model).values()))
-        for mitigation in (r for r in candidates if r.scheme.fit_seen):
-            artifacts = built([mitigation])
-            considered += [
-                _seen(mitigation, trial.evaluate(artifacts, _SAMPLES), trial.audit(artifact, count))
-                for artifact in artifacts.values()
-            ]
-            considered += [] if artifacts else [replace(mitigation, failed=failed[mitigation.name])]
-        close = [r for r in considered if r.scheme.fit_seen and loss(r) <= 1]
-    safe = [mitigation for mitigation in considered if mitigation.safe]
-    chosen = min(close, key=lambda r: (r.cost, loss(r))) if close else min(safe or considered[:1], key=loss)
+        for mitigation in seen:
+            consider([mitigation])
+    chosen = min(close(), key=lambda m: (m.cost, loss(m)), default=None)
+    if chosen is None:
+        chosen = min([m for m in considered if m.safe] or considered[:1], key=loss)
     why = _why(chosen, found, exact_db)
     return Decision(chosen, tuple(considered), exact_db, exact_metric, found, evaluation.count, why)
 

@@ -232,9 +232,10 @@ def test_saturation_is_dealt_with_and_reported(place: Path) -> None:
     assert decision is not None
     assert not decision.audit.safe
     assert decision.chosen.safe
-    assert [mitigation.name for mitigation in decision.mitigations] == [
-        "full range", "fitted range", "7-bit weights", "U8U8", "x64quantprecision",
-    ]  # fmt: skip
+    considered = {mitigation.name: mitigation for mitigation in decision.mitigations}
+    assert list(considered)[:3] == ["full range", "fitted range", "7-bit weights"]
+    assert "x64quantprecision" in considered, "it needs no build"
+    assert "U8U8" not in considered, "it takes as long as x64quantprecision, which is exact"
     assert decision.exact_db - decision.chosen.sqnr_db <= 0.5
     cheaper = [r for r in decision.mitigations if r.safe and r.cost < decision.chosen.cost]
     assert all(decision.exact_db - r.sqnr_db > 0.5 for r in cheaper)
