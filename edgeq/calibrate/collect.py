@@ -180,8 +180,9 @@ def _passes(
     sizes = tensor_sizes(model, first.inputs)
     largest = max(sizes.values(), default=0)
     sizes = {name: sizes.get(name, largest) for name in names}
-    at_once = max(1, min(at_once, memory // max(1, sum(sizes.values()))))
-    budget = memory // at_once
+    # One sample more waits to be counted while as many as run at once do.
+    at_once = max(1, min(at_once, memory // max(1, sum(sizes.values())) - 1))
+    budget = memory // (at_once + 1 if at_once > 1 else 1)
     parts = (part for group in groups for part in partitions(((name, sizes[name]) for name in group), budget))
     return [tuple(part) for part in parts], at_once
 

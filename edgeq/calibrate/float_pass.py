@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -18,6 +19,8 @@ from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.calibrate.tensors import Derived, Plan
 from edgeq.data.sample import Sample
 from edgeq.errors import CalibrationError, DataError, EdgeqError
+
+_Arrays = list[tuple[str, NDArray[Any] | Part]]
 
 
 class FloatPass:
@@ -55,7 +58,8 @@ class FloatPass:
         self._limit = at_once + 1
         self._pending: set[Future[None]] = set()
         self._failure: EdgeqError | None = None
-        self._timing = threading.Lock()
+        self._timing, self._counting = threading.Lock(), threading.Lock()
+        self._uncounted: deque[tuple[Sample, int, _Arrays]] = deque()
         self.running_s = self.counting_s = 0.0
 
     def run(self, samples: Iterable[tuple[int, Sample]]) -> Iterator[int]:
@@ -130,7 +134,21 @@ class FloatPass:
     def _observe(self, sample: Sample, place: int) -> None:
         began = time.perf_counter()
         arrays = self._arrays(sample, place)
-        ran = time.perf_counter()
+        with self._timing:
+            self.running_s += time.perf_counter() - began
+        # One thread counts at a time, and the others run what comes next: two that count pass Python's lock to and fro
+        # with every array, which takes longer than the counting.
+        self._uncounted.append((sample, place, arrays))
+        while self._uncounted and self._counting.acquire(blocking=len(self._uncounted) > 1):
+            began = time.perf_counter()
+            try:
+                while self._uncounted:
+                    self._count(*self._uncounted.popleft())
+            finally:
+                self.counting_s += time.perf_counter() - began
+                self._counting.release()
+
+    def _count(self, sample: Sample, place: int, arrays: _Arrays) -> None:
         seen: dict[str, Seen] = {}
         while arrays:
             # Popped, so that each array is freed as soon as it is counted.
@@ -146,16 +164,13 @@ class FloatPass:
             part = _derive(derived, [seen[source] for source in derived.sources])
             seen[derived.name] = part
             self._observers[derived.name].note(part)
-        with self._timing:
-            self.running_s += ran - began
-            self.counting_s += time.perf_counter() - ran
 
-    def _arrays(self, sample: Sample, place: int) -> list[tuple[str, NDArray[Any] | Part]]:
+    def _arrays(self, sample: Sample, place: int) -> _Arrays:
         """What is counted of a sample, by tensor; the first one last."""
         for name in self._plan.inputs:
             if name not in sample.inputs:
                 raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
-        arrays: list[tuple[str, NDArray[Any] | Part]] = [(name, sample.inputs[name]) for name in self._plan.inputs]
+        arrays: _Arrays = [(name, sample.inputs[name]) for name in self._plan.inputs]
         if self._plan.fetched:
             values = self._model.run(sample.inputs, sample.name, place)
             arrays += zip(self._plan.fetched, values, strict=self._outputs is None)

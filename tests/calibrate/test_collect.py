@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import onnxruntime
 import pytest
 
 from edgeq.calibrate import collect as collecting
+from edgeq.calibrate.float_pass import FloatPass
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.observer import SPREAD, spread_stride
 from edgeq.calibrate.ranges import derive_ranges
@@ -66,6 +68,34 @@ def test_the_number_of_threads_does_not_change_a_bit(tmp_path: Path) -> None:
     path = small_cnn(tmp_path / "m.onnx")
     one, four = (collect(path, ListSamples(images(9)), threads=n) for n in (1, 4))
     assert one == four
+
+
+def test_one_thread_counts_while_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more samples than one beside those that run are in memory."""
+    held, counting, most = set[int](), set[int](), [0, 0]
+    arrays, count = FloatPass._arrays, FloatPass._count
+
+    def fetched(self: FloatPass, sample: Any, place: int) -> Any:
+        held.add(place)
+        most[0] = max(most[0], len(held))
+        return arrays(self, sample, place)
+
+    def counted(self: FloatPass, sample: Any, place: int, values: Any) -> None:
+        counting.add(place)
+        most[1] = max(most[1], len(counting))
+        time.sleep(0.02)
+        count(self, sample, place, values)
+        counting.remove(place)
+        held.remove(place)
+
+    monkeypatch.setattr(FloatPass, "_arrays", fetched)
+    monkeypatch.setattr(FloatPass, "_count", counted)
+    path = small_cnn(tmp_path / "m.onnx")
+    statistics = collect(path, ListSamples(images(12)), threads=3)
+    assert statistics.complete
+    assert not held
+    assert most[0] <= 4
+    assert most[1] == 1
 
 
 def test_shards_merge_to_the_whole(tmp_path: Path) -> None:
