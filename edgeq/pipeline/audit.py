@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from edgeq_device.engines import FLOAT
 
 from edgeq.data.given import Data
 from edgeq.data.samples import open_samples
 from edgeq.emulate.saturation.audit import Audit, audit
+from edgeq.emulate.saturation.simulate import graph_settings
 from edgeq.engines import DEFAULT, Engine, described
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
@@ -80,7 +79,7 @@ def audit_saturation(
             samples = open_samples(data, loaded.signature, preprocess=loaded.preprocess, progress=progress)
         found = audit(
             loaded.model,
-            _own(loaded.settings) if plugin is not None else loaded.settings,
+            graph_settings(loaded.settings) if plugin is not None else loaded.settings,
             samples=samples,
             reference=open_session(reference) if reference is not None else None,
             count=data.count if data is not None else None,
@@ -88,13 +87,6 @@ def audit_saturation(
             progress=progress,
         )
         return Audited(loaded.name, found, name, target.name if target is not None else "")
-
-
-def _own(settings: SessionSettings) -> SessionSettings:
-    """Those with which ONNX Runtime makes the graph that is audited: a plug-in's own is none that can be read, and what
-    makes ONNX Runtime's kernels exact does nothing to a plug-in's."""
-    config = {key: value for key, value in settings.config.items() if key != saturation_table().precision_option}
-    return replace(settings, engine=None, precision=FLOAT, providers=(_CPU,), config=config)
 
 
 def _saturates(target: Target, plugin: Engine | None) -> bool:

@@ -15,7 +15,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.checks import Check
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.saturation_mitigation import Decision
-from edgeq.pipeline.target_checks import coverage_check
+from edgeq.pipeline.target_checks import coverage_check, saturation_check
 from edgeq.pipeline.variants import PackagedVariant
 from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
@@ -72,5 +72,6 @@ def in_engine(
         for name in ("load", "accuracy", "self-test")
     ]
     runtime = [check for check in variant.checks if check.name == "runtime"]
-    checks = (*made, coverage_check(proof.coverage), *runtime)
+    saturation = saturation_check(built, decision)
+    checks = (*made, coverage_check(proof.coverage), *([saturation] if saturation else []), *runtime)
     return dataclasses.replace(variant, built=built, proof=proof, checks=checks, decision=decision)

@@ -92,6 +92,24 @@ class Decision:
         }
 
 
+def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:
+    """Whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
+
+    Args:
+        engine: the plug-in whose kernels count; None: ONNX Runtime's own.
+    """
+    if engine is None:
+        return target.profile.saturates(scheme)
+    on_cpu = target.profile.min_compute_capability is None and not target.systolic
+    static = on_cpu and scheme.mode == "static"
+    return static and engine.saturates(scheme.pair, target.architecture, target.features)
+
+
+def kernel_table(target: Target, engine: Engine | None = None) -> SaturationTable:
+    """Which kernels do so there; `engine` as for `kernels_saturate`."""
+    return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
+
+
 def decision_key(target: Target, scheme: Scheme) -> str:
     """What a decision rests on: targets with the same grounds share it."""
     return json.dumps([artifact_key(target, _full(scheme)), dict(target.profile.hazards.get("remedy_cost", {}))])
@@ -101,22 +119,14 @@ def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], en
     """Whether there is something to decide: saturating kernels, known mitigations, and a user who has not decided.
 
     Args:
-        engine: the plug-in whose kernels count; None: ONNX Runtime's own.
+        engine: as for `kernels_saturate`.
     """
-    saturates = target.profile.saturates(_full(scheme))
-    if engine is not None:
-        on_cpu = target.profile.min_compute_capability is None and not target.systolic
-        static = on_cpu and scheme.mode == "static"
-        saturates = static and engine.saturates(scheme.pair, target.architecture, target.features)
-    return saturates and bool(_costs(target, engine)) and not _DECIDED.intersection(overrides)
+    undecided = not _DECIDED.intersection(overrides)
+    return undecided and bool(_costs(target, engine)) and kernels_saturate(target, _full(scheme), engine)
 
 
 def _costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
     return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
-
-
-def _table(target: Target, engine: Engine | None) -> SaturationTable:
-    return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
 
 
 def decide(
@@ -131,12 +141,14 @@ def decide(
     """Choose how `scheme` is best built for a target whose kernels can saturate.
 
     Args:
-        engine: as for `must_decide`.
+        engine: as for `kernels_saturate`.
 
     Raises:
         EdgeqError: the full range cannot be built or run.
     """
-    trial = MitigationTrial(builds, target, _full(scheme), machine, table=_table(target, engine), progress=progress)
+    trial = MitigationTrial(
+        builds, target, _full(scheme), machine, table=kernel_table(target, engine), progress=progress
+    )
     found = trial.audit(trial.full, _AUDITED)
     considered: list[Mitigation] = []
 

@@ -7,6 +7,7 @@ from edgeq_device.wrong import known_wrong
 
 from edgeq.backends import Artifact
 from edgeq.emulate.saturation.audit import audit
+from edgeq.emulate.saturation.simulate import graph_settings
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, runs_natively
@@ -16,7 +17,7 @@ from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.load import read_model
 from edgeq.pipeline.job import Built
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.saturation_mitigation import Decision
+from edgeq.pipeline.saturation_mitigation import Decision, kernel_table, kernels_saturate
 
 _MADE = ("load", "accuracy", "self-test")
 _SATURATION = "saturation"
@@ -44,7 +45,7 @@ def _made_here(built: Built, proof: Proof, machine: Machine, decision: Decision 
         "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples",
         "self-test": "",
     }
-    saturation = _saturation(built, decision)
+    saturation = saturation_check(built, decision)
     if runs_natively(target, machine):
         native = (Check(name, "native", "this machine", found[name], True) for name in _MADE)
         return (*native, *([saturation] if saturation else []))
@@ -73,13 +74,23 @@ def _made_here(built: Built, proof: Proof, machine: Machine, decision: Decision 
     )
 
 
-def _saturation(built: Built, decision: Decision | None) -> Check | None:
-    if not built.target.profile.saturates(built.artifact.scheme):
+def saturation_check(built: Built, decision: Decision | None) -> Check | None:
+    """What the weights say of kernels that add two products in 16 bits; None where the artifact's do not, or where
+    nothing is known of how those of its plug-in do.
+
+    Args:
+        decision: what was done about them.
+    """
+    artifact, target = built.artifact, built.target
+    plugin = artifact.plugin.engine if artifact.plugin is not None else None
+    known = plugin is None or bool(plugin.int8.saturation)
+    if not known or not kernels_saturate(target, artifact.scheme, plugin):
         return None
     if decision is not None and decision.chosen.scheme == decision.mitigations[0].scheme:
         found = decision.audit
     else:
-        found = audit(built.artifact.model, built.artifact.settings())
+        settings = artifact.settings() if plugin is None else graph_settings(artifact.settings())
+        found = audit(artifact.model, settings, table=kernel_table(target, plugin))
     return Check(_SATURATION, "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
 
 

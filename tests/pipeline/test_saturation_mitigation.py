@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from edgeq.data.given import Data
-from edgeq.engines import load_engines
+from edgeq.engines import EngineChoice, load_engines
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
+from edgeq.measure.checks import Check
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.job import Job, open_job
 from edgeq.pipeline.saturation_mitigation import Decision, decide
+from edgeq.pipeline.target_checks import saturation_check
 
 
 @pytest.fixture
@@ -48,3 +50,22 @@ def test_without_samples_there_is_none_to_fit(job: Job) -> None:
     found = decided(dataclasses.replace(job, calibration=None), "fit_seen")
     assert "fit_seen needs calibration samples" in found.mitigations[1].failed
     assert found.chosen.name == "full range"
+
+
+def test_weights_in_a_plugin_are_checked_by_the_model_of_its_kernels(job: Job) -> None:
+    """By onnxruntime's graph: a plug-in's cannot be read."""
+    builds = Builds(job, Path(), timed=False, emulate=False)
+    openvino = EngineChoice(load_engines()["openvino"])
+
+    def checked(name: str, **changes: bool) -> Check | None:
+        target = resolve(name, detect_machine())
+        built = builds.build(target, target.profile.scheme.replace(**{"reduce_range": False, **changes}))
+        engine = dataclasses.replace(built.artifact, engine=openvino)
+        return saturation_check(dataclasses.replace(built, artifact=engine), None)
+
+    full, reduced = checked("haswell"), checked("haswell", reduce_range=True)
+    assert full is not None
+    assert reduced is not None
+    assert (full.passed, reduced.passed) == (False, True)
+    assert "can saturate" in full.detail
+    assert checked("cascade-lake") is None

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.engines import FLOAT
 from edgeq_device.variants import EXTERNAL_FOLDER
 from numpy.typing import NDArray
 
@@ -23,7 +24,7 @@ from edgeq.emulate.saturation.operators import Computed
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import name_of, reads
 from edgeq.model.load import read_own
-from edgeq.model.saturation import SaturationTable
+from edgeq.model.saturation import SaturationTable, exact_options
 from edgeq.model.session import open_in_memory
 from edgeq.session import SessionSettings, open_session
 
@@ -127,6 +128,13 @@ class SimulatedSession:
         """As onnxruntime's."""
         outputs = self._simulation.run(input_feed).outputs
         return [outputs[name] for name in output_names or outputs]
+
+
+def graph_settings(settings: SessionSettings) -> SessionSettings:
+    """Those with which ONNX Runtime makes the graph of a model that a plug-in runs with `settings`: the graph of a
+    plug-in cannot be read, and what makes ONNX Runtime's kernels exact does nothing to those of a plug-in."""
+    config = {key: value for key, value in settings.config.items() if key not in exact_options()}
+    return replace(settings, engine=None, precision=FLOAT, providers=SessionSettings().providers, config=config)
 
 
 def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
