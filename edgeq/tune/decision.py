@@ -10,8 +10,8 @@ from edgeq.tune.evaluator import FLOAT, Evaluator
 from edgeq.tune.explain import in_simulator, less_accurate, loses, times
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
-from edgeq.tune.timing import MOST_S, RACED, Baseline, choose_threads, not_slower, race_until_claimed
-from edgeq.tune.trials import BY_TIME, FLOAT_MACS, TIE, TrialTable, accuracy_key, structure_of
+from edgeq.tune.timing import MOST_S, RACED, ROUGHLY, Baseline, choose_threads, not_slower, race, race_until_claimed
+from edgeq.tune.trials import BY_TIME, FLOAT_MACS, TIE, TrialTable, accuracy_key, loss_of, structure_of
 
 # The last race ends when what leads takes at most so much longer than any other.
 _CLOSE = 0.02
@@ -81,7 +81,18 @@ def decide(
                     table.update(trial.name, status="qualified", reason=reason)
             _choose(table, ranked, tied)
             break
+    else:
+        _time_nearest(table, evaluator, deadline, baseline.threads)
     return baseline
+
+
+def _time_nearest(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int) -> None:
+    """Where nothing is chosen: time what loses least, if it never was, so that what would be needed can be named."""
+    measured = [t for t in table if t.candidate.quantized and t.assessment is not None and t.assessment.complete]
+    near = min(measured, key=loss_of, default=None)
+    if near is None or table.timed(near).timing is not None or deadline.passed():
+        return
+    race(table, evaluator, [near], float_threads, tie=ROUGHLY, seconds=deadline.left_s(MOST_S / 4))
 
 
 def _finalists(table: TrialTable, evaluator: Evaluator) -> list[Trial]:

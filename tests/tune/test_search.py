@@ -326,6 +326,16 @@ def test_all_recoveries_at_once_first() -> None:
     assert [t.name for t in outcome.trials] == ["a", "a + recovery"]
 
 
+@pytest.mark.parametrize(("speed", "named"), [(1.6, "a + recovery"), (0.9, "a")])
+def test_where_nothing_qualifies_what_loses_least_is_timed_and_named_if_it_is_faster(speed: float, named: str) -> None:
+    facts = {"a": Fact(loss=0.2), "a + recovery": Fact(speed=speed, loss=0.012, width=0.004)}
+    evaluator = FakeEvaluator(facts, methods=("x",))
+    outcome = run(evaluator, "a")
+    assert not outcome.chosen
+    assert evaluator.log.count("race float32, a + recovery") == 1
+    assert verdict(outcome, Goal())[1].startswith(f"{named} is faster than float32 and loses")
+
+
 def test_recoveries_one_by_one_where_together_they_do_harm() -> None:
     facts = {
         "a": Fact(loss=0.05),
