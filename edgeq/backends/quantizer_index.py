@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from edgeq.graph.convert import to_proto
 from edgeq.model.shapes import is_complete
+from edgeq.model.skeleton import skeleton
 
 _PACKAGE = "onnxruntime.quantization"
 _INTEGERS = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
@@ -250,10 +251,10 @@ def indexed(model: ir.Model) -> Iterator[None]:
 
     def load_model(file: Path) -> onnx.ModelProto:
         """onnxruntime's `load_model_with_shape_infer`."""
-        known = to_proto(model)
-        if not is_complete(known.graph):
+        if not is_complete(skeleton(model).graph):
             inferred: onnx.ModelProto = infer(file)
             return inferred
+        known = to_proto(model)
         onnx.load_external_data_for_model(known, str(file.parent))
         quant_utils.add_infer_metadata(known)
         return known
