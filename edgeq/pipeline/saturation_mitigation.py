@@ -146,9 +146,8 @@ def decide(
     Raises:
         EdgeqError: the full range cannot be built or run.
     """
-    trial = MitigationTrial(
-        builds, target, _full(scheme), machine, table=kernel_table(target, engine), progress=progress
-    )
+    table = kernel_table(target, engine)
+    trial = MitigationTrial(builds, target, _full(scheme), machine, table=table, progress=progress)
     found = trial.audit(trial.full, _AUDITED)
     considered: list[Mitigation] = []
 
@@ -161,18 +160,17 @@ def decide(
                 artifacts[mitigation.name] = trial.artifact(mitigation.scheme)
             except EdgeqError as error:
                 failed[mitigation.name] = str(error)
-        considered.extend(replace(m, failed=failed[m.name]) for m in candidates if m.name in failed)
         evaluation = trial.evaluate(artifacts, _SAMPLES) if artifacts else None
         for mitigation in candidates:
-            if evaluation is None or mitigation.name in failed:
-                continue
-            artifact = artifacts[mitigation.name]
-            if mitigation.scheme.fit_seen:
+            artifact = artifacts.get(mitigation.name)
+            if artifact is None or evaluation is None:
+                considered.append(replace(mitigation, failed=failed[mitigation.name]))
+            elif mitigation.scheme.fit_seen:
                 count = sample_count(sum(node_macs(builds.job.prepared.model).values()))
                 considered.append(_seen(mitigation, evaluation, trial.audit(artifact, count)))
-                continue
-            safe = found.safe if mitigation.name == FULL else trial.weights(artifact).safe
-            considered.append(_measured(mitigation, safe, evaluation, found))
+            else:
+                safe = found.safe if mitigation.name == FULL else trial.weights(artifact).safe
+                considered.append(_measured(mitigation, safe, evaluation, found))
         return evaluation
 
     full, *others = _mitigations(_costs(target, engine), scheme)
@@ -187,7 +185,8 @@ def decide(
     loss = _loss(evaluation, exact_db, exact_metric)
 
     def close() -> list[Mitigation]:
-        return [m for m in considered if (m.safe or m.scheme.fit_seen) and loss(m) <= 1]
+        held = (m for m in considered if m.safe or (m.scheme.fit_seen and not m.failed))
+        return [m for m in held if loss(m) <= 1]
 
     affordable = min((m.cost for m in close()), default=math.inf)
     if cheaper := [m for m in others if m not in first and m.cost < affordable]:

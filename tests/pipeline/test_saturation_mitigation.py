@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from edgeq.backends import Artifact
 from edgeq.data.given import Data
 from edgeq.engines import EngineChoice, load_engines
+from edgeq.errors import ModelError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.measure.checks import Check
 from edgeq.pipeline.builds import Builds
 from edgeq.pipeline.job import Job, open_job
+from edgeq.pipeline.mitigation_trial import MitigationTrial
 from edgeq.pipeline.saturation_mitigation import Decision, decide
 from edgeq.pipeline.target_checks import saturation_check
+from edgeq.scheme import Scheme
 
 
 @pytest.fixture
@@ -50,6 +54,20 @@ def test_without_samples_there_is_none_to_fit(job: Job) -> None:
     found = decided(dataclasses.replace(job, calibration=None), "fit_seen")
     assert "fit_seen needs calibration samples" in found.mitigations[1].failed
     assert found.chosen.name == "full range"
+
+
+def test_the_full_range_comes_first_where_another_cannot_be_built(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = MitigationTrial.artifact
+
+    def refused(self: MitigationTrial, scheme: Scheme) -> Artifact:
+        if scheme.reduce_range:
+            raise ModelError("it has no weights")
+        return build(self, scheme)
+
+    monkeypatch.setattr(MitigationTrial, "artifact", refused)
+    first, second, third = decided(job, "fit_pairs", "reduce_range").mitigations
+    assert (first.name, second.name, third.name) == ("full range", "fitted range", "7-bit weights")
+    assert (first.failed, second.failed, third.failed) == ("", "", "it has no weights")
 
 
 def test_weights_in_a_plugin_are_checked_by_the_model_of_its_kernels(job: Job) -> None:
