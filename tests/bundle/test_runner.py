@@ -238,6 +238,28 @@ def test_a_signal_removes_what_was_unpacked(number: str, budget: str, good_zip: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_a_signal_while_the_archive_is_closed(good_zip: Path, tmp_path: Path) -> None:
+    program = f"""
+import os, runpy, signal, sys, zipfile
+close = zipfile.ZipFile.close
+
+def close_and_end(archive):
+    close(archive)
+    if os.listdir({str(tmp_path)!r}):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+zipfile.ZipFile.close = close_and_end
+sys.argv = [{str(good_zip)!r}, "info"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_link_to_the_runner(good: Path, tmp_path: Path) -> None:
     (tmp_path / "edgeq-run").symlink_to(good / "edgeq_run.py")
     report = result(run("edgeq-run", "info", "--json", cwd=tmp_path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -158,12 +157,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
         manifest = parse_manifest(parse_json(data, f"{source}: {MANIFEST}"), f"{source}: {MANIFEST}")
         check_listing({name: info.file_size for name, info in entries.items()}, manifest.files, str(source))
         check_assets(manifest.files, str(source))
-        root = temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
-
-        def cleanup() -> None:
-            # On Windows a file that ONNX Runtime still maps cannot be removed; the system's clean-up takes it later.
-            shutil.rmtree(root, ignore_errors=True)
-
+        root, cleanup = temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
         try:
             extract(archive, entries, manifest.files, root)
             return replace(_assemble(source, root, data, manifest, cleanup), signature=signature)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import signal
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator, Tuple
 
 from edgeq_device.errors import OutputError
 
@@ -28,8 +31,11 @@ def draft_of(place: Path) -> Iterator[Path]:
         raise
 
 
-def temporary_folder(name: str, what: str) -> Path:
-    """A new folder for the user alone, whose name begins with `name`.
+def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
+    """A new folder for the user alone, whose name begins with `name`, and what removes it.
+
+    It is removed at the end of the process at the latest: a signal can unwind the stack between any two steps of the
+    caller. On Windows a file that ONNX Runtime still maps cannot be removed; the system's clean-up takes it later.
 
     Args:
         what: what it is for, at the beginning of a message.
@@ -37,7 +43,30 @@ def temporary_folder(name: str, what: str) -> Path:
     Raises:
         OutputError: there is no place for one.
     """
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        atexit.unregister(remove)
+
+    with _signals_wait():
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=name))
+        except OSError as error:
+            raise OutputError(
+                f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR
+            ) from error
+        atexit.register(remove)
+    return folder, remove
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Signals that come meanwhile are handled afterwards, where the system can hold them back."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        return Path(tempfile.mkdtemp(prefix=name))
-    except OSError as error:
-        raise OutputError(f"{what}: no temporary folder can be made ({error.strerror or error})", SET_TMPDIR) from error
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -147,7 +147,7 @@ def _gathered(model: Path, weights: Path) -> Iterator[Path]:
 
     Hard links where the file system has them, else copies: newer runtimes refuse links that lead elsewhere.
     """
-    folder = temporary_folder("edgeq-session-", f"{model} cannot be opened")
+    folder, remove = temporary_folder("edgeq-session-", f"{model} cannot be opened")
     try:
         for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file() and file != model)]:
             target = folder / (file.name if file == model else file.relative_to(weights))
@@ -158,4 +158,4 @@ def _gathered(model: Path, weights: Path) -> Iterator[Path]:
                 shutil.copyfile(file, target)
         yield folder / model.name
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove()

@@ -125,7 +125,8 @@ def _folder(beside: Path, key: str) -> Tuple[Path, str]:
         if os.access(folder, os.W_OK):
             note = "" if parent == beside else f"engines are kept in {parent}: {beside} cannot be written"
             return folder, note
-    folder = temporary_folder("edgeq-engines-", f"engines cannot be kept in {beside}") / key
+    parent, _ = temporary_folder("edgeq-engines-", f"engines cannot be kept in {beside}")
+    folder = parent / key
     folder.mkdir()
     return folder, f"engines are lost after this run: neither {beside} nor {cache} can be written"
 
