@@ -216,6 +216,14 @@ class FittingBackend(Backend, Protocol):
         as a share of what 16 bits hold, with weights of the full range."""
 
 
+@runtime_checkable
+class OptionsBackend(Backend, Protocol):
+    """A backend whose session options change nothing in a model but what its metadata say."""
+
+    def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:
+        """What `build` gives for `scheme`, made of the artifact of a scheme that differs in session options alone."""
+
+
 def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
     """Refuse names that no node of the prepared model has.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,13 @@ class CpuBackend:
             notes=tuple(notes),
         )
         return artifact if compute is None else described(artifact, compute)
+
+    def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:
+        """The artifact with other session options. See `OptionsBackend.with_options`."""
+        model = read_own(artifact.model)
+        options, _, _ = settle(model, scheme.session_options)
+        save_model(model, destination)
+        return replace(artifact, model=destination, scheme=scheme, session_options=options)
 
 
 def settle(

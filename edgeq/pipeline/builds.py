@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from edgeq.backends import backend_named
-from edgeq.backends.base import TargetedBackend
+from edgeq.backends.base import OptionsBackend, TargetedBackend
 from edgeq.errors import ModelError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
@@ -69,8 +69,7 @@ class Builds:
         if key not in self._built:
             place = self._folder / f"build-{len(self._built)}"
             place.mkdir()
-            with self._progress.stage("Quantizing"):
-                self._built[key] = build(self.job, target, scheme, place / "model.onnx")
+            self._built[key] = self._build(target, scheme, place / "model.onnx")
         return self._for(target, self._built[key])
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
@@ -80,13 +79,26 @@ class Builds:
             EdgeqError: as the backend has it.
         """
         known = self._built.get(artifact_key(target, scheme))
-        if known is None or list(known.artifact.model.parent.iterdir()) != [known.artifact.model]:
-            with self._progress.stage("Quantizing"):
-                return build(self.job, target, scheme, destination)
+        if known is None or not _is_one_file(known):
+            return self._build(target, scheme, destination)
         shutil.copyfile(known.artifact.model, destination)
         return self._for(
             target, dataclasses.replace(known, artifact=dataclasses.replace(known.artifact, model=destination))
         )
+
+    def _build(self, target: Target, scheme: Scheme, destination: Path) -> Built:
+        """A new artifact, made of one that differs in session options alone where there is one."""
+
+        def alike(known: Built) -> bool:
+            by = known.artifact.scheme.replace(session_options=scheme.session_options)
+            return known.target.backend == target.backend and by == scheme and _is_one_file(known)
+
+        backend, known = backend_named(target.backend), next(filter(alike, self._built.values()), None)
+        with self._progress.stage("Quantizing"):
+            if known is None or not isinstance(backend, OptionsBackend):
+                return build(self.job, target, scheme, destination)
+            artifact = backend.with_options(known.artifact, scheme, destination)
+        return self._for(target, dataclasses.replace(known, artifact=artifact))
 
     def _for(self, target: Target, built: Built) -> Built:
         """What was built for another target, proven on kernels as this one has them."""
@@ -115,6 +127,10 @@ class Builds:
             proof = prove_built(self.job, built, coverage, task=self.task, timed=timed, progress=self._progress)
             self._proofs[key] = with_unclipped(self.job, built, proof, progress=self._progress)
         return dataclasses.replace(self._proofs[key], coverage=coverage)
+
+
+def _is_one_file(built: Built) -> bool:
+    return list(built.artifact.model.parent.iterdir()) == [built.artifact.model]
 
 
 def prove_built(

@@ -52,8 +52,9 @@ class MitigationTrial:
         self._reference = open_session(builds.job.prepared.path)
         self.full = builds.build(target, full).artifact
         self._saturates = match_profile(machine, load_profiles()).profile.saturates
-        # Where this machine saturates and onnxruntime has no other kernels, a model of exact ones stands in.
-        self._modelled = self._saturates(full) and exact_settings(self.full) is None
+        # None: the machine's own kernels are exact, or a model of exact ones stands in.
+        self._exact = exact_settings(self.full) if self._saturates(full) else None
+        self._sessions: dict[Path, Any] = {}
 
     def artifact(self, scheme: Scheme) -> Artifact:
         """What is built by `scheme`; one that adds session options to the full range leaves its file as it is.
@@ -64,7 +65,7 @@ class MitigationTrial:
         if self.adds_options_alone(scheme):
             options = {**self.full.session_options, **scheme.session_options}
             artifact = replace(self.full, scheme=scheme, session_options=options)
-            if scheme != self._scheme:
+            if scheme != self._scheme and artifact.settings() != self._exact:
                 open_session(artifact.model, artifact.settings())  # onnxruntime refuses the options for some graphs
             return artifact
         return self._builds.build(self._target, scheme).artifact
@@ -114,10 +115,15 @@ class MitigationTrial:
         )
 
     def _session(self, artifact: Artifact) -> Any:
-        """A session of it on kernels that do not saturate."""
+        """A session of it on kernels that do not saturate; artifacts of one file share it."""
+        if artifact.model not in self._sessions:
+            self._sessions[artifact.model] = self._opened(artifact)
+        return self._sessions[artifact.model]
+
+    def _opened(self, artifact: Artifact) -> Any:
         settings = artifact.settings()
         if not self._saturates(artifact.scheme):
             return open_session(artifact.model, settings)
-        if self._modelled:
+        if self._exact is None:
             return SimulatedSession(Simulation(artifact.model, settings, saturating=False))
         return open_session(artifact.model, on_exact_kernels(settings))

@@ -257,7 +257,7 @@ def prove(
                 "Look at the ranges with `edgeq calibrate show`",
             )
         with progress.stage("The optimiser's effect"):
-            optimiser = _optimiser_effect(singles, artifact, samples, threads, agreement.sqnr_db)
+            optimiser = _optimiser_effect(singles, artifact, samples, threads, agreement.sqnr_db, known)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
                 latency = race(runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
@@ -282,7 +282,12 @@ def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
 
 
 def _optimiser_effect(
-    sessions: Mapping[str, Any], artifact: Artifact, samples: Samples, threads: int, sqnr_db: float
+    sessions: Mapping[str, Any],
+    artifact: Artifact,
+    samples: Samples,
+    threads: int,
+    sqnr_db: float,
+    known: Mapping[str, Sequence[Outputs]],
 ) -> tuple[float, float]:
     if artifact.simulation is not None:
         return sqnr_db, sqnr_db  # a simulation runs as it is written
@@ -293,7 +298,7 @@ def _optimiser_effect(
         optimization="none",
     )
     three = {**sessions, PLAIN: open_session(artifact.model, plain)}
-    agreement = evaluate_sessions(three, samples, reference=FLOAT, count=_OPTIMISER_SAMPLES).agreement
+    agreement = evaluate_sessions(three, samples, reference=FLOAT, count=_OPTIMISER_SAMPLES, known=known).agreement
     return agreement[INT8].sqnr_db, agreement[PLAIN].sqnr_db
 
 

@@ -15,7 +15,7 @@ from edgeq.hardware.target import resolve
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.saturation import exact_options, saturation_table
 from edgeq.pipeline.builds import Builds
-from edgeq.pipeline.job import open_job
+from edgeq.pipeline.job import build, open_job
 from edgeq.pipeline.mitigation_trial import MitigationTrial
 from edgeq.pipeline.target_arithmetic import computed_as_there
 from edgeq.session import open_session
@@ -52,6 +52,20 @@ def test_session_options_need_no_second_file(trial: MitigationTrial) -> None:
     assert list(found) == ["full", "7-bit", "precise"]
     assert found["precise"] == found["full"]
     assert found["7-bit"] != found["full"]
+
+
+def test_other_session_options_give_what_a_build_gives(trial: MitigationTrial, place: Path) -> None:
+    scheme = trial.full.scheme.replace(session_options=exact_options())
+    haswell = resolve("haswell", detect_machine())
+    (place / "anew").mkdir()
+    anew = build(trial.job, haswell, scheme, place / "anew" / "model.onnx").artifact
+    builds = Builds(trial.job, place / "anew", timed=False, emulate=False)
+    builds.build(haswell, trial.full.scheme)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr("edgeq.pipeline.builds.build")
+        made = builds.build(haswell, scheme).artifact
+    assert made.model.read_bytes() == anew.model.read_bytes()
+    assert replace(made, model=anew.model) == anew
 
 
 def test_targets_with_exact_kernels_are_proven_on_exact_ones(trial: MitigationTrial) -> None:
