@@ -286,6 +286,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12, help="of the decoder (12)")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
+    if options.only == ["minilm"] and options.minilm is None:
+        parser.error("minilm needs --minilm MODEL")
     logging.getLogger().setLevel(logging.WARNING)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
