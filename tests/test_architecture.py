@@ -36,6 +36,7 @@ LAYERS = (
         "callable_package",
         "user_code",
         "device",
+        "deferred",
         "demo",
         "display",
         "distributed",
