@@ -22,7 +22,7 @@ from edgeq_device.infer import output_place
 from edgeq_device.package import open_bundle
 
 from edgeq.bundle.write import BundleSpec, write_bundle
-from tests.cli.process import FAST_CLOCK
+from tests.cli.process import FAST_CLOCK, enable_signals
 
 from .attacks import directories
 from .samples import ELSEWHERE, INPUT, answer, linear, tree, variant
@@ -209,11 +209,6 @@ def test_a_zip_without_a_temporary_folder(
     assert "set TMPDIR" in line
 
 
-def enable_hangup() -> None:
-    """Tests that run under nohup make what they start deaf to SIGHUP."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 @pytest.mark.parametrize("budget", ["", "off"])
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
@@ -225,7 +220,7 @@ def test_a_signal_removes_what_was_unpacked(number: str, budget: str, good_zip: 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=enable_hangup,
+        preexec_fn=enable_signals,
     )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("edgeq-bundle-*/selftest")):

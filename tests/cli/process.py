@@ -34,13 +34,15 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=enable_interrupts if os.name == "posix" else None,
+        preexec_fn=enable_signals if os.name == "posix" else None,
     )
 
 
-def enable_interrupts() -> None:
-    """A shell that runs the tests in the background makes them, and what they start, deaf to Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def enable_signals() -> None:
+    """A shell that runs the tests in the background makes them, and what they start, deaf to Ctrl-C; nohup, to the end
+    of a terminal."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run(

@@ -146,6 +146,6 @@ def test_while_modules_load_ctrl_c_just_ends() -> None:
         capture_output=True,
         text=True,
         check=True,
-        preexec_fn=process.enable_interrupts,
+        preexec_fn=process.enable_signals,
     )
     assert done.stdout.split() == ["True", "True", "True"]
