@@ -140,6 +140,10 @@ class Scheme(Displayed):
         """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
+    def equals_but_options(self, other: Scheme) -> bool:
+        """Whether the two differ in nothing, or in session options alone."""
+        return self.replace(session_options=other.session_options) == other
+
 
 def _nodes(names: tuple[str, ...]) -> str:
     return "all nodes" if ALL_NODES in names else f"{len(names)} node{'' if len(names) == 1 else 's'}"

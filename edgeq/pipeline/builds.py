@@ -90,8 +90,8 @@ class Builds:
         """A new artifact, made of one that differs in session options alone where there is one."""
 
         def alike(known: Built) -> bool:
-            by = known.artifact.scheme.replace(session_options=scheme.session_options)
-            return known.target.backend == target.backend and by == scheme and _is_one_file(known)
+            same = known.target.backend == target.backend and scheme.equals_but_options(known.artifact.scheme)
+            return same and _is_one_file(known)
 
         backend, known = backend_named(target.backend), next(filter(alike, self._built.values()), None)
         with self._progress.stage("Quantizing"):

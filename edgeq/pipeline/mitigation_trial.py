@@ -72,7 +72,7 @@ class MitigationTrial:
 
     def adds_options_alone(self, scheme: Scheme) -> bool:
         """Whether `scheme` differs from the full range in nothing but session options."""
-        return scheme.replace(session_options=self._scheme.session_options) == self._scheme
+        return scheme.equals_but_options(self._scheme)
 
     def weights(self, artifact: Artifact) -> Audit:
         """What its weights alone say of saturation on the target's kernels."""
