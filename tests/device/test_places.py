@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,4 +38,21 @@ print(folder.name)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith("edgeq-test-")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_leaves_it(tmp_path: Path) -> None:
+    program = f"""
+import os, sys, tempfile
+sys.path.insert(0, {str(RUNTIME)!r})
+tempfile.tempdir = {str(tmp_path)!r}
+from edgeq_device.places import temporary_folder
+folder, remove = temporary_folder("edgeq-test-", "nothing")
+if child := os.fork():
+    os.waitpid(child, 0)
+    print(folder.is_dir())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
     assert list(tmp_path.iterdir()) == []

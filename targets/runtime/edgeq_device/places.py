@@ -35,7 +35,8 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
     """A new folder for the user alone, whose name begins with `name`, and what removes it.
 
     It is removed at the end of the process at the latest: a signal can unwind the stack between any two steps of the
-    caller. On Windows a file that ONNX Runtime still maps cannot be removed; the system's clean-up takes it later.
+    caller. A process that was forked from this one leaves it. On Windows a file that ONNX Runtime still maps cannot be
+    removed; the system's clean-up takes it later.
 
     Args:
         what: what it is for, at the beginning of a message.
@@ -44,8 +45,11 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
         OutputError: there is no place for one.
     """
 
+    owner = os.getpid()
+
     def remove() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
         atexit.unregister(remove)
 
     with _signals_wait():
