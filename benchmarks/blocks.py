@@ -281,20 +281,21 @@ def minilm_figures(model: Path, work: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("decoder", "minilm"), default=("decoder", "minilm"))
+    parser.add_argument("--only", nargs="+", choices=("decoder", "minilm"), default=[])
     parser.add_argument("--minilm", type=Path, help="the model that minilm_l6/make_model.py made")
     parser.add_argument("--layers", type=int, default=12, help="of the decoder (12)")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
-    if options.only == ["minilm"] and options.minilm is None:
+    if "minilm" in options.only and options.minilm is None:
         parser.error("minilm needs --minilm MODEL")
+    chosen = options.only or ["decoder", *(["minilm"] if options.minilm is not None else [])]
     logging.getLogger().setLevel(logging.WARNING)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        if "decoder" in options.only:
+        if "decoder" in chosen:
             results["decoder"] = decoder_figures(work, options.layers)
-        if "minilm" in options.only and options.minilm is not None:
+        if "minilm" in chosen:
             results["minilm"] = minilm_figures(options.minilm, work)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
