@@ -203,11 +203,12 @@ def _no_better(table: TrialTable, trial: Trial, recovered: Trial) -> bool:
 def _headroom(table: TrialTable, trial: Trial, widens: bool) -> float:
     """How far a trial may go from its cost in execution towards that of all layers in float, or of all tensors in 16
     bits where it `widens`, 1 being all the way: where that is what counts, no further than the best that qualifies
-    already."""
+    already, and where speed counts no closer to float32 than a race tells apart."""
     own = _relative_cost(table, trial)
     whole = own + WIDE_COST if widens else 1.0
     rivals = [] if table.objective in ("size", "memory") else table.qualified()[:1]
-    most = min([whole, *(_relative_cost(table, rival) for rival in rivals)])
+    limits = [1 - ROUGHLY] if table.objective in BY_TIME else []
+    most = min([whole, *limits, *(_relative_cost(table, rival) for rival in rivals)])
     return max(0.0, (most - own) / (whole - own)) if own < whole else 0.0
 
 

@@ -412,6 +412,15 @@ def test_layers_go_to_float_last() -> None:
     assert "a + recovery, 4 layers in float" not in [t.name for t in outcome.trials]
 
 
+@pytest.mark.parametrize(("speed", "most"), [(1.02, 0), (1.05, 2), (2.0, 7)])
+def test_layers_go_to_float_no_further_than_a_race_can_tell_from_float32(speed: float, most: int) -> None:
+    facts = {"a": Fact(speed=speed, loss=0.02)}
+    evaluator = FakeEvaluator(facts, ranked=tuple(f"n{i}" for i in range(8)), reach=0.001)
+    outcome = run(evaluator, "a")
+    tried = [len(t.candidate.scheme.exclude) for t in outcome.trials if t.stage == "exclusion"]
+    assert max(tried, default=0) == most
+
+
 def test_no_recovery_where_the_fastest_qualifies() -> None:
     facts = {"a": Fact(speed=3), "b": Fact(speed=2, loss=0.02)}
     evaluator = FakeEvaluator(facts, methods=("x",))
