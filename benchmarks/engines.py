@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from edgeq_device.scenarios import query_runner
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 from tasks import shared_data
 from tune_cases import cases
-from tuned import tune, verdict
+from tuned import timed, tune, verdict, winner
 
 from edgeq.engines import EngineChoice, load_engines
 from edgeq.hardware.detect import detect_machine
@@ -44,23 +43,6 @@ FASTER = {"ResNet-50-shaped": {"amx_int8": (1.25, 1.6), "avx512_vnni": (1.1, 1 /
 
 
 Records = Mapping[str, Mapping[str, Any]]
-
-
-def winner(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a record that says where it ended without a bundle: float32 in onnxruntime's own kernels."""
-    if "ended" in record:
-        return {"engine": "onnxruntime", "precision": "f32", "threads": 0}
-    found: dict[str, Any] = next(c for c in record["candidates"] if c["name"] == record["chosen"])
-    return found
-
-
-def timed(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The record of a tune, or why it ended without a bundle; with its seconds either way."""
-    start = time.perf_counter()
-    try:
-        return run()
-    except SystemExit as error:
-        return {"ended": str(error), "verdict": [str(error)], "elapsed_s": time.perf_counter() - start}
 
 
 class ByHand:

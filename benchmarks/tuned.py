@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,23 @@ def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool 
         *("tune", str(case.model), *data, *counted, *task, "--max-drop", case.max_drop, "-o", str(bundle)),
         *(*options, "--no-memory", "-q"),
     )
+
+
+def timed(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The record of a tune, or why it ended without a bundle; with its seconds either way."""
+    start = time.perf_counter()
+    try:
+        return run()
+    except SystemExit as error:
+        return {"ended": str(error), "verdict": [str(error)], "elapsed_s": time.perf_counter() - start}
+
+
+def winner(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a tune chose; where it ended without a bundle, float32 in onnxruntime's own kernels."""
+    if "ended" in record:
+        return {"engine": "onnxruntime", "precision": "f32", "threads": 0}
+    found: dict[str, Any] = next(c for c in record["candidates"] if c["name"] == record["chosen"])
+    return found
 
 
 def race(model: Path, bundle: Path, feed: Mapping[str, Any], name: str) -> float:

@@ -56,6 +56,7 @@ _LOSERS_SHOWN = 10
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 @click.option("--no-memory", is_flag=True, help="Search as if nothing was ever tuned here, and remember nothing.")
+@click.option("--thorough", is_flag=True, help="Dismiss nothing early: several times as long, to check the search.")
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
 @FORCE
 @common
@@ -86,7 +87,12 @@ def command(
 
     arguments = {**tune_arguments(options), "engines": [choose_engine(text) for text in engines]}
     drop = arguments.pop("max_drop")
-    goal = Goal(options["objective"], Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
+    goal = Goal(
+        options["objective"],
+        Goal.max_drop if drop is None else drop,
+        parse_budget(options["budget"]),
+        options["thorough"],
+    )
     if dry_run:
         if on:
             raise UsageError("--dry-run reaches no board", "Leave --on out, or name the board's target with -t")

@@ -96,7 +96,8 @@ def _time_nearest(table: TrialTable, evaluator: Evaluator, deadline: Deadline, f
 
 
 def _finalists(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
-    """Of each structure that qualifies the most accurate: the cheapest few, and all that were never timed."""
+    """Of each structure that qualifies the most accurate: the cheapest few, and all that were never timed; in a
+    thorough search all."""
     best: dict[str, Trial] = {}
     for trial in sorted(table.qualified(), key=accuracy_key):
         best.setdefault(structure_of(trial), table.timed(trial))
@@ -107,7 +108,7 @@ def _finalists(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
                 best[key] = table.update(trial.name, memory_bytes=peak)
     new = [t for t in best.values() if t.timing is None]
     old = sorted((t for t in best.values() if t.timing is not None), key=table.cost)
-    return [*old[:RACED], *new]
+    return [*(old if table.goal.thorough else old[:RACED]), *new]
 
 
 def _choose(table: TrialTable, ranked: Sequence[Trial], tied: Collection[str] = ()) -> None:

@@ -34,6 +34,7 @@ def settings_of(
         "task": _describe(task),
         # Not the accuracy asked for, nor the time: they decide what is measured, not what comes out.
         "objective": goal.objective,
+        **({"thorough": True} if goal.thorough else {}),
         "version": tool_versions(),
         **({"set_of_engines": plain(engines)} if engines.plugins else {}),
     }

@@ -7,6 +7,7 @@ in each engine; what is behind its twin in another engine, or behind float32, is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -178,7 +179,9 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
 def drop_slower_twins(table: TrialTable) -> None:
     """Drop what another engine, or the same one in another precision, runs faster from the same file, unless its
     outputs are much closer to float32's; and a lower precision that is no faster. Where no speed of one of the two can
-    be claimed, both stay."""
+    be claimed, and in a thorough search, both stay."""
+    if table.goal.thorough:
+        return
     for trial in sorted(table.alive(), key=relative_latency, reverse=True):
         for other in table.alive():
             untimed = trial.timing is None or other.timing is None
@@ -229,13 +232,14 @@ def _surely_faster(lower: Trial, higher: Trial) -> bool:
 
 
 def more_in_engines(table: TrialTable, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
-    """`sources` in each engine that is in the run with an int8 candidate that is not far behind, in the precision that
-    is fastest there; those that were not made yet."""
+    """`sources` in each engine that is in the run with an int8 candidate that is not far behind (in a thorough search
+    with any), in the precision that is fastest there; those that were not made yet."""
     timed = [t for t in table.alive() if t.timing is not None]
     least = min((relative_latency(t) for t in timed), default=0.0)
+    most = math.inf if table.goal.thorough else FAR_BEHIND * least
     best: dict[str, Trial] = {}
     for trial in sorted(timed, key=relative_latency):
-        if trial.candidate.engine and trial.candidate.quantized and relative_latency(trial) <= FAR_BEHIND * least:
+        if trial.candidate.engine and trial.candidate.quantized and relative_latency(trial) <= most:
             best.setdefault(trial.candidate.engine.engine.name, trial)
     made: list[Candidate] = []
     for trial in best.values():

@@ -27,11 +27,14 @@ class Goal(Displayed):
         objective: what is made as good as possible.
         max_drop: accuracy that may be lost, as a fraction of the metric's own scale: 0.01 is one point of top-1.
         budget_s: wall-clock seconds; None takes as long as it takes.
+        thorough: whether nothing is dismissed early: each candidate is assessed on all samples, races go on until the
+            order is settled, and what is far behind in SQNR or speed is followed up too.
     """
 
     objective: Objective = "latency"
     max_drop: float = DEFAULT_DROP
     budget_s: float | None = None
+    thorough: bool = False
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

@@ -18,9 +18,10 @@ _FIRST = 32
 _HALVINGS = 3
 
 
-def rungs(total: int) -> tuple[int, ...]:
-    """How many samples each round takes: an eighth, a quarter, a half, all; none below 32 but the last."""
-    sizes = [total >> k for k in range(_HALVINGS, 0, -1)]
+def rungs(total: int, *, thorough: bool = False) -> tuple[int, ...]:
+    """How many samples each round takes: an eighth, a quarter, a half, all; none below 32 but the last. A thorough
+    search takes all at once."""
+    sizes = [total >> k for k in range(_HALVINGS, 0, -1)] if not thorough else []
     return (*(n for n in sizes if n >= _FIRST), total)
 
 
@@ -32,7 +33,7 @@ def halve(table: TrialTable, evaluator: Evaluator, deadline: Deadline, progress:
     full.
     """
     seen, each_s = 0, 0.0  # samples so far; seconds a sample and candidate
-    for samples in rungs(evaluator.total):
+    for samples in rungs(evaluator.total, thorough=table.goal.thorough):
         best = sorted(table.alive(), key=lambda t: (accuracy_key(t), table.cost(t)))
         # The one that looks best is measured in full all the same: an answer beats none.
         for trial in best[max(1, _affordable(deadline, each_s * (samples - seen), len(best))) :]:
@@ -69,7 +70,7 @@ def build_and_assess(
     """Build one candidate and assess it on ever more samples, as long as it may still meet the goal."""
     if not build(table, evaluator, candidate, stage, parent):
         return table[candidate.name]
-    for samples in rungs(evaluator.total):
+    for samples in rungs(evaluator.total, thorough=table.goal.thorough):
         found = evaluator.assess([candidate], samples)[candidate.name]
         trial = table.update(candidate.name, assessment=found)
         if found.low > table.goal.max_drop:  # no sooner: what falls short is compared by its loss, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from edgeq_device.claim import SLOWER, UNKNOWN
@@ -142,7 +143,8 @@ def _keep_layers_in_float(
         return loss_of(in_simulation(table, evaluator, made, deadline, progress))
 
     most = table.goal.max_drop
-    select_float_layers(ranking, loss, most, deadline.passed, headroom=headroom, hopeless=_HOPELESS * most)
+    hopeless = math.inf if table.goal.thorough else _HOPELESS * most
+    select_float_layers(ranking, loss, most, deadline.passed, headroom=headroom, hopeless=hopeless)
 
 
 def _with(candidate: Candidate, names: tuple[str, ...], title: str) -> Candidate:
@@ -155,7 +157,8 @@ def _without(candidate: Candidate, name: str) -> Candidate:
 
 
 def _bases(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int) -> list[Trial]:
-    """The most accurate trial of each structure that loses too much and is cheaper than the best that qualifies.
+    """The most accurate trial of each structure that loses too much and is cheaper than the best that qualifies: of the
+    cheapest few, in a thorough search of all.
 
     Those whose speed could not be claimed are raced again first: a recovery takes longer.
     """
@@ -168,7 +171,8 @@ def _bases(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_th
             table, evaluator, deadline, again, float_threads, tie=ROUGHLY, seconds=seconds, longest=MOST_S
         )
         short = _short(table, evaluator)
-    return [_in_full(table, evaluator, t) for t in sorted(short[:_BASES], key=loss_of)]
+    most = len(short) if table.goal.thorough else _BASES
+    return [_in_full(table, evaluator, t) for t in sorted(short[:most], key=loss_of)]
 
 
 def _short(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
@@ -196,8 +200,10 @@ def _worthwhile(table: TrialTable, trial: Trial) -> bool:
 
 
 def _no_better(table: TrialTable, trial: Trial, recovered: Trial) -> bool:
-    """Whether `trial`, which loses more than `recovered` and so needs no less in float, is hardly faster than it."""
-    return table.objective in BY_TIME and table.cost(recovered) < table.cost(trial) * _AHEAD
+    """Whether `trial`, which loses more than `recovered` and so needs no less in float, is hardly faster than it; a
+    thorough search finds out."""
+    hardly = table.objective in BY_TIME and table.cost(recovered) < table.cost(trial) * _AHEAD
+    return hardly and not table.goal.thorough
 
 
 def _headroom(table: TrialTable, trial: Trial, widens: bool) -> float:
@@ -207,7 +213,7 @@ def _headroom(table: TrialTable, trial: Trial, widens: bool) -> float:
     own = _relative_cost(table, trial)
     whole = own + WIDE_COST if widens else 1.0
     rivals = [] if table.objective in ("size", "memory") else table.qualified()[:1]
-    limits = [1 - ROUGHLY] if table.objective in BY_TIME else []
+    limits = [1 - ROUGHLY] if table.objective in BY_TIME and not table.goal.thorough else []
     most = min([whole, *limits, *(_relative_cost(table, rival) for rival in rivals)])
     return max(0.0, (most - own) / (whole - own)) if own < whole else 0.0
 

@@ -124,7 +124,8 @@ def tune(
         with_float, selftest, force: as `edgeq.package`.
         workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
             timed here.
-        memory: begin with what won on similar models on this machine (docs/tune.md), and remember what wins now.
+        memory: begin with what won on similar models on this machine (docs/tune.md), and remember what wins now; a
+            thorough search does neither.
 
     Raises:
         GoalNotMetError: nothing keeps the accuracy and is faster than float32; nothing is written then.
@@ -189,7 +190,7 @@ def tune(
         )
         run = PreparedRun(job, chosen, here, machine, task, goal, evaluator, clock, workdir, progress)
         known = Memory()
-        if memory and timed:
+        if memory and timed and not goal.thorough:
             known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
         left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s)
         try:

@@ -63,13 +63,22 @@ def _screened(evaluator: Evaluator, candidate: Candidate) -> Screening | EdgeqEr
 
 
 def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, profile: Profile) -> None:
-    """Other calibration methods for the kernel choices that are worth it, and of each structure the promising ones."""
-    _drop_dominated(table)
+    """Other calibration methods for the kernel choices that are worth it, and of each structure the promising ones; in
+    a thorough search for all, and all of them."""
+    thorough = table.goal.thorough
+    if not thorough:
+        _drop_dominated(table)
     for kernel in table.alive():
         methods = method_candidates(kernel.candidate, profile)
-        if kernel.candidate.engine is not None:
+        if kernel.candidate.engine is not None and not thorough:
             methods = _closest(methods, evaluator, deadline)
         build_all(table, evaluator, deadline, [c.replace(threads=kernel.candidate.threads) for c in methods])
+    if not thorough:
+        _drop_distant(table)
+
+
+def _drop_distant(table: TrialTable) -> None:
+    """Of each structure, what is far behind the closest to float32."""
     for structure in dict.fromkeys(structure_of(t) for t in table.alive()):
         group = [t for t in table.alive() if structure_of(t) == structure]
         best = max(group, key=sqnr_of)

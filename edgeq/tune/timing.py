@@ -62,7 +62,7 @@ def time_kernels(
     """
     if not evaluator.timed or not table.alive():
         return Baseline()
-    seconds = _FIRST_SHARE * deadline.left_s(MOST_S)
+    seconds = (1.0 if table.goal.thorough else _FIRST_SHARE) * deadline.left_s(MOST_S)
     float_threads = choose_threads(table, table.alive(), evaluator, threads, seconds, "first")
     first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
     raced = race(table, evaluator, first, float_threads, tie=ROUGHLY, seconds=seconds)
@@ -139,7 +139,9 @@ def race(
     tie: float,
     seconds: float,
 ) -> Race:
-    """Time `trials` beside float32, and enter the timings in the table; other arguments as `Evaluator.time`."""
+    """Time `trials` beside float32, and enter the timings in the table; other arguments as `Evaluator.time`. A thorough
+    search settles the order of those within `tie` too."""
+    tie = 0.0 if table.goal.thorough else tie
     runners: dict[str, Runner] = {FLOAT: (None, float_threads)}
     runners.update({t.name: (t.candidate, t.candidate.threads) for t in trials})
     found = evaluator.time(runners, FLOAT, tie=tie, seconds=seconds)

@@ -162,7 +162,7 @@ def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     steps = json.loads(shown.stdout)
     assert steps["candidates"]
-    assert steps["goal"] == {"objective": "latency", "max_drop": 0.01, "budget_s": None}
+    assert steps["goal"] == {"objective": "latency", "max_drop": 0.01, "budget_s": None, "thorough": False}
     human = CliRunner().invoke(group, arguments)
     assert steps["candidates"][0]["name"] in human.output
     assert not list(tmp_path.iterdir())

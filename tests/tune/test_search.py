@@ -176,6 +176,30 @@ def test_a_method_far_behind_in_sqnr_is_not_measured() -> None:
     assert not [line for line in evaluator.log if line.startswith("assess U8S8 per-channel, mse")]
 
 
+def test_a_thorough_search_dismisses_nothing_early() -> None:
+    facts = {
+        "U8S8": Fact(structure="s", loss=0.02),
+        "U8S8 per-channel, mse": Fact(structure="s", sqnr_db=10, loss=0.001, early=0.5),
+    }
+    kernel, methods = "U8S8 per-channel, minmax", ["minmax", "mse"]
+    short = FakeEvaluator(facts)
+    assert run(short, kernel, method=methods).chosen == ""
+    evaluator = FakeEvaluator(facts)
+    assert run(evaluator, kernel, goal=Goal(thorough=True), method=methods).chosen == "U8S8 per-channel, mse"
+    assert {line.split()[-1] for line in evaluator.log if line.startswith("assess")} == {str(evaluator.total)}
+
+
+def test_a_thorough_search_recovers_what_is_hardly_faster_too() -> None:
+    facts = {
+        "a": Fact(speed=2, loss=0.05),
+        "a + recovery": Fact(speed=1.8),
+        "b": Fact(speed=2.1, loss=0.3),
+        "b + recovery": Fact(speed=2.1),
+    }
+    evaluator = FakeEvaluator(facts, methods=("x",))
+    assert run(evaluator, "a", "b", goal=Goal(thorough=True)).chosen == "b + recovery"
+
+
 class Crowded(FakeEvaluator):
     """Another guest of the machine takes a core between the first races and the last, minutes later."""
 

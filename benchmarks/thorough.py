@@ -1,0 +1,91 @@
+"""Whether `edgeq tune` finds with its shortcuts what it finds without: beside `edgeq tune --thorough`, in one run.
+
+    python benchmarks/thorough.py [--only NAME ...] [--json FILE]
+
+Both choose the same candidate, or two that cannot be told apart: timed interleaved, neither is more than 3 % faster
+beyond doubt, and the loss of each lies in the other's 95 % interval. Where one ends without a bundle, the other does,
+too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgeq_device.claim import claim
+from edgeq_device.latency import WarmUp
+from edgeq_device.ranking import rank_until_settled
+from edgeq_device.scenarios import query_runner
+from tasks import shared_data
+from tune_cases import Case, cases
+from tuned import timed, tune, verdict, winner
+
+from edgeq.measure.loaded_model import open_model
+
+SEARCHES: Mapping[str, tuple[str, ...]] = {"shortcuts": (), "thorough": ("--thorough",)}
+TIE = 1.03
+
+
+def alike(case: Case, bundles: Mapping[str, Path], chosen: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
+    """How the two that were chosen compare, and whether they cannot be told apart."""
+    feed = dict(next(iter(case.open(case.judged_on, 1))).inputs)
+    with ExitStack() as stack:
+        sessions = {name: stack.enter_context(open_model(bundle)).session for name, bundle in bundles.items()}
+        runners = {name: query_runner(session, [feed]) for name, session in sessions.items()}
+        ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
+    speed = claim(*(ranking.distributions[name] for name in SEARCHES))
+    first, second = (chosen[name]["accuracy"] for name in SEARCHES)
+    said = f"thorough is {speed.estimate:.2f} times as fast ({speed.low:.2f} to {speed.high:.2f})"
+    said += f", and loses {100 * second['drop']:.2f} points, the other {100 * first['drop']:.2f}"
+    as_fast = speed.low <= TIE and speed.high >= 1 / TIE
+    as_accurate = all(a["low"] <= b["drop"] <= a["high"] for a, b in ((first, second), (second, first)))
+    return said, as_fast and as_accurate
+
+
+def run_case(case: Case, workdir: Path) -> dict[str, Any]:
+    """Both searches of a case, and how what they chose compares."""
+    print(f"\n{case.name}", flush=True)
+    bundles = {name: workdir / name for name in SEARCHES}
+    records = {name: timed(partial(tune, case, bundles[name], options)) for name, options in SEARCHES.items()}
+    for name, record in records.items():
+        print(f"    {name}: {record['elapsed_s']:.0f} s; {record['verdict'][0]}", flush=True)
+    names = {record.get("chosen") for record in records.values()}
+    ended = ["ended" in record for record in records.values()]
+    if len(names) == 1:
+        text, same = "both end without a bundle" if ended[0] else f"both chose {names.pop()}", True
+    elif any(ended):
+        text, same = "one of them ends without a bundle", False
+    else:
+        text, same = alike(case, bundles, {name: winner(record) for name, record in records.items()})
+    verdict(text, same, "the same, or not to be told apart")
+    return {**records, "compared": text, "same": same}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose name begins so")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    options = parser.parse_args()
+    root = shared_data()
+    if root is None:
+        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        return
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for case in cases(root, Path(folder) / "halves"):
+            if not options.only or any(case.name.startswith(name) for name in options.only):
+                workdir = Path(folder) / case.name
+                workdir.mkdir()
+                results[case.name] = run_case(case, workdir)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
