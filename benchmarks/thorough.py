@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -39,11 +40,11 @@ def alike(case: Case, bundles: Mapping[str, Path], chosen: Mapping[str, Mapping[
         sessions = {name: stack.enter_context(open_model(bundle)).session for name, bundle in bundles.items()}
         runners = {name: query_runner(session, [feed]) for name, session in sessions.items()}
         ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
-    speed = claim(*(ranking.distributions[name] for name in SEARCHES))
+    estimate, low, high = claim(*(ranking.distributions[name] for name in SEARCHES)).interval or (0.0, 0.0, math.inf)
     first, second = (chosen[name]["accuracy"] for name in SEARCHES)
-    said = f"thorough is {speed.estimate:.2f} times as fast ({speed.low:.2f} to {speed.high:.2f})"
+    said = f"thorough is {estimate:.2f} times as fast ({low:.2f} to {high:.2f})" if low else "no speed can be claimed"
     said += f", and loses {100 * second['drop']:.2f} points, the other {100 * first['drop']:.2f}"
-    as_fast = speed.low <= TIE and speed.high >= 1 / TIE
+    as_fast = low <= TIE and high >= 1 / TIE
     as_accurate = all(a["low"] <= b["drop"] <= a["high"] for a, b in ((first, second), (second, first)))
     return said, as_fast and as_accurate
 
