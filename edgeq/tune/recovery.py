@@ -22,7 +22,7 @@ from edgeq.tune.timing import MOST_S, RACED, ROUGHLY, race_until_claimed, time_n
 from edgeq.tune.trials import BY_TIME, FLOAT_MACS, WIDE_COST, TrialTable, loss_of, structure_of
 
 _BASES = 2
-# What loses more than another that was recovered is recovered too where it is so many times as fast.
+# Differences of speed that are not worth a recovery of what loses more.
 _AHEAD = 1.1
 # Times the loss allowed: what still loses so much with all layers in float that may be is given up.
 _HOPELESS = 3.0
@@ -157,8 +157,8 @@ def _without(candidate: Candidate, name: str) -> Candidate:
 
 
 def _bases(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int) -> list[Trial]:
-    """The most accurate trial of each structure that loses too much and is cheaper than the best that qualifies: of the
-    cheapest few, in a thorough search of all.
+    """The most accurate trial of each structure that loses too much and is cheaper than the best that qualifies: of a
+    few, first those that lose least of the ones hardly costlier than the cheapest; in a thorough search of all.
 
     Those whose speed could not be claimed are raced again first: a recovery takes longer.
     """
@@ -171,8 +171,11 @@ def _bases(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_th
             table, evaluator, deadline, again, float_threads, tie=ROUGHLY, seconds=seconds, longest=MOST_S
         )
         short = _short(table, evaluator)
-    most = len(short) if table.goal.thorough else _BASES
-    return [_in_full(table, evaluator, t) for t in sorted(short[:most], key=loss_of)]
+    least = min((table.cost(t) for t in short), default=0.0)
+    near = sorted((t for t in short if table.cost(t) <= least * _AHEAD), key=loss_of)
+    bases = [*near, *short[len(near) :]]
+    most = len(bases) if table.goal.thorough else _BASES
+    return [_in_full(table, evaluator, t) for t in sorted(bases[:most], key=loss_of)]
 
 
 def _short(table: TrialTable, evaluator: Evaluator) -> list[Trial]:
@@ -200,10 +203,13 @@ def _worthwhile(table: TrialTable, trial: Trial) -> bool:
 
 
 def _no_better(table: TrialTable, trial: Trial, recovered: Trial) -> bool:
-    """Whether `trial`, which loses more than `recovered` and so needs no less in float, is hardly faster than it; a
-    thorough search finds out."""
-    hardly = table.objective in BY_TIME and table.cost(recovered) < table.cost(trial) * _AHEAD
-    return hardly and not table.goal.thorough
+    """Whether `trial`, which loses more than `recovered`, is hardly faster than it and needs no less in float; or where
+    only one of them is quantized at run time, hardly faster than what came of it. A thorough search finds out."""
+    if table.objective not in BY_TIME or table.goal.thorough:
+        return False
+    one_kind = trial.candidate.scheme.mode == recovered.candidate.scheme.mode
+    best = recovered if one_kind else table.qualified()[0]
+    return table.cost(best) < table.cost(trial) * _AHEAD
 
 
 def _headroom(table: TrialTable, trial: Trial, widens: bool) -> float:

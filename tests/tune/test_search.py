@@ -340,6 +340,34 @@ def test_what_is_not_faster_in_the_median_is_recovered_only_where_size_counts(
     assert ("build a + recovery" in evaluator.log) == recovered
 
 
+@pytest.mark.parametrize(("first", "tried"), [(1.9, False), (1.2, True)])
+def test_what_is_quantized_at_run_time_is_recovered_too_where_the_other_kind_became_slow(
+    first: float, tried: bool
+) -> None:
+    facts = {
+        "a": Fact(speed=2, loss=0.02),
+        "a, 1 layers in float": Fact(speed=first),
+        "dynamic": Fact(speed=2, loss=0.03, structure="dynamic"),
+        "dynamic, 1 layers in float": Fact(speed=1.8, loss=0.001),
+    }
+    evaluator = FakeEvaluator(facts, ranked=("n1", "n2", "n3"))
+    kinds = [Candidate("a", Scheme()), Candidate("dynamic", Scheme(mode="dynamic"))]
+    outcome = search(kinds, profile(), evaluator, Goal(), Deadline(None, Clock()))
+    assert ("dynamic, 1 layers in float" in [t.name for t in outcome.trials]) == tried
+    assert outcome.chosen.startswith("dynamic") == tried
+
+
+@pytest.mark.parametrize(("speed", "chosen"), [(2.2, "c + recovery"), (2.0, "")])
+def test_of_those_of_about_one_speed_what_loses_least_is_recovered(speed: float, chosen: str) -> None:
+    facts = {
+        "a": Fact(speed=2.3, loss=0.3),
+        "b": Fact(speed=2.25, loss=0.2),
+        "c": Fact(speed=speed, loss=0.02),
+        "c + recovery": Fact(speed=speed),
+    }
+    assert run(FakeEvaluator(facts, methods=("x",)), "a", "b", "c").chosen == chosen
+
+
 def test_all_recoveries_at_once_first() -> None:
     facts = {"a": Fact(loss=0.05), "a + recovery": Fact(loss=0.002)}
     outcome = run(FakeEvaluator(facts, methods=("x", "y")), "a")
