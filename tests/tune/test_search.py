@@ -217,6 +217,30 @@ def test_where_no_finalist_is_fast_enough_the_next_ones_race() -> None:
     assert outcome.trial("a").reason.startswith("not faster than float32")
 
 
+class SharedCore(FakeEvaluator):
+    """float32's second thread gains something in the last races alone: what is not raced again seems faster."""
+
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
+        judged = any(line.startswith("assess") for line in self.log)
+        self.float_ms, kept = (6.0 if judged else 10.0), self.float_ms
+        race = super().time(runners, baseline, tie=tie, seconds=seconds)
+        self.float_ms = kept
+        return race
+
+    def _p50(self, candidate: Candidate | None, threads: int) -> float:
+        return 10.0 / self.fact(candidate.name).speed if candidate else self.float_ms
+
+
+def test_what_seems_faster_by_an_earlier_race_is_raced_again_beside_the_one_that_leads() -> None:
+    facts = {name: Fact(speed=speed, structure=name) for name, speed in zip("abcdef", range(40, 34, -1), strict=True)}
+    evaluator = SharedCore(facts)
+    outcome = run(evaluator, *facts)
+    assert outcome.chosen == "a"
+    _, *last = (line for line in evaluator.log if line.startswith("race"))
+    assert last == ["race float32, a, b, c, d", "race float32, e, f, a, b"]
+    assert {t.timing.float_ms for t in outcome.trials if t.timing} == {6.0}
+
+
 def test_threads_are_chosen_first_and_float_gets_its_own_best() -> None:
     evaluator = FakeEvaluator({"a": Fact(speed=2)}, thread_gain={1: 0.5})
     outcome = run(evaluator, "a", threads=(0, 1))
