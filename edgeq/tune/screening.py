@@ -9,9 +9,11 @@ from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import Screening, Stage
 from edgeq.tune.candidate import Candidate
+from edgeq.tune.engines import same_file
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.explain import unmeasured
 from edgeq.tune.goal import Deadline
+from edgeq.tune.record import Trial, relative_latency
 from edgeq.tune.space import in_own_kernels, method_candidates
 from edgeq.tune.trials import BY_TIME, TrialTable, sqnr_of, structure_of
 
@@ -69,12 +71,21 @@ def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, p
     if not thorough:
         _drop_dominated(table)
     for kernel in table.alive():
+        if not thorough and _has_faster_twin(table, kernel):
+            continue
         methods = method_candidates(kernel.candidate, profile)
         if kernel.candidate.engine is not None and not thorough:
             methods = _closest(methods, evaluator, deadline)
         build_all(table, evaluator, deadline, [c.replace(threads=kernel.candidate.threads) for c in methods])
     if not thorough:
         _drop_distant(table)
+
+
+def _has_faster_twin(table: TrialTable, kernel: Trial) -> bool:
+    """Whether the same file is faster in another engine, or in another precision: its accuracy is hardly another, so it
+    is enough to look for it once."""
+    twins = (other for other in table.alive() if same_file(kernel, other) and not unmeasured(kernel, other))
+    return any(relative_latency(twin) < relative_latency(kernel) for twin in twins)
 
 
 def _drop_distant(table: TrialTable) -> None:

@@ -316,3 +316,16 @@ def test_a_process_that_has_ended_is_started_anew(tmp_path: Path, monkeypatch: p
             with pytest.raises(EngineError, match="fake"):
                 session.run(None, {})
             assert opened.ended() == ("fake",)
+
+
+@pytest.mark.parametrize(("speed", "where"), [(2.1, " in fake"), (1.9, "")])
+def test_calibration_methods_are_tried_for_the_faster_of_two_twins_alone(
+    fake: Engine, speed: float, where: str
+) -> None:
+    kernel, method = Candidate("U8S8 per-channel, minmax", Scheme()), "U8S8 per-channel, mse"
+    own = {name: Fact(2.0) for name in (kernel.name, method)}
+    evaluator = FakeEvaluator({**own, **{f"{name} in fake": Fact(speed) for name in own}, "unquantized": Fact(0.5)})
+    field = Field((EngineChoice(fake),))
+    search([kernel], profile(method=["mse"]), evaluator, Goal(), Deadline(None, Clock()), engines=field)
+    assessed = {line.removeprefix("assess ").rpartition(" ")[0] for line in evaluator.log if "assess" in line}
+    assert assessed == {kernel.name, f"{kernel.name} in fake", f"{method}{where}"}
