@@ -14,12 +14,16 @@ from edgeq.measure.error_attribution import attribute_error
 from edgeq.measure.error_sources import ErrorSource
 from edgeq.measure.layers import compare_layers
 from edgeq.model.load import read_model
+from edgeq.model.macs import node_macs
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Finite, Share, parse, plain
 from edgeq.session import SessionSettings, open_session
 
 SAMPLES = 4
 """Sums over all elements of a tensor are telling after a few."""
+# Of a model with more multiply-accumulates than these half as many: its tensors have many elements, and to follow
+# errors of 40 layers takes 40 float runs a sample.
+_LARGE_MACS = 1_000_000_000
 _ERROR_SOURCES = 10
 
 
@@ -79,9 +83,10 @@ def layer_record(
     Returns:
         `activations`, `error_sources` and `count`; `error` instead where the two cannot be compared layer by layer.
     """
-    few = Subset(samples, range(min(SAMPLES, len(samples))))
     try:
         reference, candidate = (GraphIndex(read_model(path)) for path in (float_model, quantized))
+        large = sum(node_macs(reference.model).values()) > _LARGE_MACS
+        few = Subset(samples, range(min(SAMPLES // 2 if large else SAMPLES, len(samples))))
         found = compare_layers(reference, candidate, few, settings=settings, progress=progress)
         written = replace(settings, optimization="none")
         outputs = compare_sessions(open_session(float_model), open_session(quantized, written), few)
