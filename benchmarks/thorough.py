@@ -24,7 +24,7 @@ from edgeq_device.latency import WarmUp
 from edgeq_device.ranking import rank_until_settled
 from edgeq_device.scenarios import query_runner
 from tasks import shared_data
-from tune_cases import Case, cases
+from tune_cases import Case, chosen
 from tuned import timed, tune, verdict, winner
 
 from edgeq.measure.loaded_model import open_model
@@ -33,7 +33,7 @@ SEARCHES: Mapping[str, tuple[str, ...]] = {"shortcuts": (), "thorough": ("--thor
 TIE = 1.03
 
 
-def alike(case: Case, bundles: Mapping[str, Path], chosen: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
+def alike(case: Case, bundles: Mapping[str, Path], winners: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
     """How the two that were chosen compare, and whether they cannot be told apart."""
     feed = dict(next(iter(case.open(case.judged_on, 1))).inputs)
     with ExitStack() as stack:
@@ -41,7 +41,7 @@ def alike(case: Case, bundles: Mapping[str, Path], chosen: Mapping[str, Mapping[
         runners = {name: query_runner(session, [feed]) for name, session in sessions.items()}
         ranking = rank_until_settled(runners, max_duration_s=20, tie=0.005, warmup=WarmUp(max_s=2))
     estimate, low, high = claim(*(ranking.distributions[name] for name in SEARCHES)).interval or (0.0, 0.0, math.inf)
-    first, second = (chosen[name]["accuracy"] for name in SEARCHES)
+    first, second = (winners[name]["accuracy"] for name in SEARCHES)
     said = f"thorough is {estimate:.2f} times as fast ({low:.2f} to {high:.2f})" if low else "no speed can be claimed"
     said += f", and loses {100 * second['drop']:.2f} points, the other {100 * first['drop']:.2f}"
     as_fast = low <= TIE and high >= 1 / TIE
@@ -79,11 +79,8 @@ def main() -> None:
         return
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for case in cases(root, Path(folder) / "halves"):
-            if not options.only or any(case.name.startswith(name) for name in options.only):
-                workdir = Path(folder) / case.name
-                workdir.mkdir()
-                results[case.name] = run_case(case, workdir)
+        for case, workdir in chosen(root, Path(folder), options.only or ()):
+            results[case.name] = run_case(case, workdir)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
 

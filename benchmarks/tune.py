@@ -23,7 +23,7 @@ import onnxruntime
 from contenders import edgeq_json
 from grid import SIMPLE, Point, run_grid, settings
 from tasks import shared_data
-from tune_cases import Case, cases
+from tune_cases import Case, chosen
 from tuned import race, tune, verdict
 
 from edgeq.data.samples import Samples
@@ -84,8 +84,8 @@ def _against_grid(
 ) -> Results:
     every = settings()
     # By chance, with a fixed seed: every n-th would be of one kind.
-    chosen = random.Random(0).sample(every, min(count, len(every)))
-    points = run_grid(case.model, case.open(case.data, case.count), validation, task, workdir / "grid", chosen)
+    drawn = random.Random(0).sample(every, min(count, len(every)))
+    points = run_grid(case.model, case.open(case.data, case.count), validation, task, workdir / "grid", drawn)
     sign = 1 if task.higher_is_better else -1
     whole = sum(p.seconds for p in points) * len(every) / len(points)
     said = "" if len(points) == len(every) else f" (from {len(points)} of {len(every)} settings)"
@@ -136,11 +136,7 @@ def main() -> None:
     print(f"onnxruntime {onnxruntime.__version__}, profile {machine['match']['profile']}")
     results: Results = {"machine": machine}
     with tempfile.TemporaryDirectory() as folder:
-        for i, case in enumerate(cases(root, Path(folder) / "halves")):
-            if options.only and not any(case.name.startswith(name) for name in options.only):
-                continue
-            workdir = Path(folder) / str(i)
-            workdir.mkdir()
+        for case, workdir in chosen(root, Path(folder), options.only or ()):
             try:
                 results[case.name] = run_case(case, workdir, grid, budget)
             except SystemExit as error:  # edgeq's message, such as that no candidate is faster than float32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,15 @@ def cases(root: Path, workdir: Path) -> Iterator[Case]:
     )
     digits = root / "lenet_mnist" / "t10k-images-idx3-ubyte.gz"
     yield _case(root, "lenet", "lenet_mnist", digits, digits, count=300)
+
+
+def chosen(root: Path, folder: Path, only: Sequence[str] = ()) -> Iterator[tuple[Case, Path]]:
+    """Cases whose name begins as one of `only` says, or all, each with an empty folder of its own in `folder`."""
+    for case in cases(root, folder / "halves"):
+        if not only or any(case.name.startswith(name) for name in only):
+            workdir = folder / case.name
+            workdir.mkdir()
+            yield case, workdir
 
 
 def halves(folder: Path, workdir: Path) -> tuple[Path, Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import shared_data
-from tune_cases import Case, cases
+from tune_cases import Case, chosen
 from tuned import race, tune, verdict
 
 from edgeq.measure.accuracy import evaluate
@@ -54,11 +54,8 @@ def main() -> None:
         return
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for i, case in enumerate(cases(root, Path(folder) / "halves")):
-            if any(case.name.startswith(name) for name in options.only):
-                workdir = Path(folder) / str(i)
-                workdir.mkdir()
-                results[case.name] = run_case(case, workdir)
+        for case, workdir in chosen(root, Path(folder), options.only):
+            results[case.name] = run_case(case, workdir)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
 

@@ -56,7 +56,7 @@ _LOSERS_SHOWN = 10
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 @click.option("--no-memory", is_flag=True, help="Search as if nothing was ever tuned here, and remember nothing.")
-@click.option("--thorough", is_flag=True, help="Dismiss nothing early: several times as long, to check the search.")
+@click.option("--thorough", is_flag=True, help="Dismiss nothing early, to check the search. Takes longer.")
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
 @FORCE
 @common
