@@ -2,7 +2,7 @@
 
     python benchmarks/thorough.py [--only NAME ...] [--json FILE]
 
-Both choose the same candidate, or two that cannot be told apart: timed interleaved, neither is more than 3 % faster
+Both choose the same candidate, or two that cannot be distinguished: timed interleaved, neither is more than 3 % faster
 beyond doubt, and the loss of each lies in the other's 95 % interval. Where one ends without a bundle, the other does,
 too.
 """
@@ -34,7 +34,7 @@ TIE = 1.03
 
 
 def alike(case: Case, bundles: Mapping[str, Path], winners: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
-    """How the two that were chosen compare, and whether they cannot be told apart."""
+    """How the two that were chosen compare, and whether they cannot be distinguished."""
     feed = dict(next(iter(case.open(case.judged_on, 1))).inputs)
     with ExitStack() as stack:
         sessions = {name: stack.enter_context(open_model(bundle)).session for name, bundle in bundles.items()}
@@ -64,7 +64,7 @@ def run_case(case: Case, workdir: Path) -> dict[str, Any]:
         text, same = "one of them ends without a bundle", False
     else:
         text, same = alike(case, bundles, {name: winner(record) for name, record in records.items()})
-    verdict(text, same, "the same, or not to be told apart")
+    verdict(text, same, "the same, or not to be distinguished")
     return {**records, "compared": text, "same": same}
 
 

@@ -44,6 +44,7 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq package model.onnx --data calib/ --preprocess imagenet --val val/ -o dist/ --workers 4": DASK,
     "scripts/benchmark nvidia": MINUTES,
     "scripts/benchmark tune": MINUTES,
+    "scripts/benchmark thorough": MINUTES,
     "scripts/benchmark unlabelled": MINUTES,
     "scripts/benchmark halves": MINUTES,
     "scripts/benchmark engines": MINUTES,
