@@ -25,7 +25,7 @@ import onnxruntime
 from contenders import edgeq_json
 from edgeq_device.claim import FASTER, SLOWER, Claim, claim
 from edgeq_device.latency import WarmUp, measure_interleaved
-from tasks import shared_data
+from tasks import required_data
 from tune_cases import Case, cases
 from tuned import tune, verdict
 
@@ -135,10 +135,7 @@ def main() -> None:
     parser.add_argument("--budget", default="60s", help="for each run of edgeq tune")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
-    root = shared_data()
-    if root is None:
-        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
-        return
+    root = required_data()
     print(f"onnxruntime {onnxruntime.__version__}, {options.runs} runs beside {options.loops} loops")
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:

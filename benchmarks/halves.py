@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tasks import shared_data
+from tasks import required_data
 from tune_cases import Case, cases
 from tuned import verdict
 
@@ -269,10 +269,7 @@ def main() -> None:
     parser.add_argument("--max-drop", type=float, nargs="+", default=(0.005, 0.01, 0.02))
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
-    root = shared_data()
-    if root is None:
-        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
-        return
+    root = required_data()
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, case, task in measured(list(cases(root, Path(folder) / "halves"))):

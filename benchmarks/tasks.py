@@ -55,6 +55,15 @@ def shared_data() -> Path | None:
     return next((c for c in candidates if c.is_dir()), None)
 
 
+def required_data() -> Path:
+    """`shared_data`; where there is none, the benchmark ends and says so."""
+    root = shared_data()
+    if root is None:
+        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        raise SystemExit(0)
+    return root
+
+
 def tasks(root: Path) -> Iterator[Task]:
     """One at a time: the ImageNet task alone holds 600 MB."""
     yield _mobilenet(root)

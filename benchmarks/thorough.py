@@ -23,7 +23,7 @@ from edgeq_device.claim import claim
 from edgeq_device.latency import WarmUp
 from edgeq_device.ranking import rank_until_settled
 from edgeq_device.scenarios import query_runner
-from tasks import shared_data
+from tasks import required_data
 from tune_cases import Case, chosen
 from tuned import timed, tune, verdict, winner
 
@@ -73,10 +73,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="cases whose name begins so")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
-    root = shared_data()
-    if root is None:
-        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
-        return
+    root = required_data()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for case, workdir in chosen(root, Path(folder), options.only or ()):

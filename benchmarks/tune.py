@@ -22,7 +22,7 @@ from typing import Any
 import onnxruntime
 from contenders import edgeq_json
 from grid import SIMPLE, Point, run_grid, settings
-from tasks import shared_data
+from tasks import required_data
 from tune_cases import Case, chosen
 from tuned import race, tune, verdict
 
@@ -126,10 +126,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     logging.getLogger().setLevel(logging.ERROR)
-    root = shared_data()
-    if root is None:
-        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
-        return
+    root = required_data()
     grid = options.grid if options.grid is not None else QUICK_GRID if options.quick else len(settings())
     budget = options.budget or ("2m" if options.quick else None)
     machine = edgeq_json("detect")

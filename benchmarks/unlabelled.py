@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tasks import shared_data
+from tasks import required_data
 from tune_cases import Case, chosen
 from tuned import race, tune, verdict
 
@@ -48,10 +48,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", default=CASES, help="cases whose name begins so")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
-    root = shared_data()
-    if root is None:
-        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
-        return
+    root = required_data()
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for case, workdir in chosen(root, Path(folder), options.only):

@@ -36,8 +36,8 @@ def decide(
     baseline: Baseline,
     progress: Progress = SILENT,
 ) -> Baseline:
-    """Race the best that qualify and choose one. Where none of them is fast enough, the next best race; and so does,
-    beside the one that leads now, what seems faster than it by an earlier race.
+    """Race the best that qualify and choose one. Where none of them is fast enough, or others seem faster by an earlier
+    race than the one that leads now, those that are left race the next best.
 
     In a search of minutes the threads are chosen anew. Where the evaluator has no clock, the cheapest that qualifies is
     chosen without a race.
@@ -49,9 +49,8 @@ def decide(
         confirm(table, evaluator, deadline, progress)
         _choose(table, table.qualified())
         return baseline
-    known: set[str] = set()  # structures that were in a last race
-    leader = ""
-    while finalists := _finalists(table, evaluator, leader):
+    known: set[str] = set()  # structures that were in a last race: each further one has others, so that it ends
+    while finalists := _finalists(table, evaluator, known):
         seconds = deadline.left_s(MOST_S)
         float_threads = baseline.threads
         if deadline.elapsed_s > _THREADS_HOLD_S:
@@ -78,7 +77,6 @@ def decide(
         ranked = [trial for trial in table.qualified() if structure_of(trial) in structures]
         tied = {structure_of(table[name]) for name in raced.tied} if table.objective in BY_TIME else set()
         known |= structures
-        leader = structure_of(ranked[0]) if ranked else ""
         others = [t for t in table.qualified() if structure_of(t) not in known]
         if ranked and (deadline.passed() or not any(table.cheaper(other, ranked[0]) for other in others)):
             for trial in table.qualified():
@@ -101,9 +99,9 @@ def _time_nearest(table: TrialTable, evaluator: Evaluator, deadline: Deadline, f
     race(table, evaluator, [near], float_threads, tie=ROUGHLY, seconds=deadline.left_s(MOST_S / 4))
 
 
-def _finalists(table: TrialTable, evaluator: Evaluator, leader: str) -> list[Trial]:
-    """Of each structure that qualifies the most accurate: the cheapest few and the structure `leader`, and all that
-    were never timed; in a thorough search all."""
+def _finalists(table: TrialTable, evaluator: Evaluator, known: Collection[str]) -> list[Trial]:
+    """Of each structure that qualifies the most accurate: those `known` from a last race, the cheapest few others, and
+    all that were never timed; in a thorough search all."""
     best: dict[str, Trial] = {}
     for trial in sorted(table.qualified(), key=accuracy_key):
         best.setdefault(structure_of(trial), table.timed(trial))
@@ -114,8 +112,9 @@ def _finalists(table: TrialTable, evaluator: Evaluator, leader: str) -> list[Tri
                 best[key] = table.update(trial.name, memory_bytes=peak)
     new = [t for t in best.values() if t.timing is None]
     old = sorted((t for t in best.values() if t.timing is not None), key=table.cost)
-    chosen = old if table.goal.thorough else old[:RACED]
-    return [*chosen, *(t for t in old if structure_of(t) == leader and t not in chosen), *new]
+    others = [t for t in old if structure_of(t) not in known]
+    few = others if table.goal.thorough else others[:RACED]
+    return [*(t for t in old if structure_of(t) in known), *few, *new]
 
 
 def _choose(table: TrialTable, ranked: Sequence[Trial], tied: Collection[str] = ()) -> None:

@@ -231,13 +231,13 @@ class SharedCore(FakeEvaluator):
         return 10.0 / self.fact(candidate.name).speed if candidate else self.float_ms
 
 
-def test_what_seems_faster_by_an_earlier_race_is_raced_again_beside_the_one_that_leads() -> None:
+def test_what_seems_faster_by_an_earlier_race_is_raced_again_beside_those_of_the_last() -> None:
     facts = {name: Fact(speed=speed, structure=name) for name, speed in zip("abcdef", range(40, 34, -1), strict=True)}
     evaluator = SharedCore(facts)
     outcome = run(evaluator, *facts)
     assert outcome.chosen == "a"
     _, *last = (line for line in evaluator.log if line.startswith("race"))
-    assert last == ["race float32, a, b, c, d", "race float32, e, f, a, b"]
+    assert last == ["race float32, a, b, c, d", "race float32, a, b, c, d, e, f"]
     assert {t.timing.float_ms for t in outcome.trials if t.timing} == {6.0}
 
 
