@@ -93,7 +93,7 @@ def p50s(
 
 def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records: Records, by_hand: bool) -> Any:
     for which, record in records.items():
-        print(f"    {which}: {record['verdict'][0]}; {record['elapsed_s']:.0f} s", flush=True)
+        print(f"    {which}: {record['verdict'][0]}; {record['took_s']:.0f} s", flush=True)
     best, single = (p50s(model, folder, records, feed, n, by_hand) for n in (None, 1))
     features = detect_machine().features
     never = (1 / SLOWER, 1 / SLOWER)
@@ -105,13 +105,13 @@ def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records
             verdict(
                 f"{hands / speeds['all']:.2f} times the latency by hand", hands <= BY_HAND * speeds["all"], f"{BY_HAND}"
             )
-    longer = records["all"]["elapsed_s"] / records["onnxruntime"]["elapsed_s"]
+    longer = records["all"]["took_s"] / records["onnxruntime"]["took_s"]
     verdict(f"{longer:.2f} times the time of one engine", longer <= TIMES_AS_LONG, f"{TIMES_AS_LONG}")
     if name in AGAINST_FLOAT:
         speed = best["all"] / best["float32"]
         verdict(f"{speed:.2f} times float32's speed", speed >= AGAINST_FLOAT[name], f"{AGAINST_FLOAT[name]}")
     if name in LONGEST_S:
-        took = records["all"]["elapsed_s"]
+        took = records["all"]["took_s"]
         verdict(f"{took:.0f} s", took <= LONGEST_S[name], f"{LONGEST_S[name]:.0f} s")
     if name in ACCURACY:
         metric, bar = ACCURACY[name]

@@ -55,7 +55,7 @@ def run_case(case: Case, workdir: Path) -> dict[str, Any]:
     bundles = {name: workdir / name for name in SEARCHES}
     records = {name: timed(partial(tune, case, bundles[name], options)) for name, options in SEARCHES.items()}
     for name, record in records.items():
-        print(f"    {name}: {record['elapsed_s']:.0f} s; {record['verdict'][0]}", flush=True)
+        print(f"    {name}: {record['took_s']:.0f} s; {record['verdict'][0]}", flush=True)
     names = {record.get("chosen") for record in records.values()}
     ended = ["ended" in record for record in records.values()]
     if len(names) == 1:

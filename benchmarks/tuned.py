@@ -34,12 +34,13 @@ def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool 
 
 
 def timed(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The record of a tune, or why it ended without a bundle; with its seconds either way."""
+    """The record of a tune, or why it ended without a bundle; either way with `took_s`, the seconds of the command."""
     start = time.perf_counter()
     try:
-        return run()
+        record = run()
     except SystemExit as error:
-        return {"ended": str(error), "verdict": [str(error)], "elapsed_s": time.perf_counter() - start}
+        record = {"ended": str(error), "verdict": [str(error)]}
+    return {**record, "took_s": time.perf_counter() - start}
 
 
 def winner(record: Mapping[str, Any]) -> dict[str, Any]:

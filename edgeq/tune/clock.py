@@ -3,10 +3,14 @@ in accuracy is found here in both cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
+from edgeq_device.latency import warm_up_all
 from edgeq_device.ranking import RaceRules, Ranking, rank_until_settled
 from edgeq_device.scenarios import query_runner
 
@@ -40,17 +44,21 @@ class LocalClock:
 
     def __init__(self, sessions: SessionPool) -> None:
         self._sessions = sessions
+        self._warm: WeakSet[Any] = WeakSet()
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> None:
         """See `Clock.answers`."""
         del model, settings, judge
 
     def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
-        """See `Clock.race`."""
+        """See `Clock.race`. Sessions that an earlier race has warmed up are not warmed up again."""
         seconds = rules.how["max_duration_s"] / len(models)  # opening takes no longer than the race
         opened = {name: self._sessions.sessions(*model, rules.sessions, seconds) for name, model in models.items()}
-        runners = {name: [query_runner(session, [feed]) for session in each] for name, each in opened.items()}
-        ranking = rank_until_settled(runners, warmup=rules.warmup, bursts=rules.bursts, on_round=on_round, **rules.how)
+        cold = [[session for session in each if session not in self._warm] for each in opened.values()]
+        warm_up_all([_runners(each, feed) for each in cold if each], rules.warmup, perf_counter)
+        self._warm.update(itertools.chain(*cold))
+        runners = {name: _runners(each, feed) for name, each in opened.items()}
+        ranking = rank_until_settled(runners, bursts=rules.bursts, on_round=on_round, **rules.how)
         self._sessions.trim()
         return ranking
 
@@ -61,3 +69,7 @@ class LocalClock:
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
         """See `Clock.peak_memory`; in a process of its own."""
         return session_memory(model, settings, shapes).session_peak_bytes
+
+
+def _runners(sessions: Sequence[Any], feed: Feed) -> list[Callable[[], object]]:
+    return [query_runner(session, [feed]) for session in sessions]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+
+from edgeq_device.claim import UNKNOWN
 
 from edgeq.progress import SILENT, Progress
 from edgeq.tune.confirm import confirm
+from edgeq.tune.engines import FAR_BEHIND
 from edgeq.tune.evaluator import FLOAT, Evaluator
 from edgeq.tune.explain import in_simulator, less_accurate, loses, times
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial
-from edgeq.tune.timing import MOST_S, RACED, ROUGHLY, Baseline, choose_threads, not_slower, race, race_until_claimed
-from edgeq.tune.trials import BY_TIME, FLOAT_MACS, TIE, TrialTable, accuracy_key, loss_of, structure_of
+from edgeq.tune.threads import choose_threads
+from edgeq.tune.timing import MOST_S, RACED, Baseline, not_slower, race, race_until_claimed
+from edgeq.tune.trials import BY_TIME, FLOAT_MACS, ROUGHLY, TIE, TrialTable, accuracy_key, loss_of, structure_of
 
 # The last race ends when what leads takes at most so much longer than any other.
 _CLOSE = 0.02
@@ -39,8 +44,9 @@ def decide(
     """Race the best that qualify and choose one. Where none of them is fast enough, or others seem faster by an earlier
     race than the one that leads now, those that are left race the next best.
 
-    In a search of minutes the threads are chosen anew. Where the evaluator has no clock, the cheapest that qualifies is
-    chosen without a race.
+    The threads are chosen anew in a search of minutes, and where float32 runs at another speed than when they were
+    chosen: what the cores of this machine have to share has changed. Where the evaluator has no clock, the cheapest
+    that qualifies is chosen without a race.
 
     Returns:
         float32 in the last race; `baseline` where there was none.
@@ -50,25 +56,30 @@ def decide(
         _choose(table, table.qualified())
         return baseline
     known: set[str] = set()  # structures that were in a last race: each further one has others, so that it ends
+    changed = False
     while finalists := _finalists(table, evaluator, known):
         seconds = deadline.left_s(MOST_S)
-        float_threads = baseline.threads
-        if deadline.elapsed_s > _THREADS_HOLD_S:
+        chosen = baseline.threads
+        anew = changed or deadline.elapsed_s > _THREADS_HOLD_S
+        if anew:
             # All that qualify get these threads: speeds with others must not be compared with what the race measures.
             remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
-            float_threads = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
+            chosen = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
             finalists = [table[trial.name] for trial in finalists]
         raced = race_until_claimed(
             table,
             evaluator,
             deadline,
             finalists,
-            float_threads,
+            chosen.count,
             tie=_CLOSE,
             seconds=seconds * 2 / 3,
             longest=_LONGEST_S,
         )
-        baseline = Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
+        baseline = Baseline(raced.timings[FLOAT], chosen, raced.settled, raced.histograms)
+        changed = not anew and not chosen.hold(raced.timings[FLOAT])
+        if changed:
+            continue
         for trial in table.qualified():
             if not not_slower(trial, strict=table.objective in BY_TIME):
                 assert trial.timing is not None
@@ -79,14 +90,10 @@ def decide(
         known |= structures
         others = [t for t in table.qualified() if structure_of(t) not in known]
         if ranked and (deadline.passed() or not any(table.cheaper(other, ranked[0]) for other in others)):
-            for trial in table.qualified():
-                if trial not in ranked:
-                    reason = f"costlier than the {len(finalists)} that went into the last race"
-                    table.update(trial.name, status="qualified", reason=reason)
             _choose(table, ranked, tied)
             break
     else:
-        _time_nearest(table, evaluator, deadline, baseline.threads)
+        _time_nearest(table, evaluator, deadline, baseline.threads.count)
     return baseline
 
 
@@ -100,8 +107,8 @@ def _time_nearest(table: TrialTable, evaluator: Evaluator, deadline: Deadline, f
 
 
 def _finalists(table: TrialTable, evaluator: Evaluator, known: Collection[str]) -> list[Trial]:
-    """Of each structure that qualifies the most accurate: those `known` from a last race, the cheapest few others, and
-    all that were never timed; in a thorough search all."""
+    """Of each structure that qualifies the most accurate: those `known` from a last race, of the others the cheapest
+    few that are not far behind, and all that were never timed; in a thorough search all."""
     best: dict[str, Trial] = {}
     for trial in sorted(table.qualified(), key=accuracy_key):
         best.setdefault(structure_of(trial), table.timed(trial))
@@ -113,12 +120,14 @@ def _finalists(table: TrialTable, evaluator: Evaluator, known: Collection[str]) 
     new = [t for t in best.values() if t.timing is None]
     old = sorted((t for t in best.values() if t.timing is not None), key=table.cost)
     others = [t for t in old if structure_of(t) not in known]
-    few = others if table.goal.thorough else others[:RACED]
+    sure = [table.cost(t) for t in others if t.timing is not None and t.timing.verdict != UNKNOWN]
+    near = [t for t in others if table.cost(t) <= FAR_BEHIND * min(sure, default=math.inf)]
+    few = others if table.goal.thorough else near[:RACED]
     return [*(t for t in old if structure_of(t) in known), *few, *new]
 
 
 def _choose(table: TrialTable, ranked: Sequence[Trial], tied: Collection[str] = ()) -> None:
-    """Choose the most accurate of the cheapest of `ranked`, which are sorted by cost.
+    """Choose the most accurate of the cheapest of `ranked`, which are sorted by cost. Others that qualify are costlier.
 
     Args:
         tied: structures whose speed cannot be distinguished from the fastest one's.
@@ -128,8 +137,9 @@ def _choose(table: TrialTable, ranked: Sequence[Trial], tied: Collection[str] = 
     cheapest = [t for t in ranked if not table.cheaper(ranked[0], t) or structure_of(t) in tied]
     winner = min(cheapest, key=accuracy_key)
     assert winner.assessment is not None
-    for trial in ranked:
-        table.update(trial.name, status="qualified", reason=_why_not(table, trial, winner, cheapest))
+    for trial in table.qualified():
+        earlier = ", by an earlier race" if trial not in ranked and table.objective in BY_TIME else ""
+        table.update(trial.name, status="qualified", reason=_why_not(table, trial, winner, cheapest) + earlier)
     lost = in_simulator(winner.simulated) if winner.simulated is not None else loses(winner.assessment)
     why = f"the {_SUPERLATIVES[table.objective]} that keeps the accuracy asked for: {lost}"
     table.update(winner.name, status="chosen", reason=why)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from edgeq_device.claim import SLOWER
 from edgeq_device.engines import find_library, installed_version
 
 from edgeq.backends import Artifact, backend_named
@@ -27,16 +28,17 @@ from edgeq.scheme import Scheme
 from edgeq.session import onnxruntime
 from edgeq.tune.candidate import Candidate
 from edgeq.tune.explain import behind, unmeasured
+from edgeq.tune.race import LIKELY
 from edgeq.tune.record import Trial, relative_latency
 from edgeq.tune.space import in_engine, with_scheme
 from edgeq.tune.trials import TrialTable, sqnr_of
 
 FAR_BEHIND = 1.3
 """What takes so many times as long as the fastest is not worth variants of its own."""
-# Of one file in two engines, the one that takes longer by this factor is dropped: its accuracy is hardly another. In
-# one engine the precisions differ only in what stays float: the lower one stays where it is surely faster, and by the
-# second factor.
-_TWIN_BEHIND, _PRECISION_BEHIND = 1.1, 1.03
+# Of one file in two engines, the one that takes longer by this factor is dropped: its accuracy is hardly another, and
+# the last race would not take it for as fast. In one engine the precisions differ only in what stays float: the lower
+# one stays where it is surely faster, and by the second factor.
+_TWIN_BEHIND, _PRECISION_BEHIND = 1 + LIKELY, 1.03
 _SQNR_AHEAD_DB = 6.0
 # Fields of `Scheme` that make weights which nothing saturates on, the least noise first.
 _SAFE_WEIGHTS = ("fit_pairs", "reduce_range")
@@ -176,13 +178,18 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
     return (*candidates[:position], *entrants, *candidates[position:])
 
 
-def drop_slower_twins(table: TrialTable) -> None:
+def drop_slower_twins(table: TrialTable, *, own: bool = True) -> None:
     """Drop what another engine, or the same one in another precision, runs faster from the same file, unless its
     outputs are much closer to float32's; and a lower precision that is no faster. Where no speed of one of the two can
-    be claimed, and in a thorough search, both stay."""
+    be claimed, and in a thorough search, both stay.
+
+    Args:
+        own: whether what onnxruntime's own kernels run can be dropped, too.
+    """
     if table.goal.thorough:
         return
-    for trial in sorted(table.alive(), key=relative_latency, reverse=True):
+    candidates = [t for t in table.alive() if own or t.candidate.engine is not None]
+    for trial in sorted(candidates, key=relative_latency, reverse=True):
         for other in table.alive():
             untimed = trial.timing is None or other.timing is None
             if untimed or not same_file(trial, other) or unmeasured(trial, other):
@@ -200,7 +207,7 @@ def _outdone(table: TrialTable, trial: Trial, twin: Trial) -> bool:
         return not _pays(table, trial, twin)
     if _is_lower(twin.candidate, trial.candidate):
         return _pays(table, twin, trial)
-    return relative_latency(twin) * _TWIN_BEHIND < relative_latency(trial)
+    return outrun(trial, twin)
 
 
 def _pays(table: TrialTable, lower: Trial, higher: Trial) -> bool:
@@ -232,11 +239,11 @@ def _surely_faster(lower: Trial, higher: Trial) -> bool:
 
 
 def more_in_engines(table: TrialTable, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
-    """`sources` in each engine that is in the run with an int8 candidate that is not far behind (in a thorough search
-    with any), in the precision that is fastest there; those that were not made yet."""
-    timed = [t for t in table.alive() if t.timing is not None]
-    least = min((relative_latency(t) for t in timed), default=0.0)
-    most = math.inf if table.goal.thorough else FAR_BEHIND * least
+    """`sources` in each engine that is in the run with an int8 candidate that is neither slower than float32 nor far
+    behind (in a thorough search with any), in the precision that is fastest there; those that were not made yet."""
+    thorough = table.goal.thorough
+    timed = [t for t in table.alive() if t.timing is not None and (thorough or t.timing.verdict != SLOWER)]
+    most = math.inf if thorough else FAR_BEHIND * min((relative_latency(t) for t in timed), default=0.0)
     best: dict[str, Trial] = {}
     for trial in sorted(timed, key=relative_latency):
         if trial.candidate.engine and trial.candidate.quantized and relative_latency(trial) <= most:
@@ -249,6 +256,13 @@ def more_in_engines(table: TrialTable, sources: Sequence[Candidate], field: Fiel
         new = {t.name: t.replace(threads=trial.candidate.threads) for t in twins if t.name not in table}
         made += new.values()
     return made
+
+
+def outrun(trial: Trial, other: Trial) -> bool:
+    """Whether `other` is so much faster that `trial` matters only where the engine of `other` is missing."""
+    if trial.timing is None or other.timing is None or unmeasured(trial, other):
+        return False
+    return relative_latency(other) * _TWIN_BEHIND < relative_latency(trial)
 
 
 def same_file(one: Trial, other: Trial) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.latency import Bursts, WarmUp
+from edgeq_device.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp
 from edgeq_device.ranking import FEWEST_SESSIONS, RaceRules
 
 from edgeq.backends import Artifact, backend_named
@@ -45,6 +45,7 @@ from edgeq.tune.sessions import SessionPool, judged, opened
 from edgeq.tune.slow_layers import slow_layers
 from edgeq.tune.store import MEMORY
 from edgeq.tune.structures import Structures
+from edgeq.tune.trials import ROUGHLY
 from edgeq.workers.engine import Engines
 
 # Times the samples of a proof that are simulated of one candidate, at most: some minutes.
@@ -54,10 +55,13 @@ _BATCH = 8
 _LEAST_SQNR_DB = -200.0
 # Roundings differ between kernels without costing any; kernels that saturate cost several.
 _LOSS_DB = 3.0
-# A larger field is raced roughly, to be raced again.
+# A larger field is raced roughly too, to be raced again.
 _RUNNERS_IN_SESSIONS, _SESSIONS_ROUGHLY = 8, 3
-# Short ones: what distinguishes runners is the number of rounds. Two of each session.
-_BURSTS, _LEAST_ROUNDS = Bursts(0.025, 0.006), 12
+# Short ones: what distinguishes runners is the number of rounds.
+_BURSTS = Bursts(0.025, 0.006)
+# Two rounds of each session. A race that decides what is looked at next need not have each of its comparisons right.
+_SURE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
+_ROUGHLY_SURE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
 
 
 class LocalEvaluator:
@@ -203,10 +207,13 @@ class LocalEvaluator:
     def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
         """See `Evaluator.time`. Small models run in several sessions each, in bursts that take turns."""
         batch, feed = self._feed()
-        few = len(runners) <= _RUNNERS_IN_SESSIONS
+        rough = tie >= ROUGHLY
+        few = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
-        warmup = WarmUp(min_s=0.1, max_s=min(1.0, seconds / (4 * len(runners))))
-        how = {"top": 1, "keep": baseline, "tie": tie, "min_rounds": _LEAST_ROUNDS, "max_duration_s": seconds}
+        warmup = WarmUp(min_s=0.1, max_s=min(0.5, seconds / (4 * len(runners))))
+        sure = _ROUGHLY_SURE if rough else _SURE
+        limits = {"enough": UNDISTURBED_ROUNDS, "max_duration_s": seconds}
+        how = {"top": 1, "keep": baseline, "tie": tie, **sure, **limits}
         with self._progress.stage(f"timing {len(runners)} runners") as advance:
             ranking = self._clock.race(
                 {name: self._model(*runner) for name, runner in runners.items()},

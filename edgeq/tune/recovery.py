@@ -18,8 +18,8 @@ from edgeq.tune.goal import Deadline
 from edgeq.tune.halving import build_and_assess
 from edgeq.tune.more_bits import WIDE
 from edgeq.tune.record import Trial
-from edgeq.tune.timing import MOST_S, RACED, ROUGHLY, race_until_claimed, time_new
-from edgeq.tune.trials import BY_TIME, FLOAT_MACS, WIDE_COST, TrialTable, loss_of, structure_of
+from edgeq.tune.timing import MOST_S, RACED, race_until_claimed, time_new
+from edgeq.tune.trials import BY_TIME, FLOAT_MACS, ROUGHLY, WIDE_COST, TrialTable, loss_of, structure_of
 
 _BASES = 2
 # Differences of speed that are not worth a recovery of what loses more.

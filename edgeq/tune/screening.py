@@ -3,19 +3,20 @@ float32's outputs is dropped before anything is measured at length."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import Screening, Stage
 from edgeq.tune.candidate import Candidate
-from edgeq.tune.engines import same_file
+from edgeq.tune.engines import outrun, same_file
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.explain import unmeasured
 from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial, relative_latency
 from edgeq.tune.space import in_own_kernels, method_candidates
-from edgeq.tune.trials import BY_TIME, TrialTable, sqnr_of, structure_of
+from edgeq.tune.trials import BY_TIME, ROUGHLY, TIE, TrialTable, sqnr_of, structure_of
 
 # Of candidates that cost the same, one whose outputs are this much further from float32's is not worth measuring.
 _SQNR_BEHIND_DB = 6.0
@@ -66,19 +67,36 @@ def _screened(evaluator: Evaluator, candidate: Candidate) -> Screening | EdgeqEr
 
 def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, profile: Profile) -> None:
     """Other calibration methods for the kernel choices that are worth it, and of each structure the promising ones; in
-    a thorough search for all, and all of them."""
+    a thorough search for all, and all of them.
+
+    An engine may take seconds to compile each. So what runs in one, and what one leaves behind, gets only the methods
+    whose files follow float32 most closely in onnxruntime's own kernels. Which these are is found with one kernel
+    choice: methods differ in the ranges of activations, which are those of every other.
+    """
     thorough = table.goal.thorough
     if not thorough:
         _drop_dominated(table)
-    for kernel in table.alive():
+    closest: tuple[str, ...] = ()
+    for kernel in sorted(table.alive(), key=lambda t: _in_few(table, t)):
         if not thorough and _has_faster_twin(table, kernel):
             continue
         methods = method_candidates(kernel.candidate, profile)
-        if kernel.candidate.engine is not None and not thorough:
-            methods = _closest(methods, evaluator, deadline)
+        if not thorough and methods and _in_few(table, kernel):
+            closest = closest or _closest(table, evaluator, deadline, methods)
+            methods = tuple(c for c in methods if _method(c) in closest)
         build_all(table, evaluator, deadline, [c.replace(threads=kernel.candidate.threads) for c in methods])
     if not thorough:
         _drop_distant(table)
+
+
+def _in_few(table: TrialTable, kernel: Trial) -> bool:
+    """Whether a kernel choice gets the most promising methods alone: it runs in an engine, or is behind one."""
+    ahead = (t for t in table.alive() if t.candidate.engine is not None and t.candidate.quantized)
+    return kernel.candidate.engine is not None or any(outrun(kernel, other) for other in ahead)
+
+
+def _method(candidate: Candidate) -> str:
+    return f"{candidate.scheme.method} {sorted(candidate.scheme.method_options.items())}"
 
 
 def _has_faster_twin(table: TrialTable, kernel: Trial) -> bool:
@@ -100,30 +118,49 @@ def _drop_distant(table: TrialTable) -> None:
                 table.eliminate(trial.name, why)
 
 
-def _closest(candidates: Sequence[Candidate], evaluator: Evaluator, deadline: Deadline) -> tuple[Candidate, ...]:
-    """Of those that are built until the deadline, the ones whose files follow float32 most closely in onnxruntime's own
-    kernels: an engine may take seconds to compile each."""
-    found: list[tuple[float, Candidate]] = []
-    for candidate in candidates:
-        if deadline.passed():
-            break
-        screening = _screened(evaluator, in_own_kernels(candidate))
-        # The engine may take what these kernels refuse.
-        found.append((float("inf") if isinstance(screening, EdgeqError) else screening.sqnr_db, candidate))
-    best = sorted(found, key=lambda pair: -pair[0])[:_METHODS_IN_ENGINE]
-    return tuple(candidate for _, candidate in best)
+def _closest(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, candidates: Sequence[Candidate]
+) -> tuple[str, ...]:
+    """The methods of `candidates` whose files follow float32 most closely in onnxruntime's own kernels: those of the
+    kernel choice that was built there with the most of them, or else theirs, as far as they are built until the
+    deadline."""
+    built: dict[str, dict[str, float]] = {}
+    for trial in table.alive():
+        if trial.candidate.engine is None:
+            built.setdefault(structure_of(trial), {})[_method(trial.candidate)] = sqnr_of(trial)
+    wanted = {_method(c) for c in candidates}
+    found = max(built.values(), key=len, default={})
+    if not wanted <= found.keys():
+        found = {}
+        for candidate in candidates:
+            if deadline.passed():
+                break
+            screening = _screened(evaluator, in_own_kernels(candidate))
+            # The engine may take what these kernels refuse.
+            found[_method(candidate)] = math.inf if isinstance(screening, EdgeqError) else screening.sqnr_db
+    ranked = sorted(wanted & found.keys(), key=lambda name: -found[name])
+    return tuple(ranked[:_METHODS_IN_ENGINE])
 
 
 def _drop_dominated(table: TrialTable) -> None:
-    """Kernel choices that are no cheaper than another one whose outputs are far closer to float32's. Where the cost is
-    a speed that cannot be claimed, both stay; the float model in another engine is always closer."""
+    """Kernel choices that are no cheaper than another one whose outputs are far closer to float32's; of two in one
+    engine that are about as fast, the one whose outputs are further. Where the cost is a speed that cannot be claimed,
+    both stay; the float model in another engine is always closer."""
     for trial in table.alive():
         for other in table.alive():
-            behind = sqnr_of(other) - sqnr_of(trial)
+            alike = _in_one_engine(trial, other) and table.objective in BY_TIME
             known = table.objective not in BY_TIME or not unmeasured(trial, other)
-            if known and not table.cheaper(trial, other) and behind > _SQNR_BEHIND_DB:
+            least, tie = (0.0, ROUGHLY) if alike else (_SQNR_BEHIND_DB, TIE)
+            behind = sqnr_of(other) - sqnr_of(trial)
+            if known and not table.cheaper(trial, other, tie) and behind > least:
                 why = (
                     f"no better than {other.name} in {table.objective}, and its outputs' SQNR is {behind:.0f} dB lower"
                 )
                 table.eliminate(trial.name, why)
                 break
+
+
+def _in_one_engine(one: Trial, other: Trial) -> bool:
+    """Whether one plug-in runs both, in integers."""
+    a, b = one.candidate, other.candidate
+    return a.engine is not None and a.engine == b.engine and a.quantized and b.quantized

@@ -82,18 +82,18 @@ def search(
         halve(table, evaluator, deadline.until(_HALVED), progress)
         confirm(table, evaluator, deadline.until(_CONFIRMED), progress)
     with stage("recovery"):
-        recover_accuracy(table, evaluator, deadline.until(_RECOVERED), profile, baseline.threads, progress)
+        recover_accuracy(table, evaluator, deadline.until(_RECOVERED), profile, baseline.threads.count, progress)
     with stage("last race"):
         final = decide(table, evaluator, deadline, threads, baseline, progress)
         winner = next((t for t in table if t.status == "chosen"), None)
-        fallback = fall_back(table, evaluator, deadline, winner, final.threads)
+        fallback = fall_back(table, evaluator, deadline, winner, final.threads.count)
     table.mark_pareto()
     return Outcome(
         trials=tuple(table),
         chosen=winner.name if winner else "",
         fallback=fallback,
         baseline=final.timing,
-        baseline_threads=final.threads,
+        baseline_threads=final.threads.count,
         stages=tuple(stages),
         settled=final.settled,
         out_of_time=deadline.passed(),

@@ -23,16 +23,15 @@ from edgeq.tune.goal import Deadline
 from edgeq.tune.record import Trial, relative_latency
 from edgeq.tune.screening import build
 from edgeq.tune.space import in_float
-from edgeq.tune.trials import BY_TIME, TIE, TrialTable, sqnr_of, structure_of
+from edgeq.tune.threads import Threads, choose_threads
+from edgeq.tune.trials import BY_TIME, ROUGHLY, TIE, TrialTable, sqnr_of, structure_of
 
 MOST_S = 18.0
 """A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""
 RACED = 4
 """Candidates in the last race."""
-# Of it, for each of the first races: what they leave open the last one settles.
+# Of MOST_S, for each of the first races: what they leave open the last one settles.
 _FIRST_SHARE = 2 / 9
-ROUGHLY = 0.03
-"""Differences that do not matter before the last race."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Baseline:
     """
 
     timing: Timing | None = None
-    threads: int = 0
+    threads: Threads = field(default_factory=Threads)
     settled: bool = True
     histograms: Mapping[str, Any] = field(default_factory=dict)
 
@@ -63,15 +62,18 @@ def time_kernels(
     if not evaluator.timed or not table.alive():
         return Baseline()
     seconds = (1.0 if table.goal.thorough else _FIRST_SHARE) * deadline.left_s(MOST_S)
-    float_threads = choose_threads(table, table.alive(), evaluator, threads, seconds, "first")
-    first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
-    raced = race(table, evaluator, first, float_threads, tie=ROUGHLY, seconds=seconds)
+    for when in ("first", "again"):
+        chosen = choose_threads(table, table.alive(), evaluator, threads, seconds, when)
+        first = list({structure_of(t): t for t in reversed(table.alive())}.values())[::-1]
+        raced = race(table, evaluator, first, chosen.count, tie=ROUGHLY, seconds=seconds)
+        if chosen.hold(raced.timings[FLOAT]):
+            break
+    float_threads = chosen.count
     sources = [t.candidate for t in table.alive() if t.candidate.engine is None]
     for candidate in () if engines.own else sources:
         table.eliminate(candidate.name, "--engine leaves onnxruntime's own kernels out")
-    drop_slower_twins(table)
-    _keep_slow_layers_in_float(table, evaluator, float_threads, seconds)
-    _race_more_in_engines(table, evaluator, sources, engines, float_threads, seconds)
+    drop_slower_twins(table, own=False)  # with some layers in float the own kernels may be ahead
+    _race_variants(table, evaluator, sources, engines, float_threads, seconds)
     if table.goal.objective == "memory":
         for trial in first:
             peak = evaluator.memory(trial.candidate, table[trial.name].candidate.threads)
@@ -81,7 +83,7 @@ def time_kernels(
     for trial in table.alive():
         if trial.timing is not None and trial.timing.verdict == SLOWER:
             table.eliminate(trial.name, f"slower than float32: {times(trial.timing)}")
-    return Baseline(raced.timings[FLOAT], float_threads, raced.settled, raced.histograms)
+    return Baseline(raced.timings[FLOAT], chosen, raced.settled, raced.histograms)
 
 
 def time_new(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_threads: int) -> None:
@@ -92,42 +94,6 @@ def time_new(table: TrialTable, evaluator: Evaluator, deadline: Deadline, float_
     if new:
         seconds = deadline.left_s(MOST_S / 4)
         race(table, evaluator, list(new.values()), float_threads, tie=ROUGHLY, seconds=seconds)
-
-
-def choose_threads(
-    table: TrialTable, trials: Sequence[Trial], evaluator: Evaluator, threads: Sequence[int], seconds: float, when: str
-) -> int:
-    """The threads that suit float32 best. The trials of each engine get those that suit the first of them best; more
-    of them only where they pay. The first of `threads` where the machine is too busy to see what pays.
-
-    Args:
-        when: part of the runners' names, by which a journal distinguishes a later race of the same ones.
-    """
-    if len(threads) == 1:
-        return threads[0]
-    groups: dict[str, Candidate | None] = {FLOAT: None}
-    for trial in trials:
-        groups.setdefault(_kind(trial), trial.candidate)
-    best = {}
-    for kind, candidate in groups.items():
-        # A race of their own: which number suits one kind says nothing about the order of the kinds.
-        runners: dict[str, Runner] = {f"{kind} {n} {when}": (candidate, n) for n in threads}
-        found = evaluator.time(runners, next(iter(runners)), tie=ROUGHLY, seconds=seconds / len(groups))
-        if any(timing.speedup is not None and timing.verdict == UNKNOWN for timing in found.timings.values()):
-            # What others leave of the cores now says nothing about the device at work: the choice stays the device's.
-            return threads[0]
-        # Not the median: it hides the runs in which one thread waits for another on a core that is busy elsewhere.
-        mean = {n: found.timings[f"{kind} {n} {when}"].latency["mean_ms"] for n in threads}
-        fastest = min(mean.values())
-        fewest = [n for n in threads if mean[n] <= fastest * (1 + TIE)]
-        best[kind] = min(fewest, key=lambda n: n if n else float("inf"))
-    for trial in trials:
-        table.update(trial.name, candidate=trial.candidate.replace(threads=best[_kind(trial)]))
-    return best[FLOAT]
-
-
-def _kind(trial: Trial) -> str:
-    return engine_name(trial.candidate) if trial.candidate.engine else "int8"
 
 
 def race(
@@ -193,7 +159,7 @@ def beginnings(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(names[:size]) for size in (*sizes, len(names)) if size]
 
 
-def _race_more_in_engines(
+def _race_variants(
     table: TrialTable,
     evaluator: Evaluator,
     sources: Sequence[Candidate],
@@ -201,41 +167,55 @@ def _race_more_in_engines(
     float_threads: int,
     seconds: float,
 ) -> None:
-    """Time the other kernel choices, and those with layers in float, in the engines where the first int8 candidate is
-    not far behind."""
-    kept = [t.candidate for t in table.alive() if t.stage == "exclusion" and t.candidate.engine is None]
-    more = [c for c in more_in_engines(table, [*sources, *kept], engines) if build(table, evaluator, c)]
-    if more:
-        trials = [table[c.name] for c in more]
-        race(table, evaluator, trials, float_threads, tie=ROUGHLY, seconds=seconds)
+    """Time the fastest static kernel choice with its slow layers in float, and the other kernel choices in the engines
+    where the first int8 candidate is not far behind. Of the forms with layers in float only the fastest is kept; where
+    it is ahead of an engine, it runs there too."""
+    family = _slow_layers_in_float(table, evaluator, float_threads)
+    more = [c.name for c in more_in_engines(table, sources, engines) if build(table, evaluator, c)]
+    if family or more:
+        trials = [table[name] for name in (*family, *more)]
+        raced = race(table, evaluator, trials, float_threads, tie=ROUGHLY, seconds=seconds)
+    # One goes on even where the race shows nothing: every form would be built with all calibration methods.
+    fastest = min((table[name] for name in family), key=relative_latency, default=None)
+    for name in family:
+        if fastest is not None and name != fastest.name:
+            table.eliminate(name, behind(table[name], fastest, tied=name in raced.tied))
+    drop_slower_twins(table)
+    if fastest is not None and fastest.stage == "exclusion":
+        _race_in_engines(table, evaluator, fastest, engines, float_threads, seconds)
+
+
+def _race_in_engines(
+    table: TrialTable, evaluator: Evaluator, trial: Trial, engines: Field, float_threads: int, seconds: float
+) -> None:
+    """Time `trial`, which has layers in float, in the engines where nothing is faster yet: which layers are slow was
+    read off onnxruntime's own kernels. In a thorough search in all."""
+    ahead = () if table.goal.thorough else (t for t in table.alive() if table.cheaper(t, trial))
+    in_front = {engine_name(t.candidate) for t in ahead}
+    twins = [c for c in more_in_engines(table, [trial.candidate], engines) if engine_name(c) not in in_front]
+    made = [c.name for c in twins if build(table, evaluator, c)]
+    if made:
+        race(table, evaluator, [table[name] for name in made], float_threads, tie=ROUGHLY, seconds=seconds)
         drop_slower_twins(table)
 
 
-def _keep_slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_threads: int, seconds: float) -> None:
-    """Try the fastest static kernel choice, of those as fast the most accurate, with its slow layers in float, and keep
-    only the fastest of that family.
+def _slow_layers_in_float(table: TrialTable, evaluator: Evaluator, float_threads: int) -> list[str]:
+    """Names of the fastest static kernel choice, of those as fast the most accurate, and of what was built of it with
+    layers in float that integers make slower; none where that is not worth trying.
 
-    Where size counts, this is tried only if the choice is not worth shipping otherwise.
+    Where size counts, it is only if the choice is not worth shipping otherwise.
     """
     # The profile that names slow layers is that of onnxruntime's own kernels.
     own = [t for t in table.alive() if t.timing and t.candidate.engine is None]
     static = [t for t in own if t.candidate.scheme.mode == "static" and not t.candidate.builder]
     least = min((relative_latency(t) for t in static), default=0.0)
     if not static or least > FAR_BEHIND * min(relative_latency(t) for t in table.alive()):
-        return
+        return []
     # Kernel choices that differ in the values of weights alone are as fast, and not as accurate.
     base = max((t for t in static if relative_latency(t) <= least * (1 + ROUGHLY)), key=sqnr_of)
     if table.goal.objective in ("size", "memory") and not_slower(base, strict=False):
-        return
+        return []
     slow = evaluator.slow_layers(base.candidate, float_threads)
     mixed = [in_float(base.candidate, nodes) for nodes in beginnings(slow)]
     made = [candidate.name for candidate in mixed if build(table, evaluator, candidate, "exclusion", base.name)]
-    if not made:
-        return
-    names = (base.name, *made)
-    raced = race(table, evaluator, [table[n] for n in names], float_threads, tie=ROUGHLY, seconds=seconds)
-    fastest = min((table[n] for n in names), key=relative_latency)
-    # One goes on even where the race shows nothing: every form would be built with all calibration methods.
-    for name in names:
-        if name != fastest.name:
-            table.eliminate(name, behind(table[name], fastest, tied=name in raced.tied))
+    return [base.name, *made] if made else []

@@ -12,6 +12,8 @@ from edgeq.tune.record import Trial, relative_latency
 
 TIE = 0.01
 """Speeds that differ by less, as a share, are equal: the more accurate one wins then."""
+ROUGHLY = 0.03
+"""Differences of speed that do not matter before the last race."""
 BY_TIME = ("latency", "throughput")
 """The objectives whose costs are speeds."""
 WIDE_COST = 0.5
@@ -88,9 +90,9 @@ class TrialTable:
             return float(trial.memory_bytes) if trial.memory_bytes is not None else float("inf")
         return relative_latency(trial)
 
-    def cheaper(self, a: Trial, b: Trial) -> bool:
+    def cheaper(self, a: Trial, b: Trial, tie: float = TIE) -> bool:
         """Whether `a` costs less than `b`, of measured costs by more than a tie."""
-        tie = 0.0 if self.objective == FLOAT_MACS else TIE
+        tie = 0.0 if self.objective == FLOAT_MACS else tie
         return self.cost(a) * (1 + tie) < self.cost(b)
 
     def meets(self, trial: Trial) -> bool:

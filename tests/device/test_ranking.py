@@ -105,6 +105,28 @@ def test_what_is_settled_within_the_tolerance_costs_no_more_than_it(clock: Any) 
     assert wrong <= 5
 
 
+def test_after_enough_rounds_the_estimate_makes_a_tie(clock: Any) -> None:
+    """Rounds scatter too much to bound the ratio within 3 %; that of the first to `keep` is bounded as ever."""
+    runners = {"a": clock.runner(noisy(2, 0.01, 0.1)), "b": clock.runner(noisy(3, 0.01, 0.1))}
+    rules = {"top": 1, "tie": 0.03, "bursts": ONE, "clock": clock, "min_rounds": 12}
+    ranking = rank_until_settled(runners, enough=24, **rules)
+    assert ranking.settled
+    assert 24 <= ranking.rounds <= 40
+    assert {frozenset(tie) for tie in ranking.ties} == {frozenset("ab")}
+    assert rank_until_settled(runners, **rules).rounds > 60
+    assert rank_until_settled(runners, enough=24, keep="a", **rules).rounds > 60
+
+
+def test_what_is_far_slower_is_dropped_in_few_rounds(clock: Any) -> None:
+    """Six rounds do not suffice for what 40 pairs ask for, but all of them agree."""
+    log: list[str] = []
+    near = {f"near {n}": clock.runner(noisy(n, 0.01, 0.05), log, f"near {n}") for n in range(8)}
+    runners = {**near, "far": clock.runner(noisy(9, 0.02, 0.05), log, "far")}
+    rank_until_settled(runners, top=1, bursts=ONE, clock=clock, tie=0.0, max_rounds=30)
+    assert log.count("far") == 6
+    assert log.count("near 0") == 30
+
+
 def test_equal_runners_in_noise_are_seldom_ordered(clock: Any) -> None:
     """Looking many times must not find differences that are not there: at most 5 % of the time."""
     wrong = 0

@@ -318,7 +318,7 @@ def test_a_process_that_has_ended_is_started_anew(tmp_path: Path, monkeypatch: p
             assert opened.ended() == ("fake",)
 
 
-@pytest.mark.parametrize(("speed", "where"), [(2.1, " in fake"), (1.9, "")])
+@pytest.mark.parametrize(("speed", "where"), [(2.05, " in fake"), (1.95, "")])
 def test_calibration_methods_are_tried_for_the_faster_of_two_twins_alone(
     fake: Engine, speed: float, where: str
 ) -> None:
@@ -329,3 +329,44 @@ def test_calibration_methods_are_tried_for_the_faster_of_two_twins_alone(
     search([kernel], profile(method=["mse"]), evaluator, Goal(), Deadline(None, Clock()), engines=field)
     assessed = {line.removeprefix("assess ").rpartition(" ")[0] for line in evaluator.log if "assess" in line}
     assert assessed == {kernel.name, f"{kernel.name} in fake", f"{method}{where}"}
+
+
+def test_of_two_as_fast_in_one_engine_the_one_closer_to_float32_goes_on(fake: Engine) -> None:
+    close = {"a in fake": Fact(4.0, sqnr_db=30), "b in fake": Fact(4.08, sqnr_db=29)}
+    own = {"a": Fact(2.0, sqnr_db=30), "b": Fact(2.04, sqnr_db=29)}
+    outcome, _ = run(fake, {**own, **close})
+    assert outcome.chosen == "a in fake"
+    assert outcome.trial("b in fake").reason.startswith("no better than a in fake in latency, and its outputs' SQNR")
+    apart, _ = run(fake, {**own, **close, "b in fake": Fact(4.2, sqnr_db=29)})
+    assert apart.chosen == "b in fake"
+
+
+def test_an_engine_slower_than_float32_gets_no_more_candidates(fake: Engine) -> None:
+    facts = {"a": Fact(1.2), "b": Fact(1.2), "a in fake": Fact(0.95), "b in fake": Fact(3.0)}
+    outcome, _ = run(fake, facts)
+    assert outcome.chosen in ("a", "b")
+    assert "b in fake" not in {trial.name for trial in outcome.trials}
+
+
+@pytest.mark.parametrize(("own", "raced"), [(1.5, False), (2.1, True)])
+def test_what_has_slow_layers_in_float_runs_in_an_engine_that_it_is_ahead_of(
+    fake: Engine, own: float, raced: bool
+) -> None:
+    kernel = Candidate("U8S8 per-channel, minmax", Scheme())
+    mixed = "U8S8 per-channel, minmax (1 in float)"
+    facts = {kernel.name: Fact(1.4), mixed: Fact(own), f"{kernel.name} in fake": Fact(1.8)}
+    evaluator = FakeEvaluator({**facts, "unquantized": Fact(0.5)}, slow=("x",))
+    field = Field((EngineChoice(fake),))
+    outcome = search([kernel], profile(), evaluator, Goal(), Deadline(None, Clock()), engines=field)
+    assert (f"{mixed} in fake" in {trial.name for trial in outcome.trials}) == raced
+
+
+@pytest.mark.parametrize(("gains", "raced"), [({1: 1.6}, False), ({1: 1.3}, True), ({0: 1.6}, False)])
+def test_threads_of_a_plugin_are_raced_where_others_leave_them_in_doubt(
+    fake: Engine, gains: dict[int, float], raced: bool
+) -> None:
+    facts = {"a": Fact(2.0), "a in fake": Fact(3.0)}
+    outcome, evaluator = run(fake, facts, threads=(0, 1), thread_gain=gains)
+    assert any("race fake 0 first" in line for line in evaluator.log) == raced
+    assert outcome.winner is not None
+    assert outcome.winner.candidate.threads == outcome.baseline_threads == (0 if 1 in gains else 1)

@@ -54,6 +54,24 @@ def test_none_is_tried_after_the_deadline() -> None:
     assert len(built_in_engine(evaluator)) == 1, "the first is built whatever the time is"
 
 
+def test_methods_are_compared_with_one_kernel_choice_for_all_engines() -> None:
+    """What onnxruntime's own kernels have been built with already is not built again to find the two."""
+    evaluator = FakeEvaluator({})
+    table = TrialTable(Goal())
+    own = kernel_candidates(PROFILE)[0]
+    methods = [c.name for c in method_candidates(own, PROFILE)]
+    evaluator.facts = dict.fromkeys(methods, Fact()) | {methods[-1]: Fact(sqnr_db=35), methods[-2]: Fact(sqnr_db=34)}
+    other = in_engine(kernel_candidates(PROFILE)[1], choose_engine("openvino"))
+    evaluator.facts |= {own.name: Fact(structure="own"), other.name: Fact(structure="other")}
+    assert build(table, evaluator, own)
+    assert build(table, evaluator, other)
+    before = len(evaluator.log)
+    build_methods(table, evaluator, Deadline(100, Clock()), PROFILE)
+    assert len(evaluator.log) - before == len(methods) + 2
+    ending = {name.partition(", ")[2] for name in methods[-2:]}
+    assert {name.removesuffix(" in openvino").partition(", ")[2] for name in built_in_engine(evaluator)} == ending
+
+
 class CutOff(FakeEvaluator):
     def build(self, candidate: Candidate) -> Screening:
         if not candidate.name.endswith(" in openvino"):

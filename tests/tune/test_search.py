@@ -201,10 +201,13 @@ def test_a_thorough_search_recovers_what_is_hardly_faster_too() -> None:
 
 
 class Crowded(FakeEvaluator):
-    """Another guest of the machine takes a core between the first races and the last, minutes later."""
+    """Another guest of the machine takes from a core between the first races and the last, minutes later where there
+    is a clock."""
+
+    later: Mapping[int, float] = {0: 3.0}
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        self.thread_gain = {0: 3.0}
+        self.thread_gain = self.later
         if self.clock is not None:
             self.clock.now += 121
         return super().assess(candidates, samples)
@@ -215,6 +218,16 @@ def test_where_no_finalist_is_fast_enough_the_next_ones_race() -> None:
     outcome = run(FakeEvaluator(facts), *"abcde", goal=Goal("size"))
     assert outcome.chosen == "e"
     assert outcome.trial("a").reason.startswith("not faster than float32")
+
+
+def test_what_is_far_behind_is_not_in_the_last_race() -> None:
+    facts = {"a": Fact(speed=2), "b": Fact(speed=4), "c": Fact(speed=3.5)}
+    evaluator = FakeEvaluator(facts)
+    outcome = run(evaluator, *facts)
+    assert evaluator.log[-1] == "race float32, b, c"
+    assert outcome.trial("a").reason == "2.00 times the latency of b, by an earlier race"
+    assert run(evaluator, *facts, goal=Goal(thorough=True)).chosen == "b"
+    assert evaluator.log[-1] == "race float32, b, c, a"
 
 
 class SharedCore(FakeEvaluator):
@@ -252,13 +265,21 @@ def test_threads_are_chosen_first_and_float_gets_its_own_best() -> None:
     assert outcome.winner.timing.speedup.estimate == pytest.approx(2)
 
 
-def test_threads_are_chosen_again_before_the_last_race_of_a_long_search() -> None:
-    quick = run(Crowded({"a": Fact(speed=2)}, thread_gain={0: 0.5}), "a", threads=(0, 1))
-    assert (quick.winner.candidate.threads, quick.baseline_threads) == (0, 0)  # type: ignore[union-attr]
-    outcome = run(Crowded({"a": Fact(speed=2)}, thread_gain={0: 0.5}, clock=Clock()), "a", threads=(0, 1))
+@pytest.mark.parametrize(
+    ("later", "clock", "chosen"),
+    [({0: 3.0}, None, 1), ({0: 0.55, 1: 0.4}, None, 0), ({0: 0.55, 1: 0.4}, Clock(), 1)],
+    ids=["float32 is slower", "float32 is as fast", "as fast, minutes later"],
+)
+def test_threads_are_chosen_again_where_the_machine_has_changed_or_may_have(
+    later: Mapping[int, float], clock: Clock | None, chosen: int
+) -> None:
+    evaluator = Crowded({"a": Fact(speed=2)}, thread_gain={0: 0.5}, clock=clock)
+    evaluator.later = later
+    outcome = run(evaluator, "a", threads=(0, 1))
     assert outcome.winner is not None
-    assert outcome.winner.candidate.threads == 1
-    assert outcome.baseline_threads == 1
+    assert (outcome.winner.candidate.threads, outcome.baseline_threads) == (chosen, chosen)
+    last = [line for line in evaluator.log if line.startswith("race float32 0 last")]
+    assert len(last) == (1 if chosen else 0)
 
 
 def test_speeds_with_other_threads_are_not_held_against_the_last_race() -> None:

@@ -135,9 +135,9 @@ class Guest:
         return f"ended: {'; '.join([describe_exit(code)] * (crashed or not lines) + lines[-1:])}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GuestSession:
-    """The part of `onnxruntime.InferenceSession` that measuring needs."""
+    """The part of `onnxruntime.InferenceSession` that measuring needs; as there, equal to itself alone."""
 
     guest: Guest
     number: int

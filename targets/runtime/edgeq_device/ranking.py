@@ -17,6 +17,10 @@ from edgeq_device.latency import Bursts, Clock, Recorder, Runners, WarmUp, quiet
 FEWEST_SESSIONS = 6
 """From so many sessions on they, not their rounds, are what an interval is taken over."""
 
+# Where rounds are too few for the certainty that is wanted: what is slower by this factor in all of them, of which
+# so many must be that their range covers the median with this probability, is slower.
+_FAR, _FEWEST = 1.2, 0.95
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -97,7 +101,8 @@ class Ranking:
 
     Attributes:
         order: names, fastest first. Runners dropped early (see `top`) stand behind those that were not.
-        settled: whether the order of the first `top` places, or that it does not matter, is statistically settled.
+        settled: whether the order of the first `top` places, or that it does not matter, is settled: statistically, or
+            by what `rank_until_settled` takes as `enough`.
         ties: neighbours in `order` of which the first may be the slower one, by no more than the tolerance.
         rounds: rounds of interleaving that it took.
         distributions: what was measured, by name.
@@ -132,6 +137,7 @@ def rank_until_settled(
     tie: float = 0.01,
     top: Optional[int] = None,
     keep: str = "",
+    enough: Optional[int] = None,
     min_rounds: int = 6,
     max_rounds: int = 400,
     max_duration_s: float = 60.0,
@@ -154,6 +160,9 @@ def rank_until_settled(
             them is dropped from further rounds.
         keep: a runner that is never dropped, since the others are compared with it. Where there are
             `FEWEST_SESSIONS`, what is settled is measured on until each has run undisturbed beside it in all of them.
+        enough: undisturbed rounds after which two neighbours are a tie if the estimate of their ratio is within the
+            tolerance, however wide its interval: to narrow that takes many times as long, and gains less than the
+            tolerance. Not for `keep`. None: never.
         max_rounds, max_duration_s: give up after these; `settled` is then False.
         warmup: how to warm up first; None where the caller has done it.
         on_round: called after each round.
@@ -166,6 +175,7 @@ def rank_until_settled(
     places = len(runners) if top is None else max(1, min(top, len(runners)))
     allowance = (1 - confidence) / max(1, math.comb(len(runners), 2))
     random_order = random.Random(seed)
+    close = _Close(tie, enough, keep)
     rounds, looks, next_look = 0, 0, min_rounds
     with Watch(clock) as watch:
         recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
@@ -184,7 +194,7 @@ def rank_until_settled(
             next_look = rounds + max(1, rounds // 4)
             measured = {name: recorders[name].distribution() for name in recorders}
             sure = 1 - allowance / (looks * (looks + 1))
-            ranking = _look(measured, active, places, rounds, sure, tie)
+            ranking = _look(measured, active, places, rounds, sure, close)
             if out_of_time or (ranking.settled and _in_each_session(measured, active, keep)):
                 return ranking
             last = ranking.order[places - 1]
@@ -192,8 +202,23 @@ def rank_until_settled(
             active = [n for n in active if n in remaining or not _slower(measured[n], measured[last], sure)]
 
 
+@dataclass(frozen=True)
+class _Close:
+    """When the order of two does not matter; arguments as `rank_until_settled` has them."""
+
+    tie: float
+    enough: Optional[int]
+    keep: str
+
+    def by_estimate(self, first: str, second: str, between: Ratio) -> bool:
+        """Whether the estimate alone makes them a tie."""
+        if self.enough is None or between.pairs < self.enough or self.keep in (first, second):
+            return False
+        return 1 / (1 + self.tie) <= between.estimate <= 1 + self.tie
+
+
 def _look(
-    measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, tie: float
+    measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, close: _Close
 ) -> Ranking:
     speed = {name: d.undisturbed().p50 for name, d in measured.items()}
     order = sorted(measured, key=lambda name: (name not in active, speed[name]))
@@ -204,10 +229,11 @@ def _look(
     ties = []
     for first, second in neighbours:
         between = ratio(measured[second], measured[first], confidence=sure)
-        if between.confidence < sure or between.low < 1 / (1 + tie):
+        no_slower = between.confidence >= sure and between.low >= 1 / (1 + close.tie)
+        if no_slower or close.by_estimate(first, second, between):
+            ties += [(first, second)] if between.low <= 1 else []
+        else:
             settled = False
-        elif between.low <= 1:
-            ties.append((first, second))
     return Ranking(tuple(order), settled, tuple(ties), rounds, measured)
 
 
@@ -221,6 +247,6 @@ def _in_each_session(measured: Mapping[str, Distribution], active: List[str], ke
 
 
 def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
-    """Whether `a` is settled to be slower than `b`."""
+    """Whether `a` is settled to be slower than `b`: to be far slower, fewer rounds suffice."""
     between = ratio(a, b, confidence=sure)
-    return between.confidence >= sure and between.low > 1
+    return between.low > (1 if between.confidence >= sure else _FAR) and between.confidence >= _FEWEST

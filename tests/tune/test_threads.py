@@ -1,0 +1,43 @@
+"""Threads: which are chosen, and when again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from edgeq.report.tuning_record import Timing
+from edgeq.tune.evaluator import Race, Runner
+from edgeq.tune.threads import Threads
+from tests.tune.fakes import Fact, FakeEvaluator
+from tests.tune.test_search import run
+
+
+@pytest.mark.parametrize(("before", "now", "holds"), [(1.0, 1.14, True), (1.0, 1.16, False), (1.16, 1.0, False)])
+def test_a_choice_holds_while_float32_has_its_speed(before: float, now: float, holds: bool) -> None:
+    assert Threads(1, before).hold(Timing({"p50_ms": now})) == holds
+
+
+def test_where_there_was_no_choice_it_holds() -> None:
+    assert Threads(0).hold(Timing({"p50_ms": 5.0}))
+
+
+class Separated(FakeEvaluator):
+    """The two processors cease to share a core when the first race of structures begins."""
+
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
+        if "a" in runners:
+            self.thread_gain = {0: 0.5}
+        return super().time(runners, baseline, tie=tie, seconds=seconds)
+
+
+def test_threads_are_chosen_again_where_the_first_race_shows_another_machine() -> None:
+    evaluator = Separated({"a": Fact(speed=2)}, thread_gain={0: 1.3, 1: 1.2})
+    outcome = run(evaluator, "a", threads=(0, 1))
+    assert outcome.winner is not None
+    assert (outcome.winner.candidate.threads, outcome.baseline_threads) == (0, 0)
+    races = [line for line in evaluator.log if line.startswith("race")]
+    first, again = (
+        [f"race {kind} 0 {when}, {kind} 1 {when}" for kind in ("float32", "int8")] for when in ("first", "again")
+    )
+    assert races == [*first, "race float32, a", *again, "race float32, a", "race float32, a"]
