@@ -77,7 +77,7 @@ def decide(
             longest=_LONGEST_S,
         )
         baseline = Baseline(raced.timings[FLOAT], chosen, raced.settled, raced.histograms)
-        changed = not anew and not chosen.hold(raced.timings[FLOAT])
+        changed = not anew and not deadline.passed() and not chosen.hold(raced.timings[FLOAT])
         if changed:
             continue
         for trial in table.qualified():

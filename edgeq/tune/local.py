@@ -211,9 +211,8 @@ class LocalEvaluator:
         few = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
         warmup = WarmUp(min_s=0.1, max_s=min(0.5, seconds / (4 * len(runners))))
-        sure = _ROUGHLY_SURE if rough else _SURE
-        limits = {"enough": UNDISTURBED_ROUNDS, "max_duration_s": seconds}
-        how = {"top": 1, "keep": baseline, "tie": tie, **sure, **limits}
+        enough = {"enough": UNDISTURBED_ROUNDS, "max_duration_s": seconds, **(_ROUGHLY_SURE if rough else _SURE)}
+        how = {"top": 1, "keep": baseline, "tie": tie, **enough}
         with self._progress.stage(f"timing {len(runners)} runners") as advance:
             ranking = self._clock.race(
                 {name: self._model(*runner) for name, runner in runners.items()},

@@ -3,7 +3,6 @@ float32's outputs is dropped before anything is measured at length."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 from edgeq.errors import BoardError, EdgeqError
@@ -82,7 +81,7 @@ def build_methods(table: TrialTable, evaluator: Evaluator, deadline: Deadline, p
             continue
         methods = method_candidates(kernel.candidate, profile)
         if not thorough and methods and _in_few(table, kernel):
-            closest = closest or _closest(table, evaluator, deadline, methods)
+            closest = closest or _closest(table, evaluator, deadline, kernel.candidate, methods)
             methods = tuple(c for c in methods if _method(c) in closest)
         build_all(table, evaluator, deadline, [c.replace(threads=kernel.candidate.threads) for c in methods])
     if not thorough:
@@ -119,26 +118,30 @@ def _drop_distant(table: TrialTable) -> None:
 
 
 def _closest(
-    table: TrialTable, evaluator: Evaluator, deadline: Deadline, candidates: Sequence[Candidate]
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, kernel: Candidate, others: Sequence[Candidate]
 ) -> tuple[str, ...]:
-    """The methods of `candidates` whose files follow float32 most closely in onnxruntime's own kernels: those of the
-    kernel choice that was built there with the most of them, or else theirs, as far as they are built until the
-    deadline."""
-    built: dict[str, dict[str, float]] = {}
-    for trial in table.alive():
-        if trial.candidate.engine is None:
-            built.setdefault(structure_of(trial), {})[_method(trial.candidate)] = sqnr_of(trial)
-    wanted = {_method(c) for c in candidates}
-    found = max(built.values(), key=len, default={})
-    if not wanted <= found.keys():
-        found = {}
-        for candidate in candidates:
-            if deadline.passed():
-                break
-            screening = _screened(evaluator, in_own_kernels(candidate))
-            # The engine may take what these kernels refuse.
-            found[_method(candidate)] = math.inf if isinstance(screening, EdgeqError) else screening.sqnr_db
-    ranked = sorted(wanted & found.keys(), key=lambda name: -found[name])
+    """The methods of `others` whose files follow float32 most closely in onnxruntime's own kernels, and are not those
+    of another method: of the kernel choice that was built there with all of them, or else of `kernel`, as far as they
+    are built until the deadline."""
+    wanted = {_method(c) for c in others}
+    built: dict[str, dict[str, Screening]] = {}
+    for trial in table:
+        if trial.candidate.engine is None and trial.screening is not None:
+            built.setdefault(trial.screening.structure, {})[_method(trial.candidate)] = trial.screening
+    found = next((methods for methods in built.values() if wanted <= methods.keys()), {})
+    refused = []
+    for candidate in () if found else (kernel, *others):
+        if deadline.passed():
+            break
+        screening = _screened(evaluator, in_own_kernels(candidate))
+        if isinstance(screening, Screening):
+            found[_method(candidate)] = screening
+        else:  # the engine may take what these kernels refuse
+            refused.append(_method(candidate))
+    distinct: dict[str, str] = {}
+    for name in sorted(found, key=lambda name: (name in wanted, -found[name].sqnr_db)):
+        distinct.setdefault(found[name].content, name)
+    ranked = [name for name in (*refused, *distinct.values()) if name in wanted]
     return tuple(ranked[:_METHODS_IN_ENGINE])
 
 

@@ -54,6 +54,18 @@ def test_none_is_tried_after_the_deadline() -> None:
     assert len(built_in_engine(evaluator)) == 1, "the first is built whatever the time is"
 
 
+def test_a_method_that_gives_the_file_of_another_is_none_of_the_two() -> None:
+    evaluator = FakeEvaluator({})
+    table, kernel = started(evaluator)
+    methods = [c.name for c in method_candidates(kernel, PROFILE)]
+    own = [name.removesuffix(" in openvino") for name in (kernel.name, *methods)]
+    ranked = {name: Fact(sqnr_db=40 - place, content=name) for place, name in enumerate(own)}
+    same = {own[1]: Fact(sqnr_db=40, content=own[0]), own[3]: Fact(sqnr_db=38, content=own[2])}
+    evaluator.facts = ranked | same
+    build_methods(table, evaluator, Deadline(100, Clock()), PROFILE)
+    assert built_in_engine(evaluator) == [methods[1], methods[3]]
+
+
 def test_methods_are_compared_with_one_kernel_choice_for_all_engines() -> None:
     """What onnxruntime's own kernels have been built with already is not built again to find the two."""
     evaluator = FakeEvaluator({})
