@@ -22,8 +22,6 @@ from edgeq.tune.trials import BY_TIME, FLOAT_MACS, ROUGHLY, TIE, TrialTable, acc
 _CLOSE = 0.02
 _LONGEST_S = 4 * MOST_S
 """A last race on a busy machine."""
-_THREADS_HOLD_S = 120.0
-"""Of a search; after them the load of the machine may have changed what pays."""
 _SUPERLATIVES = {
     "latency": "fastest",
     "throughput": "fastest",
@@ -44,9 +42,8 @@ def decide(
     """Race the best that qualify and choose one. Where none of them is fast enough, or others seem faster by an earlier
     race than the one that leads now, those that are left race the next best.
 
-    The threads are chosen anew in a search of minutes, and where float32 runs at another speed than when they were
-    chosen: what the cores of this machine have to share has changed. Where the evaluator has no clock, the cheapest
-    that qualifies is chosen without a race.
+    The threads are chosen anew before: what the processors of this machine have to share may have changed. Where the
+    evaluator has no clock, the cheapest that qualifies is chosen without a race.
 
     Returns:
         float32 in the last race; `baseline` where there was none.
@@ -56,16 +53,12 @@ def decide(
         _choose(table, table.qualified())
         return baseline
     known: set[str] = set()  # structures that were in a last race: each further one has others, so that it ends
-    changed = False
     while finalists := _finalists(table, evaluator, known):
         seconds = deadline.left_s(MOST_S)
-        chosen = baseline.threads
-        anew = changed or deadline.elapsed_s > _THREADS_HOLD_S
-        if anew:
-            # All that qualify get these threads: speeds with others must not be compared with what the race measures.
-            remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
-            chosen = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
-            finalists = [table[trial.name] for trial in finalists]
+        # All that qualify get these threads: speeds with others must not be compared with what the race measures.
+        remaining = [t for t in table.qualified() if t.name not in {f.name for f in finalists}]
+        chosen = choose_threads(table, [*finalists, *remaining], evaluator, threads, seconds / 3, "last")
+        finalists = [table[trial.name] for trial in finalists]
         raced = race_until_claimed(
             table,
             evaluator,
@@ -77,9 +70,6 @@ def decide(
             longest=_LONGEST_S,
         )
         baseline = Baseline(raced.timings[FLOAT], chosen, raced.settled, raced.histograms)
-        changed = not anew and not deadline.passed() and not chosen.hold(raced.timings[FLOAT])
-        if changed:
-            continue
         for trial in table.qualified():
             if not not_slower(trial, strict=table.objective in BY_TIME):
                 assert trial.timing is not None
