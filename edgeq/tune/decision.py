@@ -111,7 +111,8 @@ def _finalists(table: TrialTable, evaluator: Evaluator, known: Collection[str]) 
     old = sorted((t for t in best.values() if t.timing is not None), key=table.cost)
     others = [t for t in old if structure_of(t) not in known]
     sure = [table.cost(t) for t in others if t.timing is not None and t.timing.verdict != UNKNOWN]
-    near = [t for t in others if table.cost(t) <= FAR_BEHIND * min(sure, default=math.inf)]
+    most = FAR_BEHIND * min(sure, default=math.inf)
+    near = [t for t in others if table.cost(t) <= most]
     few = others if table.goal.thorough else near[:RACED]
     return [*(t for t in old if structure_of(t) in known), *few, *new]
 

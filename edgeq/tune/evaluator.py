@@ -22,7 +22,7 @@ class Race:
 
     Attributes:
         timings: by the names that the runners were given, with their ratio to `baseline`.
-        settled: whether the order of the first places is statistically settled.
+        settled: whether the order of the first places is settled, as `Ranking.settled` has it.
         histograms: {"edges_ms": [...], "counts": {name: [...]}}.
         tied: names of the candidates that cannot be distinguished from the fastest one, itself included.
     """

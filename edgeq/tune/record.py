@@ -91,7 +91,7 @@ class Outcome:
         baseline: float32's timing, with the threads that suit it best.
         baseline_threads: those threads.
         stages: what took how long.
-        settled: whether the order of the finalists is statistically settled.
+        settled: whether the order of the finalists is settled, as `Race` has it.
         out_of_time: whether the budget ended the search.
         histograms: {"edges_ms": [...], "counts": {name: [...]}} of the finalists and float32.
     """

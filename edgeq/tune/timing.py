@@ -42,7 +42,7 @@ class Baseline:
 
     Attributes:
         timing: None where nothing was timed.
-        settled: whether the order of the race that it comes from is statistically settled.
+        settled: whether the order of the race that it comes from is settled, as `Race` has it.
         histograms: of that race, as `Race` has them.
     """
 
