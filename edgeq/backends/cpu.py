@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +14,21 @@ from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, check_names, refuse_wide
 from edgeq.backends.block_compute import BlockCompute, described
+from edgeq.backends.clamps import lasting_clamps
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, finish_dynamic, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
+from edgeq.backends.qdq import scheme_params, write_qdq
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges
-from edgeq.backends.saturation_fit import check_fit, fitted_ranges
+from edgeq.backends.saturation_fit import check_fit, fitted_bounds
 from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import is_op, name_of, node_input, single_reader_clamps
+from edgeq.graph.quant_params import QuantParams
+from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
 from edgeq.model.load import is_quantized, read_model, read_own, save_model
@@ -94,20 +97,21 @@ class CpuBackend:
         )
         notes: list[str] = []
         compute: BlockCompute | None = None
-        if scheme.mode == "dynamic":
+        if scheme.mode == "static":
+            built = _static(prepared, ranges, scheme, destination, self._reach)
+        elif scheme.mode == "dynamic":
             write_dynamic(prepared, scheme, destination)
-        elif scheme.mode == "weight-only":
+            built = read_model(destination)
+        else:
             compute, needs = write_weight_only(prepared, scheme, destination, samples)
             notes.extend(needs)
-        else:
-            _write_static(prepared, ranges, scheme, destination, self._reach)
-        built = (read_own if scheme.mode == "static" else read_model)(destination)
+            built = read_model(destination)
         changes = [*(finish_dynamic(built, scheme) if scheme.mode == "dynamic" else ()), *_store(scheme, built)]
         notes.extend(changes)
         if not is_quantized(built) and not changes:
             raise ModelError(f"{prepared.source}: nothing in it was quantized", _why_nothing(prepared, scheme))
         session_options, why, settled = settle(built, scheme.session_options)
-        if settled or changes:
+        if settled or changes or scheme.mode == "static":
             save_model(built, destination)
         notes.extend(why)
         artifact = Artifact(
@@ -209,27 +213,54 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
     return f"{left.op_type} ({left.name}): {left.reason}" if left is not None else "Deploy the float model"
 
 
-def _write_static(
+def _static(
     prepared: PreparedModel,
     ranges: Mapping[str, Range],
     scheme: Scheme,
     destination: Path,
     reach: Mapping[str, NDArray[np.float64]] | None,
+) -> ir.Model:
+    """Return the statically quantized model; `destination` may serve as a scratch file."""
+    rules = int8_rules("cpu")
+    types = scheme.op_types or quantizable_operators(rules)
+    float_nodes = {*scheme.exclude, *_float_nodes(prepared, rules, scheme)}
+    if scheme.format == "QDQ":
+        model = prepared.model.clone()
+        nodes = {str(node.name) for node in model.graph if node.op_type in types} - float_nodes
+        bounds = fitted_bounds(prepared, scheme, reach) if scheme.fit_pairs else None
+        write_qdq(model, ranges, scheme, nodes, source=prepared.source, weight_bounds=bounds)
+        return model
+    float_nodes |= lasting_clamps(prepared.model.graph, lambda value: _params(value, ranges, scheme))
+    _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
+    return read_own(destination)
+
+
+def _params(value: ir.Value, ranges: Mapping[str, Range], scheme: Scheme) -> QuantParams | None:
+    found = ranges.get(name_of(value))
+    return scheme_params(found, scheme) if found is not None else None
+
+
+def _write_operators(
+    prepared: PreparedModel,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    destination: Path,
+    float_nodes: Collection[str],
+    types: Sequence[str],
 ) -> None:
     from onnxruntime.quantization import QuantFormat
 
-    rules = int8_rules("cpu")
     # onnxruntime's quantizer drops what a Where reads where that was quantized, in this format.
-    lost = scheme.format == "QOperator" and any(node.op_type == "Where" for node in prepared.model.graph)
+    lost = any(node.op_type == "Where" for node in prepared.model.graph)
     quantize_with_ranges(
         prepared,
         destination,
         ranges,
-        float_nodes={*scheme.exclude, *_float_nodes(prepared, rules, scheme)},
+        float_nodes=float_nodes,
         fix=_OTHER_FORMAT if lost else "Keep the node in float with --exclude, or choose another scheme",
         fix_ranges="The calibration does not cover this tensor: calibrate this model again",
         quant_format=QuantFormat[scheme.format],
-        op_types_to_quantize=list(scheme.op_types or quantizable_operators(rules)),
+        op_types_to_quantize=list(types),
         per_channel=scheme.per_channel,
         reduce_range=scheme.reduce_range,
         activation_type=quant_type(scheme.activation_type),
@@ -237,7 +268,6 @@ def _write_static(
         extra_options={
             "ActivationSymmetric": scheme.activation_symmetric,
             "WeightSymmetric": scheme.weight_symmetric,
-            **({"TensorQuantOverrides": fitted_ranges(prepared, scheme, reach)} if scheme.fit_pairs else {}),
         },
     )
 
@@ -249,9 +279,4 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     found = [node.name for node in predict_int8(prepared.model, rules) if node.verdict == "float"]
     if scheme.per_channel:
         found.extend(stacked_products(prepared.model))
-    if scheme.format == "QOperator":
-        # The quantizer drops every Relu and Clip in this format, though a tensor with other readers keeps its range.
-        alone = set(single_reader_clamps(prepared.model))
-        clamps = (node for node in prepared.model.graph if is_op(node, "Relu", "Clip"))
-        found.extend(str(node.name) for node in clamps if node not in alone)
     return found

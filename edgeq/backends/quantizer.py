@@ -7,14 +7,13 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from edgeq_device.version import parse_version
 
-from edgeq.backends.quantizer_index import indexed
 from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, one_line
@@ -185,7 +184,7 @@ def quantize_with_ranges(
         files = quantizer_files(
             prepared.path, destination, prepared.source, fix, fix_ranges=fix_ranges, external=use_external_data_format
         )
-        with files as named, indexed(prepared.model) if pairs else nullcontext():
+        with files as named:
             quantize_static(
                 **named,
                 calibration_data_reader=None,

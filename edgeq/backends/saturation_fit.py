@@ -47,11 +47,11 @@ def check_fit(scheme: Scheme) -> None:
         raise UsageError("fit_pairs and reduce_range exclude each other", "Give one of them")
 
 
-def fitted_ranges(
+def fitted_bounds(
     prepared: PreparedModel, scheme: Scheme, reach: Mapping[str, NDArray[np.float64]] | None = None
-) -> dict[str, list[dict[str, Any]]]:
-    """Weight → its ranges in the form of onnxruntime's TensorQuantOverrides, for the weights that need other ranges
-    than their own: per output channel, or one.
+) -> dict[str, NDArray[np.float32]]:
+    """Return weight → the magnitudes that its largest integers stand for, per output channel or one, for the weights
+    that need more than their own.
 
     Args:
         reach: per output channel of a node, how large its sums become beside samples (`Backend.fitting`); nodes that
@@ -78,7 +78,7 @@ def fitted_ranges(
             factors = np.maximum(found[name][2], factors)
         found[name] = (weight, axis, factors)
     return {
-        name: _overrides(weight, axis, factors, scheme.per_channel)
+        name: _bounds(weight, axis, factors, scheme.per_channel)
         for name, (weight, axis, factors) in found.items()
         if (factors > 1).any()
     }
@@ -129,12 +129,8 @@ def _is_suspect(node: ir.Node) -> bool:
     return node.op_type in _INTEGER_FORM and table.path(_INTEGER_FORM[node.op_type], "uint8", "int8") is not None
 
 
-def _overrides(
-    weight: NDArray[Any], axis: int, factors: NDArray[np.float32], per_channel: bool
-) -> list[dict[str, Any]]:
+def _bounds(weight: NDArray[Any], axis: int, factors: NDArray[np.float32], per_channel: bool) -> NDArray[np.float32]:
     if not per_channel:
-        limit = np.float32(np.abs(weight).max()) * factors.max()
-        return [{"rmin": -limit, "rmax": limit}]
+        return np.asarray(np.abs(weight).max() * factors.max(), np.float32)
     others = tuple(a for a in range(weight.ndim) if a != axis)
-    limits = np.abs(weight).max(axis=others) * factors
-    return [{"axis": axis, "rmin": -limit, "rmax": limit} for limit in limits]
+    return np.asarray(np.abs(weight).max(axis=others) * factors, np.float32)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from edgeq.atomic import output_file
+from edgeq.backends.clamps import clamps, lasting_clamps
+from edgeq.backends.qdq import activation_params
 from edgeq.backends.quantizer import quantize_with_ranges, tensors_data
 from edgeq.calibrate.ranges import Range
 from edgeq.compat.calibration import as_ranges, ranges_of, read_cache, statistics_of
@@ -18,7 +20,8 @@ from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.graph.query import clamp_bounds, is_op, name_of, single_reader_clamps
+from edgeq.graph.quant_params import LIMITS, QuantParams
+from edgeq.graph.query import name_of
 from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
@@ -96,10 +99,9 @@ def quantize_static(
             "fix_ranges": "The cache does not cover this tensor: delete it",
             "extra_options": writer_options(options),
         }
-        overridden = options.get("TensorQuantOverrides") or ()
         kept = {
             *excluded,
-            *clamps_that_must_stay(prepared.model, overridden),
+            *_kept_clamps(prepared.model, ranges, types[0], options),
             *gemms_with_factors(prepared.model),
         }
         notes = prepared.notes
@@ -117,23 +119,24 @@ def quantize_static(
             return checked(draft, output, notes)
 
 
-def clamps_that_must_stay(model: ir.Model, overridden: Collection[str] = ()) -> frozenset[str]:
-    """Relu and Clip nodes that onnxruntime's quantizer drops although the scale of their input does not do their work:
-    another node reads that input too, so it keeps its own range; the user has set the scale; or the interval of the
-    Clip leaves out zero, which every scale has in it.
+def _kept_clamps(
+    model: ir.Model, ranges: Mapping[str, Range], activation_type: Any, options: Mapping[str, Any]
+) -> frozenset[str]:
+    """Return the Relu and Clip nodes that onnxruntime's quantizer must not drop: see `edgeq.backends.clamps`, and those
+    of tensors whose scales the user has set."""
+    dtype = ir.DataType(int(activation_type.tensor_type))
+    symmetric = bool(options.get("ActivationSymmetric"))
+    overridden = options.get("TensorQuantOverrides") or ()
 
-    Args:
-        overridden: names of tensors whose scales the user has set.
-    """
-    alone = set(single_reader_clamps(model))
-    kept = set()
-    for node in model.graph:
-        if is_op(node, "Relu", "Clip"):
-            bounds = clamp_bounds(node)
-            free = not {name_of(node.inputs[0]), name_of(node.outputs[0])} & set(overridden)
-            if node not in alone or not free or bounds is None or not bounds[0] <= 0 <= bounds[1]:
-                kept.add(str(node.name))
-    return frozenset(kept)
+    def params_of(value: ir.Value) -> QuantParams | None:
+        """Return the parameters of a tensor, or None where onnxruntime chooses them in another way."""
+        found = ranges.get(name_of(value))
+        if found is None or dtype not in LIMITS or name_of(value) in overridden:
+            return None
+        return activation_params(found, dtype, symmetric=symmetric)
+
+    before = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
+    return lasting_clamps(model.graph, params_of) | {str(node.name) for node in before}
 
 
 def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:

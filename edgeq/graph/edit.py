@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class Editor:
     def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
         """A new initializer called `name`, or what is free; the same one again for the same name and values."""
         tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
-        key = (name, tensor.tobytes(), f"{tensor.dtype}{list(tensor.shape)}")
+        key = (name, hashlib.sha256(tensor.tobytes()).digest(), f"{tensor.dtype}{list(tensor.shape)}")
         if key not in self._made:
             free = self.free_value_name(name)
             value = ir.Value(name=free, shape=_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)

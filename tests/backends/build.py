@@ -119,10 +119,11 @@ class Bench:
         return float(10 * np.log10(np.sum(wanted**2) / np.sum((wanted - got) ** 2)))
 
 
-def bench(folder: Path, proto: onnx.ModelProto) -> Bench:
+def bench(folder: Path, proto: onnx.ModelProto, x: Arrays | None = None) -> Bench:
+    """A model with its samples: `x`, one a row, or normally distributed ones of [8, 8, 8]."""
     source = folder / "model.onnx"
     source.write_bytes(proto.SerializeToString())
-    np.savez(folder / "x.npz", x=random(ROWS, 8, 8, 8))
+    np.savez(folder / "x.npz", x=random(ROWS, 8, 8, 8) if x is None else x)
     prepared = prepare_model(source, folder / "work")
     return Bench(prepared, open_samples(folder / "x.npz", prepared.signature), folder)
 

@@ -55,8 +55,6 @@ def test_inner_tensors_give_way(tmp_path: Path, mode: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "names"),
     [
-        ("QDQ", {"x": "y_scale"}),
-        ("QDQ", {"x": "y_QuantizeLinear_Input"}),
         ("QOperator", {"x": "y_quantized"}),
         ("dynamic", {"y": "x_scale"}),
     ],
@@ -68,8 +66,9 @@ def test_two_names_of_the_interface_are_one_line(tmp_path: Path, mode: str, name
     assert not (tmp_path / "int8.onnx").exists()
 
 
-def test_what_the_quantizer_does_not_need_is_not_refused(tmp_path: Path) -> None:
-    quantized(tmp_path, network(x="y_quantized"), "QDQ")
+@pytest.mark.parametrize("name", ["y_quantized", "y_scale", "y_QuantizeLinear_Input"])
+def test_names_of_the_interface_are_left_alone_in_pairs(tmp_path: Path, name: str) -> None:
+    quantized(tmp_path, network(x=name), "QDQ")
 
 
 def test_only_what_clashes_is_renamed() -> None:

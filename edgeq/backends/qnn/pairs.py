@@ -10,11 +10,14 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from edgeq.backends.clamps import lasting_clamps
+from edgeq.backends.qdq import activation_params
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges, quiet
 from edgeq.calibrate.groups import share_ranges
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import HardwareError, ModelError
 from edgeq.graph.operators import DATA_MOVEMENT
+from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import Rule, int8_rules
@@ -69,6 +72,17 @@ def write_pairs(
             nodes_to_exclude=sorted(left),
         )
     shared = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
+    options = {k: v for k, v in config.extra_options.items() if v is not None}
+    dtype = ir.DataType(int(activation.tensor_type))
+    symmetric = scheme.activation_symmetric
+
+    def params_of(value: ir.Value) -> QuantParams | None:
+        """Return the parameters of a tensor, or None for one without a range."""
+        found = shared.get(name_of(value))
+        return activation_params(found, dtype, symmetric=symmetric) if found is not None else None
+
+    if lasting_clamps(prepared.model.graph, params_of):
+        options["QDQKeepRemovableActivations"] = True
     quantize_with_ranges(
         prepared,
         destination,
@@ -80,7 +94,7 @@ def write_pairs(
         per_channel=scheme.per_channel,
         activation_type=activation,
         weight_type=quant_type(scheme.weight_type),
-        extra_options={k: v for k, v in config.extra_options.items() if v is not None},
+        extra_options=options,
     )
     return left
 

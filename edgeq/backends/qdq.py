@@ -1,0 +1,358 @@
+"""Write a float graph in Q/DQ form, for runtimes that fuse an operator with the pairs around it.
+
+Each tensor that a quantized node reads or makes gets one pair, QuantizeLinear and DequantizeLinear, which all readers
+share. Weights are stored as integers behind a DequantizeLinear, biases as int32 with the scale of the products they are
+added to. Operators that only move values keep the parameters of their input; a Relu or Clip that the quantization of
+its result implies disappears (`edgeq.backends.clamps`).
+
+A tensor that a float node makes is dequantized for quantized readers alone: float ones read it as it was made.
+
+    activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
+    weights        scale = largest magnitude / largest integer, zero point 0, where they are symmetric
+    biases         scale = scale of the input x scale of the weight, zero point 0
+
+What ONNX Runtime's quantizer writes with the same settings is the reference of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.backends.clamps import clamps, may_disappear
+from edgeq.calibrate.ranges import Range
+from edgeq.errors import CalibrationError
+from edgeq.graph.edit import Editor, drop_unused_initializers, insert_behind, replace_value
+from edgeq.graph.operators import DATA_MOVEMENT, channel_axis, operator_of
+from edgeq.graph.quant_params import LIMITS, QuantParams
+from edgeq.graph.query import clamp_bounds, constant_tensor, is_constant, is_op, name_of, node_input
+from edgeq.graph.query import maker as maker_of
+from edgeq.scheme import IntegerType, Scheme
+
+QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
+_TYPES: Mapping[IntegerType, ir.DataType] = {"int8": ir.DataType.INT8, "uint8": ir.DataType.UINT8}
+_SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
+# A Softmax over few elements may give any value up to 1, whatever the samples gave.
+_SOFTMAX_WHOLE = 0.5
+# Scales below are float32's subnormal numbers, which processors may take for zero.
+_LEAST_SCALE = float(np.finfo(np.float32).tiny)
+# A bias of this share more than int32 holds would be cut off; the excess covers the rounding of float32 scales.
+_BIAS_LEVELS = (2**31 - 1) / 1.0001
+
+
+def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
+    """Return the parameters (float32 scale) of an activation with values in `found`.
+
+    An empty range gets scale 1, and unless `symmetric` the smallest integer as its zero point: what the samples never
+    showed is likelier to be positive, as behind a Relu that let nothing through.
+    """
+    low, high = np.float32(found.low), np.float32(found.high)
+    narrow = symmetric and LIMITS[dtype][0] < 0
+    made = QuantParams.from_range(float(low), float(high), dtype, symmetric=symmetric, narrow=narrow)
+    if float(made.scale) >= _LEAST_SCALE:
+        return replace(made, scale=made.scale.astype(np.float32))
+    zero = made.zero_point if symmetric else np.asarray(LIMITS[dtype][0])
+    return replace(made, scale=np.asarray(1, np.float32), zero_point=zero)
+
+
+def scheme_params(found: Range, scheme: Scheme) -> QuantParams:
+    """Return `activation_params` with the types of a scheme."""
+    return activation_params(found, _TYPES[scheme.activation_type], symmetric=scheme.activation_symmetric)
+
+
+def weight_params(
+    weight: NDArray[np.float32], axis: int | None, scheme: Scheme, bound: NDArray[np.floating] | None = None
+) -> QuantParams:
+    """Return the parameters (float32 scale) of a weight.
+
+    Args:
+        axis: of the channels that have a scale each; None for one scale. Scales per channel are symmetric.
+        bound: magnitudes that the largest integer stands for, one per channel or one; None takes the weight's largest.
+    """
+    dtype = _TYPES[scheme.weight_type]
+    symmetric = axis is not None or scheme.weight_symmetric
+    least, most = LIMITS[dtype]
+    if scheme.reduce_range:
+        least, most = (0, 127) if least == 0 else (-64, 64)
+    elif symmetric and least < 0:
+        least = -most
+    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    low = np.minimum(weight.min(axis=others, initial=0), 0).astype(np.float64)
+    high = np.maximum(weight.max(axis=others, initial=0), 0).astype(np.float64)
+    if symmetric or bound is not None:
+        high = np.maximum(-low, high) if bound is None else np.asarray(bound, np.float64)
+        low = -high
+    scale = (high - low) / (most - least)
+    scale = np.where(scale < _LEAST_SCALE, 1.0, scale)
+    middle = np.full(scale.shape, np.rint((least + most) / 2))
+    zero = middle if symmetric else np.clip(np.rint(least - low / scale), least, most)
+    return QuantParams(
+        scale.astype(np.float32), zero.astype(np.int64), dtype, axis=axis or 0, narrow=least == -LIMITS[dtype][1]
+    )
+
+
+def write_qdq(
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    nodes: Collection[str],
+    *,
+    source: Path,
+    weight_bounds: Mapping[str, NDArray[np.floating]] | None = None,
+) -> None:
+    """Quantize `nodes` of a model in place.
+
+    Args:
+        model: a prepared float model: named nodes, known types, weights as initializers.
+        ranges: of every activation that the nodes read or make.
+        scheme: types, symmetry, per_channel and reduce_range of it count.
+        nodes: names of nodes to quantize. Operators that move or clamp values are passed over where their input stays
+            in float.
+        source: the model's file, for messages.
+        weight_bounds: weight → `bound` of `weight_params`, for weights with a wider range than their own.
+
+    Raises:
+        CalibrationError: an activation has no range.
+    """
+    chosen = _choose(model.graph, ranges, scheme, nodes, source)
+    _drop_clamps(model.graph, chosen)
+    _Writer(model, chosen, scheme, weight_bounds or {}).write()
+    drop_unused_initializers(model.graph)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What is quantized: nodes in the order of the graph, and activations with their parameters. Nodes that are
+    dropped, and tensors that others take the place of, are removed from both."""
+
+    nodes: dict[ir.Node, None]
+    tensors: dict[ir.Value, QuantParams]
+
+
+def _choose(
+    graph: ir.Graph, ranges: Mapping[str, Range], scheme: Scheme, names: Collection[str], source: Path
+) -> _Chosen:
+    chosen = _Chosen({}, {})
+    among = frozenset(names)
+    # A clamp that alone reads a tensor decides which of its values matter.
+    clamped = {
+        node.inputs[0]: node.outputs[0]
+        for node in clamps(graph)
+        if node.name in among and clamp_bounds(node) is not None
+    }
+
+    def choose(value: ir.Value) -> None:
+        """Quantize a tensor by its own range, unless that is settled."""
+        if value in chosen.tensors or value.dtype != ir.DataType.FLOAT:
+            return
+        last = value
+        while last in clamped:
+            last = clamped[last]
+        found = ranges.get(name_of(last), ranges.get(name_of(value)))
+        if found is None:
+            problem = f"{source}: tensor {name_of(value)!r} has no range"
+            raise CalibrationError(problem, "The calibration is of another model: calibrate this one again")
+        if is_op(value.producer(), "Softmax") and found.high >= _SOFTMAX_WHOLE:
+            found = Range(0.0, 1.0)
+        chosen.tensors[value] = scheme_params(found, scheme)
+
+    for node in graph:
+        if node.name not in among:
+            continue
+        data = [value for value in node.inputs if value is not None]
+        if is_op(node, "Relu", "Clip"):
+            if data[0] not in chosen.tensors:
+                continue
+            choose(node.outputs[0])
+        elif node.op_type in _SELECTING:
+            if data[0] not in chosen.tensors:
+                continue
+            made = [value for value in node.outputs if value.dtype == ir.DataType.FLOAT]
+            chosen.tensors.update(dict.fromkeys(made, chosen.tensors[data[0]]))
+        elif is_op(node, "Where"):
+            if not chosen.tensors.keys() >= {*data[1:]}:
+                continue
+            choose(node.outputs[0])
+        else:
+            bias = operator_of(node).bias
+            for value in [value for place, value in enumerate(node.inputs) if place != bias]:
+                if value is not None and not is_constant(value):
+                    choose(value)
+            for value in node.outputs:
+                choose(value)
+        chosen.nodes[node] = None
+    return chosen
+
+
+def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
+    """Remove each chosen clamp that the quantization of its result implies. Its result then is what a chosen node
+    makes, so that every reader reads it behind the pair."""
+    for node in [node for node in clamps(graph) if node in chosen.nodes]:
+        before, after = node.inputs[0], node.outputs[0]
+        assert before is not None
+        if before.producer() in chosen.nodes and may_disappear(node, chosen.tensors[after]):
+            chosen.tensors[before] = chosen.tensors.pop(after)
+            del chosen.nodes[node]
+            replace_value(after, before, keep_name=True)
+            graph.remove(node, safe=True)
+
+
+class _Writer:
+    def __init__(
+        self, model: ir.Model, chosen: _Chosen, scheme: Scheme, bounds: Mapping[str, NDArray[np.floating]]
+    ) -> None:
+        self._editor, self._graph, self._chosen = Editor(model), model.graph, chosen
+        self._scheme, self._bounds = scheme, bounds
+        self._weights: dict[tuple[ir.Value, int | None], QuantParams] = {}
+        self._restored: dict[tuple[ir.Value, object], ir.Value] = {}
+
+    def write(self) -> None:
+        """Write the weights and biases of all chosen nodes, then the pairs."""
+        for node in self._chosen.nodes:
+            self._measure_weights(node)
+        for node in self._chosen.nodes:
+            if not is_op(node, "Relu", "Clip", "Where"):
+                self._write_constants(node)
+        for value, params in self._chosen.tensors.items():
+            self._write_pair(value, params)
+
+    def _measure_weights(self, node: ir.Node) -> None:
+        """Choose the parameters of a node's weights, with scales that let its bias fit 32 bits."""
+        for place in operator_of(node).weights:
+            value, weight = node.inputs[place], _floats(node.inputs[place])
+            if value is None or weight is None:
+                continue
+            axis = self._axis(node, weight.ndim)
+            params = self._weights.get((value, axis))
+            if params is None:
+                params = weight_params(weight, axis, self._scheme, self._bounds.get(name_of(value)))
+            bias, data = _bias(node, params.scale), self._chosen.tensors.get(_first(node))
+            if bias is not None and data is not None and not params.zero_point.any():
+                largest = np.abs(bias.astype(np.float64)) if params.scale.ndim else np.abs(bias).max(initial=0)
+                needed = largest / _BIAS_LEVELS / float(data.scale)
+                params = replace(params, scale=np.maximum(params.scale, needed).astype(np.float32))
+            self._weights[value, axis] = params
+
+    def _write_constants(self, node: ir.Node) -> None:
+        row = operator_of(node)
+        weight: QuantParams | None = None
+        for place, value in enumerate(node.inputs):
+            if value is None or place == row.bias or (place and node.op_type in _SELECTING):
+                continue
+            values = _floats(value)
+            if place in row.weights:
+                axis = self._axis(node, values.ndim) if values is not None else None
+                weight = self._weights[value, axis] if values is not None else self._chosen.tensors.get(value)
+                if values is not None and weight is not None:
+                    node.replace_input_with(place, self._restore((value, axis), values, weight, node))
+            elif values is not None:
+                spread = Range(float(values.min(initial=0)), float(values.max(initial=0)))
+                params = scheme_params(spread, self._scheme)
+                node.replace_input_with(place, self._restore((value, "activation"), values, params, node))
+        if weight is not None and row.bias is not None:
+            self._write_bias(node, row.bias, weight)
+
+    def _write_bias(self, node: ir.Node, place: int, weight: QuantParams) -> None:
+        data, bias = self._chosen.tensors.get(_first(node)), _bias(node, weight.scale)
+        if data is None or bias is None:
+            return
+        scale = (data.scale * weight.scale).astype(np.float32)
+        params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT32)
+        value = node.inputs[place]
+        assert value is not None
+        node.replace_input_with(place, self._restore((value, scale.tobytes()), bias, params, node))
+
+    def _restore(
+        self, key: tuple[ir.Value, object], values: NDArray[np.float32], params: QuantParams, node: ir.Node
+    ) -> ir.Value:
+        """Return a constant restored from its integers, which are written in front of `node` at the first call."""
+        if key not in self._restored:
+            name = name_of(key[0])
+            exact = replace(params, scale=params.scale.astype(np.float64)) if _is_bias(params) else params
+            integers = self._editor.constant(f"{name}_quantized", exact.quantize(values))
+            self._restored[key] = self._editor.node(
+                "DequantizeLinear",
+                [integers, *self._parameters(name, params)],
+                name + DEQUANTIZE,
+                output=f"{name}{DEQUANTIZE}_Output",
+                like=integers,
+                dtype=ir.DataType.FLOAT,
+                before=node,
+                attributes={"axis": params.axis} if params.scale.ndim else {},
+            )
+        return self._restored[key]
+
+    def _write_pair(self, value: ir.Value, params: QuantParams) -> None:
+        """Put a pair behind a tensor: for every reader where a chosen node makes it, else for chosen readers."""
+        name, maker = name_of(value), value.producer()
+        made = maker in self._chosen.nodes
+        readers = [(use.node, use.idx) for use in value.uses() if use.node in self._chosen.nodes]
+        if not made and not readers:
+            return
+        place: dict[str, Any] = {"before": self._graph[0]} if maker is None else {"after": maker}
+        parameters = self._parameters(name, params)
+        quantized = self._editor.node(
+            "QuantizeLinear",
+            [value, *parameters],
+            name + QUANTIZE,
+            output=f"{name}{QUANTIZE}_Output",
+            like=value,
+            dtype=params.dtype,
+            **place,
+        )
+        restored = self._editor.node(
+            "DequantizeLinear",
+            [quantized, *parameters],
+            name + DEQUANTIZE,
+            output=f"{name}{DEQUANTIZE}_Output",
+            like=value,
+            after=quantized.producer(),
+        )
+        if made and value.is_graph_output():
+            insert_behind(value, quantized, restored, self._editor.free_value_name(f"{name}{QUANTIZE}_Input"))
+            value.type, value.shape = restored.type, restored.shape
+        elif made:
+            value.replace_all_uses_with(restored)
+            maker_of(quantized).replace_input_with(0, value)
+        else:
+            for reader, index in readers:
+                reader.replace_input_with(index, restored)
+
+    def _parameters(self, name: str, params: QuantParams) -> tuple[ir.Value, ir.Value]:
+        zero = np.asarray(np.broadcast_to(params.zero_point, params.scale.shape).astype(params.dtype.numpy()))
+        return self._editor.constant(f"{name}_scale", params.scale), self._editor.constant(f"{name}_zero_point", zero)
+
+    def _axis(self, node: ir.Node, rank: int) -> int | None:
+        return channel_axis(node) % rank if self._scheme.per_channel and rank > 1 else None
+
+
+def _first(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None, node.name
+    return value
+
+
+def _floats(value: ir.Value | None) -> NDArray[np.float32] | None:
+    """Return the values of a constant of float32; None for everything else."""
+    tensor = constant_tensor(value)
+    return np.asarray(tensor.numpy()) if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
+
+
+def _bias(node: ir.Node, scale: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """Return a node's constant bias in the shape of its weight's scales; None where there is none of such a shape."""
+    bias = _floats(node_input(node, operator_of(node).bias))
+    if bias is None or not scale.ndim:
+        return bias
+    if bias.size == 1:
+        return np.full(scale.shape, bias.reshape(()))
+    return bias.reshape(scale.shape) if bias.size == scale.size else None
+
+
+def _is_bias(params: QuantParams) -> bool:
+    return params.dtype == ir.DataType.INT32
