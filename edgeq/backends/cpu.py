@@ -1,4 +1,4 @@
-"""The CPU backend: ONNX Runtime's quantizer, fed with our ranges, for ONNX Runtime's CPU kernels."""
+"""Build models for ONNX Runtime's CPU kernels: static, dynamic and weight-only quantization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeq.backends.clamps import lasting_clamps
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, finish_dynamic, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
-from edgeq.backends.qdq import scheme_params, write_qdq
+from edgeq.backends.qdq import scheme_params, spreads_thin, write_qdq
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges
 from edgeq.backends.saturation_fit import check_fit, fitted_bounds
 from edgeq.backends.stored import store_weights
@@ -230,7 +230,11 @@ def _static(
         bounds = fitted_bounds(prepared, scheme, reach) if scheme.fit_pairs else None
         write_qdq(model, ranges, scheme, nodes, source=prepared.source, weight_bounds=bounds)
         return model
-    float_nodes |= lasting_clamps(prepared.model.graph, lambda value: _params(value, ranges, scheme))
+    graph = prepared.model.graph
+    float_nodes |= lasting_clamps(graph, lambda value: _params(value, ranges, scheme))
+    # onnxruntime's quantizer gives every Softmax the range 0..1 in this format.
+    outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}
+    float_nodes |= {name for name, found in outputs.items() if found is not None and spreads_thin(found)}
     _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
     return read_own(destination)
 

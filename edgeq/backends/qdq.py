@@ -38,8 +38,6 @@ from edgeq.scheme import IntegerType, Scheme
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
 _TYPES: Mapping[IntegerType, ir.DataType] = {"int8": ir.DataType.INT8, "uint8": ir.DataType.UINT8}
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
-# A Softmax over few elements may give any value up to 1, whatever the samples gave.
-_SOFTMAX_WHOLE = 0.5
 # Scales below are float32's subnormal numbers, which processors may take for zero.
 _LEAST_SCALE = float(np.finfo(np.float32).tiny)
 # A bias of this share more than int32 holds would be cut off; the excess covers the rounding of float32 scales.
@@ -59,6 +57,12 @@ def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> Q
         return replace(made, scale=made.scale.astype(np.float32))
     zero = made.zero_point if symmetric else np.asarray(LIMITS[dtype][0])
     return replace(made, scale=np.asarray(1, np.float32), zero_point=zero)
+
+
+def spreads_thin(softmax: Range) -> bool:
+    """Return whether a Softmax, by the range of its result, is over so much that a scale of 1/255 would leave it few
+    levels. One over few elements may give any value up to 1, whatever the samples gave."""
+    return softmax.high < 1 / 2
 
 
 def scheme_params(found: Range, scheme: Scheme) -> QuantParams:
@@ -158,7 +162,7 @@ def _choose(
         if found is None:
             problem = f"{source}: tensor {name_of(value)!r} has no range"
             raise CalibrationError(problem, "The calibration is of another model: calibrate this one again")
-        if is_op(value.producer(), "Softmax") and found.high >= _SOFTMAX_WHOLE:
+        if is_op(value.producer(), "Softmax") and not spreads_thin(found):
             found = Range(0.0, 1.0)
         chosen.tensors[value] = scheme_params(found, scheme)
 
