@@ -18,7 +18,8 @@ from edgeq.backends.clamps import lasting_clamps
 from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, finish_dynamic, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
-from edgeq.backends.qdq import scheme_params, spreads_thin, write_qdq
+from edgeq.backends.qdq import write_qdq
+from edgeq.backends.qdq_params import scheme_params, spreads_thin
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges
 from edgeq.backends.saturation_fit import check_fit, fitted_bounds
 from edgeq.backends.stored import store_weights

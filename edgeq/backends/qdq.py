@@ -7,10 +7,9 @@ its result implies disappears (`edgeq.backends.clamps`).
 
 A tensor that a float node makes is dequantized for quantized readers alone: float ones read it as it was made.
 
-    activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
-    weights        scale = largest magnitude / largest integer, zero point 0, where they are symmetric
-    biases         scale = scale of the input x scale of the weight, zero point 0
+    bias: scale = scale of the input x scale of the weight, zero point 0
 
+Scales of activations and weights are those of `edgeq.backends.qdq_params`.
 What ONNX Runtime's quantizer writes with the same settings is the reference of the tests.
 """
 
@@ -26,79 +25,20 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.clamps import clamps, may_disappear
+from edgeq.backends.qdq_params import scheme_params, spreads_thin, weight_params
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError
 from edgeq.graph.edit import Editor, drop_unused_initializers, insert_behind, replace_value
 from edgeq.graph.operators import DATA_MOVEMENT, channel_axis, operator_of
-from edgeq.graph.quant_params import LIMITS, QuantParams
+from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import clamp_bounds, constant_tensor, is_constant, is_op, name_of, node_input
 from edgeq.graph.query import maker as maker_of
-from edgeq.scheme import IntegerType, Scheme
+from edgeq.scheme import Scheme
 
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
-_TYPES: Mapping[IntegerType, ir.DataType] = {"int8": ir.DataType.INT8, "uint8": ir.DataType.UINT8}
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
-# Scales below are float32's subnormal numbers, which processors may take for zero.
-_LEAST_SCALE = float(np.finfo(np.float32).tiny)
-# A bias of this share more than int32 holds would be cut off; the excess covers the rounding of float32 scales.
+# The largest integer of a bias, less what the rounding of float32 scales may add.
 _BIAS_LEVELS = (2**31 - 1) / 1.0001
-
-
-def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
-    """Return the parameters (float32 scale) of an activation with values in `found`.
-
-    An empty range gets scale 1, and unless `symmetric` the smallest integer as its zero point: what the samples never
-    showed is likelier to be positive, as behind a Relu that let nothing through.
-    """
-    low, high = np.float32(found.low), np.float32(found.high)
-    narrow = symmetric and LIMITS[dtype][0] < 0
-    made = QuantParams.from_range(float(low), float(high), dtype, symmetric=symmetric, narrow=narrow)
-    if float(made.scale) >= _LEAST_SCALE:
-        return replace(made, scale=made.scale.astype(np.float32))
-    zero = made.zero_point if symmetric else np.asarray(LIMITS[dtype][0])
-    return replace(made, scale=np.asarray(1, np.float32), zero_point=zero)
-
-
-def spreads_thin(softmax: Range) -> bool:
-    """Return whether a Softmax, by the range of its result, is over so much that a scale of 1/255 would leave it few
-    levels. One over few elements may give any value up to 1, whatever the samples gave."""
-    return softmax.high < 1 / 2
-
-
-def scheme_params(found: Range, scheme: Scheme) -> QuantParams:
-    """Return `activation_params` with the types of a scheme."""
-    return activation_params(found, _TYPES[scheme.activation_type], symmetric=scheme.activation_symmetric)
-
-
-def weight_params(
-    weight: NDArray[np.float32], axis: int | None, scheme: Scheme, bound: NDArray[np.floating] | None = None
-) -> QuantParams:
-    """Return the parameters (float32 scale) of a weight.
-
-    Args:
-        axis: of the channels that have a scale each; None for one scale. Scales per channel are symmetric.
-        bound: magnitudes that the largest integer stands for, one per channel or one; None takes the weight's largest.
-    """
-    dtype = _TYPES[scheme.weight_type]
-    symmetric = axis is not None or scheme.weight_symmetric
-    least, most = LIMITS[dtype]
-    if scheme.reduce_range:
-        least, most = (0, 127) if least == 0 else (-64, 64)
-    elif symmetric and least < 0:
-        least = -most
-    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
-    low = np.minimum(weight.min(axis=others, initial=0), 0).astype(np.float64)
-    high = np.maximum(weight.max(axis=others, initial=0), 0).astype(np.float64)
-    if symmetric or bound is not None:
-        high = np.maximum(-low, high) if bound is None else np.asarray(bound, np.float64)
-        low = -high
-    scale = (high - low) / (most - least)
-    scale = np.where(scale < _LEAST_SCALE, 1.0, scale)
-    middle = np.full(scale.shape, np.rint((least + most) / 2))
-    zero = middle if symmetric else np.clip(np.rint(least - low / scale), least, most)
-    return QuantParams(
-        scale.astype(np.float32), zero.astype(np.int64), dtype, axis=axis or 0, narrow=least == -LIMITS[dtype][1]
-    )
 
 
 def write_qdq(
@@ -266,7 +206,7 @@ class _Writer:
         data, bias = self._chosen.tensors.get(_first(node)), _bias(node, weight.scale)
         if data is None or bias is None:
             return
-        scale = (data.scale * weight.scale).astype(np.float32)
+        scale = (data.scale * weight.scale).astype(np.float64)  # float32 would not tell all of int32 apart
         params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT32)
         value = node.inputs[place]
         assert value is not None
@@ -278,8 +218,7 @@ class _Writer:
         """Return a constant restored from its integers, which are written in front of `node` at the first call."""
         if key not in self._restored:
             name = name_of(key[0])
-            exact = replace(params, scale=params.scale.astype(np.float64)) if _is_bias(params) else params
-            integers = self._editor.constant(f"{name}_quantized", exact.quantize(values))
+            integers = self._editor.constant(f"{name}_quantized", params.quantize(values))
             self._restored[key] = self._editor.node(
                 "DequantizeLinear",
                 [integers, *self._parameters(name, params)],
@@ -329,8 +268,10 @@ class _Writer:
                 reader.replace_input_with(index, restored)
 
     def _parameters(self, name: str, params: QuantParams) -> tuple[ir.Value, ir.Value]:
-        zero = np.asarray(np.broadcast_to(params.zero_point, params.scale.shape).astype(params.dtype.numpy()))
-        return self._editor.constant(f"{name}_scale", params.scale), self._editor.constant(f"{name}_zero_point", zero)
+        name = f"{name}_quantized" if params.dtype == ir.DataType.INT32 else name
+        scale = params.scale.astype(np.float32)
+        zero = np.asarray(np.broadcast_to(params.zero_point, scale.shape).astype(params.dtype.numpy()))
+        return self._editor.constant(f"{name}_scale", scale), self._editor.constant(f"{name}_zero_point", zero)
 
     def _axis(self, node: ir.Node, rank: int) -> int | None:
         return channel_axis(node) % rank if self._scheme.per_channel and rank > 1 else None
@@ -356,7 +297,3 @@ def _bias(node: ir.Node, scale: NDArray[np.float32]) -> NDArray[np.float32] | No
     if bias.size == 1:
         return np.full(scale.shape, bias.reshape(()))
     return bias.reshape(scale.shape) if bias.size == scale.size else None
-
-
-def _is_bias(params: QuantParams) -> bool:
-    return params.dtype == ir.DataType.INT32

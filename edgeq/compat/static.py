@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from edgeq.atomic import output_file
 from edgeq.backends.clamps import clamps, lasting_clamps
-from edgeq.backends.qdq import activation_params
+from edgeq.backends.qdq_params import activation_params
 from edgeq.backends.quantizer import quantize_with_ranges, tensors_data
 from edgeq.calibrate.ranges import Range
 from edgeq.compat.calibration import as_ranges, ranges_of, read_cache, statistics_of

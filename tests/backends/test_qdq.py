@@ -22,7 +22,7 @@ from onnx import numpy_helper
 
 import edgeq
 from edgeq.backends.clamps import implies_clamp
-from edgeq.backends.qdq import activation_params, weight_params
+from edgeq.backends.qdq_params import activation_params, weight_params
 from edgeq.calibrate.ranges import Range
 from edgeq.graph.quant_params import LIMITS
 from edgeq.scheme import Scheme

@@ -159,11 +159,11 @@ def test_size_counts_external_data(place: Path) -> None:
 
 
 def test_external_data_of_the_output_lies_beside_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq.backends import quantizer
+    from edgeq.model.load import save_model
     from tests.backends.build import residual
 
     NET.write_bytes(residual(width=32).SerializeToString())
-    monkeypatch.setattr(quantizer, "_EXTERNAL_DATA_FROM", 1)
+    monkeypatch.setitem(save_model.__kwdefaults__, "inline_limit", 1)
     result = quantized()
     data = Path("int8.onnx.data")
     assert data.is_file()

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgeq.backends.clamps import lasting_clamps
-from edgeq.backends.qdq import activation_params
+from edgeq.backends.qdq_params import activation_params
 from edgeq.backends.quantizer import quant_type, quantize_with_ranges, quiet
 from edgeq.calibrate.groups import share_ranges
 from edgeq.calibrate.ranges import Range
