@@ -28,6 +28,8 @@ from edgeq.ownership import sha256
 from edgeq.resources import shipped
 
 Content = bytes | Path
+CALIBRATION = "calibration"
+"""Folder of the first variant's calibration tables; those of variants with other ranges lie in folders below it."""
 FILES = "files"
 """Folder of what travels with variants beside their models."""
 
@@ -44,7 +46,9 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
     if spec.float_model is not None:
         components[FLOAT] = _float_variants(spec, spec.float_model)
     files: dict[str, Content] = dict(_runner_files())
-    files.update(_calibration_files(spec.calibration))
+    tables = _table_places(spec.variants)
+    for folder, directory in tables.items():
+        files.update(_calibration_files(folder, directory))
     files.update(spec.extras)
     digests: dict[str, str] = {}
     placements, assets = share(
@@ -65,6 +69,8 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
             for name, stored in placement.own.items():
                 files[f"{directory}/{name}"], digests[f"{directory}/{name}"] = stored.path, stored.sha256
             info = {**variant.info, "device": variant.device, "selftest": _selftest(variant, vectors)}
+            if variant.calibration is not None:
+                info["calibration"] = tables[variant.calibration]
             files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
             bodies[variant.name] = _variant_body(variant, placement)
             files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})
@@ -143,13 +149,20 @@ def _npz(arrays: Arrays, where: str) -> bytes:
     return buffer.getvalue()
 
 
-def _calibration_files(folder: Path | None) -> dict[str, Content]:
-    if folder is None:
-        return {}
+def _table_places(variants: tuple[VariantSpec, ...]) -> dict[Path, str]:
+    """Give each folder of calibration tables its directory in the bundle."""
+    places: dict[Path, str] = {}
+    for variant in variants:
+        if variant.calibration is not None:
+            places.setdefault(variant.calibration, f"{CALIBRATION}/{variant.name}" if places else CALIBRATION)
+    return places
+
+
+def _calibration_files(folder: Path, directory: str) -> dict[str, Content]:
     missing = [name for name in CALIBRATION_FILES if not (folder / name).is_file()]
     if missing:
         raise CalibrationError(f"{folder} has no {missing[0]}", "Write the calibration tables first")
-    return {f"calibration/{name}": folder / name for name in CALIBRATION_FILES}
+    return {f"{directory}/{name}": folder / name for name in CALIBRATION_FILES}
 
 
 def _runner_files() -> dict[str, Content]:

@@ -61,6 +61,8 @@ class VariantSpec:
         selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs.
         files: what else the target needs (a file for its own runtime), by relative path; in the bundle it lies under
             files/NAME. The runner on the device ignores it.
+        calibration: folder with the three calibration tables of the ranges that it uses. In the bundle the first ones
+            lie in calibration/, those that differ in calibration/NAME/, and `info` says where its own are.
     """
 
     name: str
@@ -73,6 +75,7 @@ class VariantSpec:
     selftest: tuple[SelfTestCase, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    calibration: Path | None = None
 
     def __post_init__(self) -> None:
         where = f"variant {self.name}"
@@ -80,7 +83,7 @@ class VariantSpec:
             raise UsageError(f"{self.name!r} cannot name a variant", "Use letters, digits and . _ + -")
         if self.device not in DEVICES:
             raise UsageError(f"{where}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
-        for key in ("selftest", "device"):
+        for key in ("selftest", "device", "calibration"):
             if key in self.info:
                 raise UsageError(f"{where}: info holds {key!r}, which the bundle writes itself")
         for options in (self.session_options, self.provider_options):
@@ -114,7 +117,6 @@ class BundleSpec:
         name: what people call the model.
         variants: in order of preference. ONNX Runtime takes the first whose execution provider fits, so the first of
             each architecture must be right on every machine of it; edgeq's runner goes by features and rank.
-        calibration: folder with the three calibration tables.
         metadata: becomes additional_metadata.edgeq: sha256 of the source model and of the calibration set, ...
         float_model: becomes the component "float32", so that `bench` can run both in one go.
         extras: further files, by plain name, that stand beside the manifest and are hashed like all others: the report
@@ -123,7 +125,6 @@ class BundleSpec:
 
     name: str
     variants: tuple[VariantSpec, ...]
-    calibration: Path | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     float_model: Path | None = None
     extras: Mapping[str, bytes] = field(default_factory=dict)

@@ -11,13 +11,11 @@ from typing import Any
 
 from edgeq.bundle.weights import share_weights
 from edgeq.bundle.write import BundleSpec, write_bundle
-from edgeq.calibrate.ranges import derive_ranges
-from edgeq.calibrate.table import write_tables
-from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.measure.checks import summarise
 from edgeq.model.load import model_bytes, model_digest, read_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.selftest import selftest_cases
+from edgeq.pipeline.variant_tables import used_ranges, write_variant_tables
 from edgeq.pipeline.variants import PackagedVariant, alternative_spec, variant_spec
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -61,16 +59,16 @@ def bundle_variants(
     stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}
     for name, variant in variants.items():
         extras.update({f"{name}.{file.name}": file.read_bytes() for file in variant.built.artifact.tables})
+    tables = write_variant_tables(job, {name: v.built for name, v in variants.items()}, workdir / "tables")
     spec = BundleSpec(
         name=as_text(job.source.stem),
         variants=(
             *(
-                variant_spec(name, variant, job, cases[_answers(variant)], models[name])
+                variant_spec(name, variant, job, cases[_answers(variant)], models[name], tables.get(name))
                 for name, variant in variants.items()
             ),
             *(alternative_spec(stand_ins[name], job, selftest) for name in sorted(stand_ins) if name not in variants),
         ),
-        calibration=_tables(job, workdir / "tables"),
         metadata={
             "source_model_sha256": model_digest(job.source),
             **_licence(job),
@@ -124,22 +122,11 @@ def _figures(job: Job, built: Built, progress: Progress) -> dict[str, Any]:
     histograms = []
     if job.statistics is not None and built.ranges:
         among = quantized_tensors(read_model(artifact.model))
-        histograms = worst_tensors(job.statistics, built.ranges, artifact.scheme, among=among)
+        histograms = worst_tensors(job.statistics, used_ranges(job, built), artifact.scheme, among=among)
     layers = layer_record(
         job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
     )
     return {"histograms": histograms, "layers": layers}
-
-
-def _tables(job: Job, folder: Path) -> Path | None:
-    """The three calibration tables, by absolute maximum, whatever method the variants use: what they record is what
-    was seen."""
-    if job.statistics is None:
-        return None
-    folder.mkdir()
-    tensors = quantizable_tensors(job.prepared.model)
-    write_tables(folder, derive_ranges(job.statistics, "minmax"), tensors=tensors)
-    return folder
 
 
 def _licence(job: Job) -> dict[str, str]:

@@ -106,9 +106,20 @@ def with_fallback(
 
 
 def variant_spec(
-    name: str, variant: PackagedVariant, job: Job, cases: tuple[SelfTestCase, ...], model: Path
+    name: str,
+    variant: PackagedVariant,
+    job: Job,
+    cases: tuple[SelfTestCase, ...],
+    model: Path,
+    tables: Path | None = None,
 ) -> VariantSpec:
-    """What the bundle holds of a variant, whose file lies at `model`; `cases` are its self-test's."""
+    """Describe a variant for the bundle.
+
+    Args:
+        cases: its self-test's.
+        model: its file.
+        tables: the folder with the calibration tables of its ranges.
+    """
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
     cases, allowed = expected_outputs(
@@ -150,6 +161,7 @@ def variant_spec(
         selftest=cases,
         tolerance=allowed,
         files=artifact.files,
+        calibration=tables,
     )
 
 

@@ -64,7 +64,13 @@ def small_spec(folder: Path) -> BundleSpec:
     return BundleSpec(
         "linear",
         (
-            variant("plain", plain, 0.0, session_options={"session.x64quantprecision": "1"}),
+            variant(
+                "plain",
+                plain,
+                0.0,
+                session_options={"session.x64quantprecision": "1"},
+                calibration=calibration_folder(folder / "tables"),
+            ),
             variant(
                 "better",
                 better,
@@ -73,7 +79,6 @@ def small_spec(folder: Path) -> BundleSpec:
             ),
             variant("elsewhere", better, 1.0, info={"architecture": ELSEWHERE}),
         ),
-        calibration=calibration_folder(folder / "tables"),
         metadata={"source": {"sha256": "0" * 64}},
         float_model=linear(folder / "float" / "m.onnx", 0.25),
     )

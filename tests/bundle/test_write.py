@@ -136,7 +136,8 @@ def test_what_cannot_go_in_is_refused(spec: BundleSpec, tmp_path: Path) -> None:
             write_bundle(dataclasses.replace(spec, **changes), tmp_path / "b")
         assert not (tmp_path / "b").exists()
 
-    refused(CalibrationError, r"has no calibration\.cache", calibration=tmp_path)
+    bare = (dataclasses.replace(spec.variants[0], calibration=tmp_path),)
+    refused(CalibrationError, r"has no calibration\.cache", variants=bare)
     refused(BundleError, "metadata cannot be written as JSON", metadata={"accuracy": float("nan")})
     refused(BundleError, "metadata cannot be written as JSON", metadata={"path": tmp_path})
     refused(ModelError, "nothing.onnx", float_model=tmp_path / "nothing.onnx")
