@@ -1,43 +1,98 @@
-"""Ranges for the older functions, from edgeq's one pass: any method, any shapes, constant memory."""
+"""Ranges for the older functions: those of onnxruntime's calibrators, from edgeq's one pass (any shapes, constant
+memory)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import Range, derive_ranges
-from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.linear import linear_of
+from edgeq.calibrate.methods.entropy import entropy_range
+from edgeq.calibrate.methods.percentile import percentile_range
+from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.statistics import Statistics, TensorStatistics, mean_of_units
 from edgeq.compat.enums import METHODS, name_of_member
 from edgeq.data.python_items import given_by
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
+from edgeq.graph.query import name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.shapes import element_types
-from edgeq.scheme import IntegerType
 
-LEAST_FOR_ENTROPY = 1 << 14
-"""Values from which on their distribution is known well enough; tensors that had fewer keep all of their range.
-Documented examples calibrate with a handful of samples."""
-PERCENTILE = 99.999
-"""The documentation's default of CalibPercentile."""
+Span = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""The lowest and the highest value of a tensor, float32[] each, or float32[channels]; zero may be outside."""
+_OF_QUANTIZE_STATIC = {
+    "CalibTensorRangeSymmetric": "symmetric",
+    "CalibMovingAverage": "moving_average",
+    "CalibPercentile": "percentile",
+}
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
-def statistics_of(prepared: PreparedModel, reader: Any, *, stride: int | None = None) -> Statistics:
+@dataclass(frozen=True)
+class CalibratorOptions:
+    """The options of onnxruntime's calibrators that decide ranges.
+
+    Attributes:
+        symmetric: of MinMax: -bound..bound; of Percentile: the share is cut from the magnitudes. None takes the
+            method's default, True for Percentile. Entropy looks at magnitudes either way.
+        moving_average: of MinMax: the mean of the samples' extrema.
+        percentile: the share of values that Percentile keeps, in percent.
+        per_channel: of MinMax: a range for each channel, along axis 1.
+        num_bins, num_quantized_bins: of Entropy, which searches among the windows of so many quantized bins or more.
+            With as many bins as quantized bins, the default, there is one: the whole range.
+    """
+
+    symmetric: bool | None = None
+    moving_average: bool = False
+    percentile: float = 99.999
+    per_channel: bool = False
+    num_bins: int = 128
+    num_quantized_bins: int = 128
+
+    @classmethod
+    def of_quantize_static(cls, extra_options: Mapping[str, Any]) -> CalibratorOptions:
+        """Read the Calib… options among the `extra_options` of quantize_static."""
+        return cls.read({name: extra_options[key] for key, name in _OF_QUANTIZE_STATIC.items() if key in extra_options})
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> CalibratorOptions:
+        """Read options by name; None takes the default, but for `symmetric`, where it is false as in onnxruntime.
+
+        Raises:
+            UsageError: a value that is no number, or out of its bounds.
+        """
+        flags = {name: bool(given[name]) for name in ("symmetric", "moving_average", "per_channel") if name in given}
+        return cls(
+            **flags,
+            percentile=_percentile(given.get("percentile", cls.percentile)),
+            num_bins=_bins("num_bins", given.get("num_bins", cls.num_bins)),
+            num_quantized_bins=_bins("num_quantized_bins", given.get("num_quantized_bins", cls.num_quantized_bins)),
+        )
+
+
+def statistics_of(
+    prepared: PreparedModel, reader: Any, *, stride: int | None = None, per_channel: bool = False
+) -> Statistics:
     """Run the float model over what a reader gives and keep the statistics of every float tensor.
 
     Args:
         reader: a CalibrationDataReader, or anything else that `edgeq.open_samples` takes.
         stride: with a reader that has a length and `set_range`: read it in parts of so many, which must divide it.
+        per_channel: keep the extrema of each channel too, along axis 1 of tensors that are known to have it.
     """
     source = _in_parts(reader, stride) if stride else reader
     samples = open_samples(source, prepared.signature, model=prepared.source)
-    return collect(prepared.model, samples, activations(prepared.model), model_digest=prepared.digest)
+    names = activations(prepared.model)
+    channels = dict.fromkeys(_with_channels(prepared.model, names), 1) if per_channel else {}
+    return collect(prepared.model, samples, names, model_digest=prepared.digest, channels=channels)
 
 
 def activations(model: ir.Model) -> tuple[str, ...]:
@@ -49,27 +104,65 @@ def activations(model: ir.Model) -> tuple[str, ...]:
     return tuple(name for name in names if types.get(name, ir.DataType.FLOAT) in _FLOATS)
 
 
-def ranges_of(
-    statistics: Statistics, method: Any, options: Mapping[str, Any], activation_type: IntegerType = "int8"
-) -> dict[str, Range]:
-    """Ranges as a CalibrationMethod and the Calib… options have it.
+def _with_channels(model: ir.Model, names: tuple[str, ...]) -> list[str]:
+    """Return those of the tensors that are known to have two axes or more."""
+    made = (value for node in model.graph for value in node.outputs)
+    axes = {name_of(v): len(v.shape) for v in (*model.graph.inputs, *made) if v.shape is not None}
+    return [name for name in names if axes.get(name, 0) > 1]
+
+
+def ranges_of(statistics: Statistics, method: Any, options: CalibratorOptions) -> dict[str, Range]:
+    """Return the ranges of `spans_of` as quantization takes them: zero is inside each.
 
     Raises:
-        UsageError: a method without 8-bit ranges, or a percentile that is none.
+        UsageError: as `spans_of`.
+    """
+    return as_ranges(spans_of(statistics, method, options))
+
+
+def spans_of(statistics: Statistics, method: Any, options: CalibratorOptions) -> dict[str, Span]:
+    """Return what the `compute_data` of onnxruntime's calibrator has for each tensor.
+
+    Args:
+        method: a CalibrationMethod or its name.
+
+    Raises:
+        UsageError: a method without ranges of integers, or options that do not go together.
     """
     name = name_of_member(method)
     if name not in METHODS:
         raise UsageError(f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(METHODS)}")
-    chosen = METHODS[name]
-    if chosen == "minmax" and options.get("CalibMovingAverage"):
-        chosen = "moving-average"
-    symmetric = bool(options.get("CalibTensorRangeSymmetric"))
-    percentile = {"percentile": _percentile(options.get("CalibPercentile"))} if chosen == "percentile" else {}
-    found = derive_ranges(statistics, chosen, activation_type=activation_type, symmetric=symmetric, options=percentile)
-    if chosen == "entropy":
-        whole = derive_ranges(statistics, "minmax", symmetric=symmetric)
-        found |= {name: whole[name] for name, t in statistics.tensors.items() if t.count < LEAST_FOR_ENTROPY}
-    return found
+    if name == "MinMax" and options.per_channel and options.moving_average:
+        raise UsageError("per_channel and moving_average do not go together", "Leave one of them out")
+    return {tensor: _span(known, name, options) for tensor, known in statistics.tensors.items()}
+
+
+def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> Span:
+    if not tensor.count:
+        return _pair(0.0, 0.0)
+    if method == "MinMax":
+        low, high = _extrema(tensor, options)
+        bound = np.maximum(np.abs(low), np.abs(high))
+        return (-bound, bound) if options.symmetric else (low, high)
+    ends = tensor.minimum, tensor.maximum
+    if method == "Percentile":
+        ends = percentile_range(tensor.histogram, options.percentile, symmetric=options.symmetric is not False)
+    elif options.num_bins // 2 > options.num_quantized_bins // 2:
+        ends = entropy_range(linear_of(tensor.histogram), levels=options.num_quantized_bins, symmetric=True)
+    # Both cut their ranges back to what was seen, symmetric ones too.
+    return _pair(max(ends[0], tensor.minimum), min(ends[1], tensor.maximum))
+
+
+def _extrema(tensor: TensorStatistics, options: CalibratorOptions) -> Span:
+    if options.per_channel and tensor.channels is not None:
+        return tensor.channels.minimum, tensor.channels.maximum
+    if options.moving_average:
+        return _pair(*(mean_of_units(total, tensor.nonempty) for total in (tensor.minimum_sum, tensor.maximum_sum)))
+    return _pair(tensor.minimum, tensor.maximum)
+
+
+def _pair(low: float, high: float) -> Span:
+    return np.asarray(low, np.float32), np.asarray(high, np.float32)
 
 
 def read_cache(path: Path, method: Any) -> dict[str, Range]:
@@ -99,17 +192,27 @@ def as_ranges(data: Any) -> dict[str, Range]:
 
 
 def _range(value: Any) -> Range:
+    """Return the range of a tensor, over all channels where each has its own."""
     if hasattr(value, "range_value"):
         value = value.range_value
-    low, high = (float(np.asarray(v, np.float64).reshape(-1)[0]) for v in value)
-    return Range(min(low, 0.0), max(high, 0.0))
+    low, high = (np.asarray(end, np.float64) for end in value)
+    return Range(min(float(low.min()), 0.0), max(float(high.max()), 0.0))
 
 
 def _percentile(given: Any) -> float:
     try:
-        return PERCENTILE if given is None else float(given)
+        share = CalibratorOptions.percentile if given is None else float(given)
     except (TypeError, ValueError) as error:
         raise UsageError(f"CalibPercentile is {given!r}", "Give a number such as 99.999") from error
+    if not 0 < share <= 100:
+        raise UsageError(f"CalibPercentile is {given!r}", "Give a number above 0 and at most 100, such as 99.999")
+    return share
+
+
+def _bins(name: str, given: Any) -> int:
+    if not isinstance(given, int | np.integer) or given < 2:
+        raise UsageError(f"{name} is {given!r}", "Give a whole number from 2 on, such as 2048")
+    return int(given)
 
 
 def _in_parts(reader: Any, size: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ import onnx
 
 from edgeq.atomic import output_file
 from edgeq.backends.quantizer import tensors_data
-from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import Statistics
-from edgeq.compat.calibration import as_ranges, ranges_of, statistics_of
-from edgeq.compat.enums import member, name_of_member
+from edgeq.compat.calibration import CalibratorOptions, Span, as_ranges, spans_of, statistics_of
+from edgeq.compat.enums import member
 from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed
 from edgeq.errors import CalibrationError
 from edgeq.graph.convert import to_proto
@@ -30,20 +30,8 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.session import SessionSettings, open_session
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
-# The documentation's names of a calibrator's options, and of the same ones among extra_options.
-_OPTIONS = {
-    "symmetric": "CalibTensorRangeSymmetric",
-    "moving_average": "CalibMovingAverage",
-    "percentile": "CalibPercentile",
-}
-_NOT_NEEDED = (
-    "averaging_constant",
-    "max_intermediate_outputs",
-    "num_bins",
-    "num_quantized_bins",
-    "per_channel",
-    "scenario",
-)
+_OPTIONS = frozenset(field.name for field in fields(CalibratorOptions))
+_NOT_NEEDED = frozenset({"averaging_constant", "max_intermediate_outputs", "scenario"})
 
 
 class CalibraterBase:
@@ -119,7 +107,7 @@ class CalibraterBase:
             raise NotImplementedError(f"{type(self).__name__}.compute_data")
         return tensors_data(as_ranges(self.compute_range()), "MinMax")
 
-    def compute_range(self) -> dict[str, tuple[float, float]]:
+    def compute_range(self) -> dict[str, tuple[Any, Any]]:
         """Ranges by tensor, as pairs: the form of 2021 and 2022."""
         return {name: (r.low, r.high) for name, r in as_ranges(self.compute_data()).items()}
 
@@ -143,9 +131,10 @@ class EdgeqCalibrater(CalibraterBase):
             model_path, op_types_to_calibrate, augmented_model_path, use_external_data_format=use_external_data_format
         )
         self.method = member("CalibrationMethod", method)
-        for name in sorted(set(options or {}) - {*_OPTIONS, *_NOT_NEEDED}):
+        for name in sorted(set(options or {}) - _OPTIONS - _NOT_NEEDED):
             LOG.warning("unknown option %r of the calibrator is ignored", name)
-        self.options = {_OPTIONS[name]: value for name, value in (options or {}).items() if name in _OPTIONS}
+        self.options = CalibratorOptions.read(options or {})
+        self.symmetric, self.per_channel = bool(self.options.symmetric), self.options.per_channel
         self._prepared: PreparedModel = as_given(self.model_path, self._folder)
         self._statistics: Statistics | None = None
 
@@ -157,7 +146,7 @@ class EdgeqCalibrater(CalibraterBase):
 
     def collect_data(self, data_reader: Any) -> None:
         """Observe more samples. Raises DataError where the reader has none."""
-        more = statistics_of(self._prepared, data_reader)
+        more = statistics_of(self._prepared, data_reader, per_channel=self.per_channel)
         if self._statistics is None:
             self._statistics = more
         elif more.data_digest not in self._statistics.data_digest.split("+"):  # else it is all known already
@@ -165,16 +154,24 @@ class EdgeqCalibrater(CalibraterBase):
 
     def compute_data(self) -> Any:
         """Ranges by tensor, as onnxruntime's `TensorsData`. Raises CalibrationError where nothing was collected."""
-        return tensors_data(self._ranges(), name_of_member(self.method))
+        from onnxruntime.quantization import TensorData, TensorsData
 
-    def compute_range(self) -> dict[str, tuple[float, float]]:
-        """Ranges by tensor, as pairs. Raises CalibrationError where nothing was collected."""
-        return {name: (r.low, r.high) for name, r in self._ranges().items()}
+        spans = self._spans().items()
+        data = {name: TensorData(lowest=low[()], highest=high[()]) for name, (low, high) in spans}
+        return TensorsData(self.method, data)
 
-    def _ranges(self) -> dict[str, Range]:
+    def compute_range(self) -> dict[str, tuple[Any, Any]]:
+        """Ranges by tensor, as pairs of numbers, or of arrays where each channel has its own. Raises CalibrationError
+        where nothing was collected."""
+        return {
+            name: (low.tolist(), high.tolist()) if not low.ndim else (low, high)
+            for name, (low, high) in self._spans().items()
+        }
+
+    def _spans(self) -> dict[str, Span]:
         if self._statistics is None:
             raise CalibrationError("nothing was collected", "Call collect_data first")
-        found = ranges_of(self._statistics, self.method, self.options)
+        found = spans_of(self._statistics, self.method, self.options)
         wanted, _ = self.select_tensors_to_calibrate(to_proto(self._prepared.model))
         return {name: span for name, span in found.items() if name in wanted}
 
@@ -194,8 +191,8 @@ def create_calibrator(
         calibrate_method: CalibrationMethod or its name.
         augmented_model_path: where readers open the model to see its inputs. It is copied there, if nothing is.
         use_external_data_format, providers: accepted.
-        extra_options: symmetric, moving_average, percentile. Numbers of bins (num_bins, num_quantized_bins,
-            max_intermediate_outputs, averaging_constant) are accepted: edgeq's histogram needs none.
+        extra_options: those of `CalibratorOptions`. averaging_constant and max_intermediate_outputs are accepted: the
+            result does not depend on how data is split over calls, nor memory on the samples.
     """
     del providers
     calibrater = EdgeqCalibrater(

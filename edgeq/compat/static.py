@@ -14,7 +14,7 @@ from edgeq.backends.clamps import clamps, lasting_clamps
 from edgeq.backends.qdq_params import activation_params
 from edgeq.backends.quantizer import quantize_with_ranges, tensors_data
 from edgeq.calibrate.ranges import Range
-from edgeq.compat.calibration import as_ranges, ranges_of, read_cache, statistics_of
+from edgeq.compat.calibration import CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
 from edgeq.compat.calibrators import CalibraterBase
 from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
@@ -27,7 +27,9 @@ from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.path import path_of
 from edgeq.model.prepare import PreparedModel, rewritten
-from edgeq.scheme import IntegerType
+
+_LEAST_WIDTH = 2.0**-100
+"""A range that is narrower is empty: with integers of 16 bits its scale may be less than the least normal float32."""
 
 
 def quantize_static(
@@ -82,10 +84,7 @@ def quantize_static(
         prepared = _with_plain_gemms(as_given(model_input, Path(folder)), Path(folder))
         warn_unknown_nodes(prepared.model, included, excluded)
         cache = Path(calibration_cache_path) if calibration_cache_path is not None else None
-        signed = types[0].name.startswith("QInt")
-        ranges = _ranges(
-            prepared, calibration_data_reader, calibrate_method, cache, options, "int8" if signed else "uint8"
-        )
+        ranges = _ranges(prepared, calibration_data_reader, calibrate_method, cache, options)
         arguments = {
             "quant_format": member("QuantFormat", quant_format),
             "op_types_to_quantize": listed(op_types_to_quantize),
@@ -156,7 +155,6 @@ def _ranges(
     method: Any,
     cache: Path | None,
     options: Mapping[str, Any],
-    activation_type: IntegerType,
 ) -> dict[str, Range]:
     if isinstance(method, CalibraterBase) or (isinstance(method, type) and issubclass(method, CalibraterBase)):
         return _by_users_calibrator(prepared, reader, method)
@@ -167,7 +165,7 @@ def _ranges(
             "there is neither a calibration_data_reader nor a calibration_cache_path that exists", "Give one"
         )
     statistics = statistics_of(prepared, reader, stride=options.get("CalibStridedMinMax"))
-    ranges = ranges_of(statistics, method, options, activation_type)
+    ranges = ranges_of(statistics, method, CalibratorOptions.of_quantize_static(options))
     if cache is not None:
         from onnxruntime.quantization import save_tensors_data
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import write_tables
-from edgeq.compat.calibration import as_ranges, ranges_of, statistics_of
+from edgeq.compat.calibration import CalibratorOptions, as_ranges, ranges_of, statistics_of
 from edgeq.compat.source import ModelInput, as_given, warn_unknown_nodes
 from edgeq.graph.quant_params import dynamic_params
 from edgeq.graph.query import name_of, single_reader_clamps
@@ -59,7 +59,7 @@ def calibrate(
         prepared = as_given(model_path, Path(folder))
         graph = prepared.model.graph
         warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
-        ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", {})
+        ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", CalibratorOptions())
         clamps = single_reader_clamps(prepared.model)
     for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in clamps]:
         if result in ranges:

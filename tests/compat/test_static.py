@@ -27,6 +27,7 @@ from compat.networks import (
     run,
     weights,
 )
+from edgeq.calibrate.ranges import Range
 from edgeq.compat import CalibraterBase, QuantFormat, QuantType, quantize_static
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 from edgeq.graph.convert import from_proto
@@ -67,7 +68,6 @@ def test_weights_and_scales_are_those_of_onnxruntime(
         {"MatMulConstBOnly": True},
         {"OpTypesToExcludeOutputQuantization": ["Conv"]},
         {"QDQOpTypePerChannelSupportToAxis": {"MatMul": 1}},
-        {"CalibTensorRangeSymmetric": True},
         {"CalibMaxIntermediateOutputs": 3},
         {"QuantizeBias": False},
         {"MinimumRealRange": 100.0},
@@ -94,12 +94,40 @@ def test_moving_average_is_the_mean_over_samples(model: Path) -> None:
             np.testing.assert_allclose(one[name], two[name], rtol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["Percentile", "Entropy"])
-def test_other_methods_give_a_model_that_is_no_worse(model: Path, method: str) -> None:
-    """Their scales are not onnxruntime's: docs/migration.md says why."""
-    ours, other = both(model, calibrate_method=theirs.CalibrationMethod[method], activation_type=QuantType.QUInt8)
-    wanted = run(model)[0]
-    assert relative_error(run(ours)[0], wanted) < relative_error(run(other)[0], wanted) + 0.02
+def sqnr(got: np.ndarray, wanted: np.ndarray) -> float:
+    return float(10 * np.log10(np.square(wanted).sum() / np.square(got - wanted).sum()))
+
+
+@pytest.mark.parametrize("format_", QuantFormat)
+@pytest.mark.parametrize("activation", ["QInt8", "QUInt8"])
+@pytest.mark.parametrize("method", ["MinMax", "Percentile", "Entropy"])
+@pytest.mark.parametrize("symmetric", [None, False, True])
+def test_every_method_is_as_good_as_onnxruntimes(
+    model: Path, method: str, symmetric: bool | None, activation: str, format_: Any
+) -> None:
+    """Also where onnxruntime drops a Relu that a symmetric range does not stand for: MinMax."""
+    options: dict[str, Any] = {"CalibPercentile": 99.9}
+    if symmetric is not None:
+        options["CalibTensorRangeSymmetric"] = symmetric
+    chosen = {"calibrate_method": theirs.CalibrationMethod[method], "extra_options": options}
+    ours, other = both(model, **chosen, quant_format=format_, activation_type=QuantType[activation])
+    inputs = [{"x": sample["x"]} for sample in images(8)]
+    wanted, got, same = (np.stack([run(file, one)[0] for one in inputs]) for file in (model, ours, other))
+    assert sqnr(got, wanted) > sqnr(same, wanted) - 1
+    assert sqnr(got, wanted) > 20
+    one, two = constants_of(ours), constants_of(other)
+    for name in {name for name in one.keys() & two.keys() if name.endswith("_scale")} - {"c1_scale", "a_scale"}:
+        np.testing.assert_allclose(one[name], two[name], rtol=5e-3, err_msg=name)
+
+
+def test_a_dead_relu_stays(tmp_path: Path) -> None:
+    """The range of what it gives is empty; onnxruntime's quantizer takes a scale of 1 then, around zero in int8."""
+    constants = {"w": weights(4, 3, 3, 3), "b": np.full(4, -50, np.float32), "w2": weights(4, 4, 1, 1, seed=1)}
+    nodes = "[conv] c = Conv(x, w, b) [relu] r = Relu(c) [conv2] y = Conv(r, w2)"
+    onnx.save(model_of(nodes, constants), tmp_path / "f.onnx")
+    for format_ in QuantFormat:
+        quantize_static(tmp_path / "f.onnx", tmp_path / "q.onnx", Reader(), format_)
+        np.testing.assert_array_equal(run(tmp_path / "q.onnx")[0], 0)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +330,7 @@ def test_what_it_cannot_do_is_refused_and_nothing_is_written(model: Path, tmp_pa
     with pytest.raises(UsageError, match="CalibStridedMinMax is 2, and Lengthless has no length or no set_range"):
         quantize_static(model, output, Lengthless(), extra_options={"CalibStridedMinMax": 2})
     for percentile in (0, "high"):
-        with pytest.raises(UsageError, match=r"ercentile is .*(0\.0|high)"):
+        with pytest.raises(UsageError, match=r"ercentile is .*(0|high)"):
             quantize_static(
                 model, output, Reader(), calibrate_method="Percentile", extra_options={"CalibPercentile": percentile}
             )
