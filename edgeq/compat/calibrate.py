@@ -2,7 +2,8 @@
 
 Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
 its choices: static int8 is the fork's dialect for the systolic array (with a model beside it that stock ONNX Runtime
-runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima. Without --static and --mode,
+runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima; what is not static is in
+ConvInteger and MatMulInteger, with weights of the type of --mode. Without --static and --mode,
 which only the fork has, the result is uint8. Everything behind is edgeq's own `quantize`. Imported, it stands for
 `onnxruntime.quantization.calibrate`.
 """
@@ -33,6 +34,12 @@ _MODES = {"int8": "int8", "int": "int8", "uint8": "uint8"}
 _METHODS = {"naive": "minmax", "minmax": "minmax", "mean": "moving-average", "percentile": "percentile"}
 _METHODS |= {"entropy": "entropy", "mse": "mse"}
 _TRUE = ("true", "1", "yes")
+_FASTEST = {
+    **dict.fromkeys(("Attention", "EmbedLayerNormalization", "GRU", "Gather", "Gemm", "LSTM", "MatMul"), "int8"),
+    "Conv": "uint8",
+}
+"""Operator types that become integer operators without --static, and the weights that their kernels are fastest with:
+MatMulInteger of onnxruntime 1.31 takes 2.4 times as long with uint8, ConvInteger 4.8 times as long with int8."""
 _UPSTREAM = (
     "static uint8 for stock ONNX Runtime, as in 2019 and 2020; for the systolic array add --static=True --mode=int8"
 )
@@ -53,7 +60,7 @@ _UPSTREAM = (
     help=f"{', '.join(_PREPROCESS)}, a .toml file, or file.py:function(path, height, width). [images: {RESNET50}; "
     "tensors: None]",
 )
-@click.option("--static", help="true, 1 or yes: ranges from the samples. Else: dynamic. [true]")
+@click.option("--static", help="true, 1 or yes: ranges from the samples. Else: measured at run time. [true]")
 @click.option("--mode", type=click.Choice(list(_MODES)), help="Integer type. [int8 with --static, else uint8]")
 @click.option("--calib_mode", type=click.Choice(list(_METHODS)), default="naive", help="How ranges are derived.")
 @click.option("--op_types", help="Operator types to quantize, separated by commas.")
@@ -83,13 +90,14 @@ def command(
 
     del augmented_model_path, force_fusions
     assumed = []
+    weight_types = _FASTEST if mode is None else dict.fromkeys(_FASTEST, _MODES[mode])
     if mode is None:
         mode = "uint8" if static is None else "int8"
         assumed = [f"note: neither --static nor --mode: {_UPSTREAM}"] if static is None else []
     integer, is_static = _MODES[mode], static is None or static.strip().lower() in _TRUE
-    overrides: dict[str, Any] = {"mode": "dynamic"}
-    if is_static:
-        overrides = {"method": _METHODS[calib_mode], "method_options": {}}
+    overrides: dict[str, Any] = {"method": _METHODS[calib_mode], "method_options": {}}
+    if not is_static:
+        overrides = {"mode": "dynamic", "dynamic_weight_types": weight_types}
     if is_static and integer == "uint8":
         overrides |= {"mode": "static", "format": "QOperator", "activation_type": "uint8", "weight_type": "uint8"}
         overrides |= {"activation_symmetric": False, "weight_symmetric": False}
@@ -131,7 +139,9 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
     from edgeq.pipeline.quantize import quantize
 
     result = quantize(model, data, output, overrides=overrides, timed=False, force=True)
-    return f"{output}: {result.scheme.mode} {result.scheme.format} {result.scheme.pair}"
+    scheme = result.scheme
+    weights = " and ".join(sorted(set(scheme.dynamic_weight_types.values())))
+    return f"{output}: {scheme.title if scheme.mode == 'static' else f'{scheme.mode}, weights {weights}'}"
 
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:

@@ -160,10 +160,26 @@ def test_mistakes_are_one_line(model: Path, tmp_path: Path) -> None:
     assert "'nobody'" in result.output
 
 
-def test_advice_names_options_of_this_command(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "conv", "matmul"),
+    [((), "UINT8", "INT8"), (("--mode=uint8",), "UINT8", "UINT8"), (("--mode=int8",), "INT8", "INT8")],
+    ids=str,
+)
+def test_without_static_all_becomes_integer_operators(
+    model: Path, tmp_path: Path, mode: tuple[str, ...], conv: str, matmul: str
+) -> None:
     data = dataset("case", tmp_path / "d")
-    arguments = ("--data_preprocess=None", "--static=False", "--black_nodes=matmul")
+    result = run(model, data, tmp_path / "out.onnx", "--data_preprocess=None", "--static=False", *mode)
+    assert result.exit_code == 0, result.output
+    graph = onnx.load(tmp_path / "out.onnx").graph
+    weights = {tensor.name: onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in graph.initializer}
+    found = {node.op_type: weights[node.input[1]] for node in graph.node if node.op_type.endswith("Integer")}
+    assert found == {"ConvInteger": conv, "MatMulInteger": matmul}
+
+
+def test_that_nothing_is_left_is_said(model: Path, tmp_path: Path) -> None:
+    data = dataset("case", tmp_path / "d")
+    arguments = ("--data_preprocess=None", "--static=False", "--black_nodes=conv,matmul")
     result = run(model, data, tmp_path / "out.onnx", *arguments)
     assert result.exit_code == 3
-    assert "--dynamic" not in result.output
-    assert "Static quantization takes it" in result.output
+    assert "nothing in it was quantized. Exclude fewer nodes" in result.output

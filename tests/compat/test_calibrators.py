@@ -30,7 +30,10 @@ class DocumentedReader(CalibrationDataReader):  # type: ignore[misc]  # onnxrunt
 
 METHODS = {
     "MinMax": [{}, {"symmetric": True}, {"moving_average": True}, {"symmetric": True, "moving_average": True}],
-    "Percentile": [{}, *({"symmetric": s, "percentile": p} for s in (False, True) for p in (99.999, 99.03, 90.03, 50.03))],
+    "Percentile": [
+        {},
+        *({"symmetric": s, "percentile": p} for s in (False, True) for p in (99.999, 99.03, 90.03, 50.03)),
+    ],
     "Entropy": [{}, {"symmetric": True}, {"num_bins": 64, "num_quantized_bins": 64}],
 }
 """With the same answer as onnxruntime's, but for the width of its bins."""
