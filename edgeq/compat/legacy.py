@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 from edgeq.backends.quantizer import refusals
 from edgeq.compat.enums import member
 from edgeq.compat.legacy_params import Given, fold_clamps, in_type, read_params
-from edgeq.compat.source import as_given, checked, warn_unknown_nodes
+from edgeq.compat.source import LOG, as_given, checked, warn_unknown_nodes
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.edit import Editor
 from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import constant, is_constant, is_op, name_of, node_input
+from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, name_of, node_input, opset_of
 from edgeq.model.load import save_model
 
+_FIRST_QUANTIZED_OPSET = 10
 _PRODUCTS = frozenset({"Conv", "MatMul"})
 _INTEGER = _PRODUCTS | {"Gather", "Transpose", "Attention", "EmbedLayerNormalization"}
 # Types with parameters of their own for what they give; and those that hand their input's on.
@@ -81,6 +82,7 @@ def quantize_model(
     with tempfile.TemporaryDirectory(prefix="edgeq-quantize-") as folder:
         prepared = as_given(model, Path(folder))
         graph = prepared.model.clone()
+        _warn_of_conversion(model, opset_of(graph))
         ir.external_data.load_to_model(graph)  # the result is one message, without files beside it
         warn_unknown_nodes(graph, nodes_to_quantize, nodes_to_exclude)
         chosen = [
@@ -125,6 +127,20 @@ def quantize_model(
         save_model(from_proto(quantized), draft)
         checked(draft, Path("the quantized model"), ())
     return quantized
+
+
+def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
+    """Log that a model of an opset without quantized operators was converted, as the older function did."""
+    before = max(
+        (imported.version for imported in model.opset_import if imported.domain in MAIN_DOMAINS), default=opset
+    )
+    if before < _FIRST_QUANTIZED_OPSET:
+        LOG.warning(
+            "the model's opset is %d, and quantized operators exist from %d on: the quantized model has opset %d",
+            before,
+            _FIRST_QUANTIZED_OPSET,
+            opset,
+        )
 
 
 def _qlinear_nodes(

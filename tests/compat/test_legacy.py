@@ -147,6 +147,15 @@ def test_old_opsets_are_converted_not_relabelled() -> None:
     assert np.abs(run(quantized)[0]).max() == 0.5
 
 
+@pytest.mark.parametrize(("opset", "warned"), [(9, True), (10, False), (12, False)])
+def test_an_opset_without_quantized_operators_is_warned_of(
+    opset: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    quantize(residual(opset))
+    assert ("the model's opset is 9, and quantized operators exist from 10 on" in caplog.text) is warned
+
+
 @pytest.mark.parametrize("bounds", [(0.0, 0.7), (-0.4, 0.7), (0.2, 0.7)])
 def test_a_clip_goes_only_where_the_scale_does_its_work(bounds: tuple[float, float]) -> None:
     nodes = "[conv] c = Conv<pads = [1, 1, 1, 1]>(x, w) [clip] y = Clip(c, low, high)"
