@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 _OWN = {
     "CalibraterBase": "calibrators",
     "CalibratorBase": "calibrators",
-    "calibrate": "tables",
     "create_calibrator": "calibrators",
     "quant_pre_process": "preprocess",
-    "quantize": "configs",
     "quantize_dynamic": "dynamic",
     "quantize_model": "legacy",
     "quantize_qat": "qat",
@@ -40,6 +38,7 @@ _OWN = {
 # Values and configurations that say what to do and do nothing themselves are onnxruntime's own: scripts mix imports.
 _ONNXRUNTIMES = frozenset(
     {
+        "CudaQuantizer",
         "CalibrationDataReader",
         "CalibrationMethod",
         "DynamicQuantConfig",
@@ -54,6 +53,31 @@ _ONNXRUNTIMES = frozenset(
         "get_qdq_config",
         "load_tensors_data",
         "save_tensors_data",
+    }
+)
+
+# Modules of the same name as onnxruntime's; `calibrate` and `quantize` are functions too.
+_MODULES = frozenset(
+    {
+        "CalTableFlatBuffers",
+        "base_quantizer",
+        "calibrate",
+        "cuda_quantizer",
+        "execution_providers",
+        "matmul_4bits_quantizer",
+        "matmul_bnb4_quantizer",
+        "matmul_nbits_quantizer",
+        "onnx_model",
+        "onnx_quantizer",
+        "preprocess",
+        "qdq_loss_debug",
+        "qdq_quantizer",
+        "quant_utils",
+        "quantize",
+        "registry",
+        "shape_inference",
+        "static_quantize_runner",
+        "tensor_quant_overrides",
     }
 )
 
@@ -75,12 +99,16 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _OWN:
         return getattr(importlib.import_module(f"edgeq.compat.{_OWN[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"edgeq.compat.{name}")
     if name in _ONNXRUNTIMES:
         from edgeq.compat._onnxruntime import quantization_tools
 
         return getattr(quantization_tools(), name)
-    raise AttributeError(f"module 'edgeq.compat' has no attribute {name!r}")
+    from edgeq.compat._left_out import LEFT_OUT, why
+
+    raise AttributeError(why(name) if name in LEFT_OUT else f"module 'edgeq.compat' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_OWN, *_ONNXRUNTIMES])
+    return sorted({*globals(), *_OWN, *_MODULES, *_ONNXRUNTIMES})

@@ -45,9 +45,7 @@ _METHODS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name.endswith("QuantConfig"):
-        return getattr(_theirs(), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_theirs(), name)
 
 
 class MatMulNBitsQuantizer:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, switch
+from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.convert import external_folder, to_proto
 from edgeq.progress import SILENT, Progress
@@ -244,6 +245,10 @@ def symbolic_options(function: Any) -> Any:
 def command(**options: Any) -> None:
     """Optimise a model and infer its shapes, in preparation for quantization."""
     quant_pre_process(**options, progress=PrintedProgress())
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(quantization_tools("preprocess"), name)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgeq.compat._command import ArgumentParser, run_printed
+from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.errors import UsageError
 from edgeq.records import json_object
 
@@ -120,6 +121,11 @@ def _overrides(path: Path | None) -> dict[str, Any]:
 
 
 main = partial(run_printed, run)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(quantization_tools("static_quantize_runner"), name)
+
 
 if __name__ == "__main__":
     main()

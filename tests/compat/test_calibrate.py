@@ -177,7 +177,7 @@ def test_without_static_all_becomes_integer_operators(
     assert found == {"ConvInteger": conv, "MatMulInteger": matmul}
 
 
-def test_that_nothing_is_left_is_said(model: Path, tmp_path: Path) -> None:
+def test_a_choice_of_no_nodes_is_refused(model: Path, tmp_path: Path) -> None:
     data = dataset("case", tmp_path / "d")
     arguments = ("--data_preprocess=None", "--static=False", "--black_nodes=conv,matmul")
     result = run(model, data, tmp_path / "out.onnx", *arguments)

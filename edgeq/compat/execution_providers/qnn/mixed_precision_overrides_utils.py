@@ -1,0 +1,11 @@
+"""Hands on MixedPrecisionTensorQuantOverridesFixer, which is onnxruntime's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgeq.compat._onnxruntime import quantization_tools
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(quantization_tools("execution_providers.qnn.mixed_precision_overrides_utils"), name)

@@ -1,0 +1,97 @@
+"""Stands for `onnxruntime.quantization.matmul_bnb4_quantizer`: weights of MatMul in 4-bit floats, FP4 or NF4; and as a
+command, `python -m edgeq.compat.matmul_bnb4_quantizer`. The integers are onnxruntime's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from edgeq.atomic import output_file
+from edgeq.backends.quantizer import refusals
+from edgeq.compat._command import ArgumentParser, run_printed
+from edgeq.compat._onnxruntime import quantization_tools
+from edgeq.compat.source import ModelInput, listed, siblings
+from edgeq.errors import ModelError, UsageError
+from edgeq.graph.convert import from_proto
+from edgeq.model.load import load_model, save_model
+from edgeq.model.path import path_of
+from edgeq.session import SessionSettings, open_session
+
+_OPERATOR = "MatMulBnb4"
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(quantization_tools("matmul_bnb4_quantizer"), name)
+
+
+class MatMulBnb4Quantizer:
+    """The quantizer of the documentation, with its arguments: `process()`, then `model.save_model_to_file(path)`.
+
+    Attributes:
+        model: onnxruntime's ONNXModel; quantized, once `process` was called.
+    """
+
+    FP4 = 0
+    NF4 = 1
+
+    def __init__(
+        self, model: ModelInput, quant_type: int, block_size: int, nodes_to_exclude: Sequence[str] | None = None
+    ) -> None:
+        if quant_type not in (self.FP4, self.NF4):
+            raise UsageError(f"quant_type is {quant_type!r}", "Give 0 for FP4, or 1 for NF4")
+        if not isinstance(block_size, int) or block_size < 16 or block_size & (block_size - 1):
+            raise UsageError(f"block_size is {block_size!r}", "Give a power of two from 16 on")
+        if not isinstance(model, onnx.ModelProto):
+            model = load_model(path_of(model), external_data="all")
+        theirs = quantization_tools("matmul_bnb4_quantizer").MatMulBnb4Quantizer
+        self._quantizer = theirs(model, quant_type, block_size, listed(nodes_to_exclude))
+        self.model = self._quantizer.model
+
+    def process(self) -> None:
+        """Quantize.
+
+        Raises:
+            ModelError: the quantizer refuses the model, or it has no MatMul with a constant matrix.
+        """
+        with refusals("the model", "Keep the node in float with nodes_to_exclude"):
+            self._quantizer.process()
+        if not any(node.op_type == _OPERATOR for node in self.model.nodes()):
+            raise ModelError(
+                "the model has no MatMul with a constant matrix", "Exclude fewer nodes, or quantize it statically"
+            )
+
+
+def parser() -> ArgumentParser:
+    """Make the parser of the command's options."""
+    options = ArgumentParser("edgeq.compat.matmul_bnb4_quantizer", description="Put weights into 4-bit floats.")
+    options.add_argument("--input_model", type=Path, required=True, help="Float model.")
+    options.add_argument("--output_model", type=Path, required=True, help="Quantized model; must not exist.")
+    options.add_argument("--quant_type", type=int, choices=[0, 1], default=1, help="0 for FP4, 1 for NF4.")
+    options.add_argument("--block_size", type=int, default=64, help="Weights that share a scale.")
+    options.add_argument("-v", "--verbose", action="store_true", help="Accepted.")
+    options.add_argument("--nodes_to_exclude", nargs="+", default=[], help="Nodes to keep in float.")
+    return options
+
+
+def run(arguments: Sequence[str]) -> str:
+    """Do what the arguments say and return the line to print."""
+    chosen = parser().parse_args(arguments)
+    if chosen.output_model.exists():
+        raise UsageError(f"{chosen.output_model} exists", "Choose another --output_model, or remove it")
+    quantizer = MatMulBnb4Quantizer(chosen.input_model, chosen.quant_type, chosen.block_size, chosen.nodes_to_exclude)
+    quantizer.process()
+    beside = siblings(chosen.input_model, chosen.output_model)
+    with output_file(chosen.output_model, force=True, beside=beside) as draft:
+        save_model(from_proto(quantizer.model.model), draft)
+        open_session(draft, SessionSettings())
+    return f"{chosen.output_model}: {('FP4', 'NF4')[chosen.quant_type]}, blocks of {chosen.block_size}"
+
+
+main = partial(run_printed, run)
+
+if __name__ == "__main__":
+    main()
