@@ -47,7 +47,8 @@ def work(tmp_path: Path) -> Path:
         "--nodes_to_exclude conv gemm --calib_moving_average",
         "--nodes_to_quantize conv",
         "--dedicated_qdq_pair --disable_quantize_bias --op_types_to_exclude_output_quantization Conv MaxPool",
-        "--calib_tensor_range_symmetric --minimum_real_range 0.01 --add_qdq_pair_to_weight",
+        "--minimum_real_range 0.01 --add_qdq_pair_to_weight",
+        "--calib_tensor_range_symmetric --calibration_method entropy",
     ],
 )
 def test_the_same_model_as_the_older_command(work: Path, monkeypatch: pytest.MonkeyPatch, options: str) -> None:
@@ -71,6 +72,16 @@ def test_the_same_model_as_the_older_command(work: Path, monkeypatch: pytest.Mon
         np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=1e-6)
     session = onnxruntime.InferenceSession("model_quant.onnx")
     assert session.run(None, {"x": batch()})[0].shape == (2, 4)
+
+
+def test_a_relu_stays_where_a_symmetric_range_does_not_imply_it(work: Path) -> None:
+    """The older command drops it, and what it clamped comes through."""
+    run(["-i", str(work / "model.onnx"), "-o", str(work / "q.onnx"), "--calib_tensor_range_symmetric"])
+    assert "Relu" in {node.op_type for node in onnx.load(work / "q.onnx").graph.node}
+    found, wanted = (
+        onnxruntime.InferenceSession(work / name).run(None, {"x": batch()})[0] for name in ("q.onnx", "model.onnx")
+    )
+    np.testing.assert_allclose(found, wanted, atol=0.05 * np.abs(wanted).max())
 
 
 def test_an_axis_is_a_number(work: Path) -> None:
