@@ -11,11 +11,12 @@ from typing import Any
 
 from edgeq.bundle.weights import share_weights
 from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.calibrate.ranges import Range
 from edgeq.measure.checks import summarise
 from edgeq.model.load import model_bytes, model_digest, read_model
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.selftest import selftest_cases
-from edgeq.pipeline.variant_tables import used_ranges, write_variant_tables
+from edgeq.pipeline.variant_tables import variant_ranges, write_variant_tables
 from edgeq.pipeline.variants import PackagedVariant, alternative_spec, variant_spec
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -48,7 +49,9 @@ def bundle_variants(
         notes: for the report.
         Others as `edgeq.package`.
     """
-    extras = report_files(_report_record(job, variants, command, notes, progress), tuning)
+    builds = {name: variant.built for name, variant in variants.items()}
+    used = variant_ranges(job, builds)
+    extras = report_files(_report_record(job, variants, used, command, notes, progress), tuning)
     models = share_weights({name: v.built.artifact.model for name, v in variants.items()}, workdir / "shared")
     cases = {
         key: selftest_cases(variant.built.artifact, job.validation, selftest)
@@ -59,7 +62,7 @@ def bundle_variants(
     stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}
     for name, variant in variants.items():
         extras.update({f"{name}.{file.name}": file.read_bytes() for file in variant.built.artifact.tables})
-    tables = write_variant_tables(job, {name: v.built for name, v in variants.items()}, workdir / "tables")
+    tables = write_variant_tables(job, builds, used, workdir / "tables")
     spec = BundleSpec(
         name=as_text(job.source.stem),
         variants=(
@@ -87,12 +90,17 @@ def as_text(name: str) -> str:
 
 
 def _report_record(
-    job: Job, variants: Mapping[str, PackagedVariant], command: str, notes: Sequence[str], progress: Progress
+    job: Job,
+    variants: Mapping[str, PackagedVariant],
+    used: Mapping[str, Mapping[str, Range]],
+    command: str,
+    notes: Sequence[str],
+    progress: Progress,
 ) -> dict[str, Any]:
     """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
     digests = {name: model_digest(variant.built.artifact.model) for name, variant in variants.items()}
-    once = {digest: variants[name] for name, digest in digests.items()}
-    figures = {digest: _figures(job, variant.built, progress) for digest, variant in once.items()}
+    once = {digest: name for name, digest in digests.items()}
+    figures = {d: _figures(job, variants[name].built, used.get(name, {}), progress) for d, name in once.items()}
     bodies = {}
     for name, variant in variants.items():
         built, body = variant.built, plain(variant)
@@ -116,13 +124,13 @@ def _answers(variant: PackagedVariant) -> tuple[Path, str]:
     return variant.built.artifact.model, plugin.name if plugin is not None else ""
 
 
-def _figures(job: Job, built: Built, progress: Progress) -> dict[str, Any]:
+def _figures(job: Job, built: Built, ranges: Mapping[str, Range], progress: Progress) -> dict[str, Any]:
     """What the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
     artifact = dataclasses.replace(built.artifact, engine=None)
     histograms = []
-    if job.statistics is not None and built.ranges:
+    if job.statistics is not None and ranges:
         among = quantized_tensors(read_model(artifact.model))
-        histograms = worst_tensors(job.statistics, used_ranges(job, built), artifact.scheme, among=among)
+        histograms = worst_tensors(job.statistics, ranges, artifact.scheme, among=among)
     layers = layer_record(
         job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
     )

@@ -30,11 +30,21 @@ def used_ranges(job: Job, built: Built) -> dict[str, Range]:
     return found
 
 
-def write_variant_tables(job: Job, built: Mapping[str, Built], folder: Path) -> dict[str, Path]:
+def variant_ranges(job: Job, built: Mapping[str, Built]) -> dict[str, dict[str, Range]]:
+    """Return `used_ranges` of each variant that has ranges, by the variant's name; one file is read once."""
+    static = {name: one for name, one in built.items() if one.ranges}
+    files = {one.artifact.proof_model: one for one in static.values()}
+    found = {file: used_ranges(job, one) for file, one in files.items()}
+    return {name: found[one.artifact.proof_model] for name, one in static.items()}
+
+
+def write_variant_tables(
+    job: Job, built: Mapping[str, Built], used: Mapping[str, Mapping[str, Range]], folder: Path
+) -> dict[str, Path]:
     """Write the calibration tables of each variant that has ranges, those of equal ranges once.
 
     Args:
-        built: by the variant's name.
+        built: by the variant's name; `used`: what `variant_ranges` gave.
         folder: made here.
 
     Returns:
@@ -46,17 +56,15 @@ def write_variant_tables(job: Job, built: Mapping[str, Built], folder: Path) -> 
     tensors = quantizable_tensors(job.prepared.model)
     written: list[tuple[dict[str, Range], Path]] = []
     places = {}
-    for name, one in built.items():
-        if not one.ranges:
-            continue
+    for name, ranges in used.items():
         # A recovery that rewrites the model leaves tensors of the source without a range of their own.
-        known = {**scheme_ranges(job.statistics, one.artifact.scheme), **used_ranges(job, one)}
-        ranges = {tensor: known[tensor] for tensor in job.statistics.tensors}
-        place = next((place for other, place in written if other == ranges), None)
+        known = {**scheme_ranges(job.statistics, built[name].artifact.scheme), **ranges}
+        kept = {tensor: known[tensor] for tensor in job.statistics.tensors}
+        place = next((place for other, place in written if other == kept), None)
         if place is None:
             place = folder / str(len(written))
-            write_tables(place, ranges, tensors=tensors)
-            written.append((ranges, place))
+            write_tables(place, kept, tensors=tensors)
+            written.append((kept, place))
         places[name] = place
     return places
 
