@@ -19,8 +19,8 @@ from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.backends.dynamic import check_dynamic, finish_dynamic, write_dynamic
 from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
 from edgeq.backends.qdq import write_qdq
-from edgeq.backends.qdq_params import scheme_params, spreads_thin
-from edgeq.backends.quantizer import quant_type, quantize_with_ranges
+from edgeq.backends.qdq_params import integer_type, spreads_thin
+from edgeq.backends.quantizer import chosen_params, quant_type, quantize_with_ranges
 from edgeq.backends.saturation_fit import check_fit, fitted_bounds
 from edgeq.backends.stored import store_weights
 from edgeq.backends.weight_only import write_weight_only
@@ -28,7 +28,6 @@ from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.graph.index import GraphIndex
-from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import is_op, name_of, node_input
 from edgeq.model.int8_prediction import predict_int8, stacked_products
 from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
@@ -232,17 +231,13 @@ def _static(
         write_qdq(model, ranges, scheme, nodes, source=prepared.source, weight_bounds=bounds)
         return model
     graph = prepared.model.graph
-    float_nodes |= lasting_clamps(graph, lambda value: _params(value, ranges, scheme))
+    dtype = integer_type(scheme.activation_type)
+    float_nodes |= lasting_clamps(graph, chosen_params(ranges, dtype, symmetric=scheme.activation_symmetric))
     # onnxruntime's quantizer gives every Softmax the range 0..1 in this format.
     outputs = {str(node.name): ranges.get(name_of(node.outputs[0])) for node in graph if is_op(node, "Softmax")}
     float_nodes |= {name for name, found in outputs.items() if found is not None and spreads_thin(found)}
     _write_operators(prepared, ranges, scheme, destination, float_nodes, types)
     return read_own(destination)
-
-
-def _params(value: ir.Value, ranges: Mapping[str, Range], scheme: Scheme) -> QuantParams | None:
-    found = ranges.get(name_of(value))
-    return scheme_params(found, scheme) if found is not None else None
 
 
 def _write_operators(

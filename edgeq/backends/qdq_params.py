@@ -6,7 +6,6 @@ weights        scale = largest magnitude / largest integer, zero point 0, where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +16,13 @@ from edgeq.calibrate.ranges import Range
 from edgeq.graph.quant_params import LIMITS, QuantParams
 from edgeq.scheme import IntegerType, Scheme
 
-_TYPES: Mapping[IntegerType, ir.DataType] = {"int8": ir.DataType.INT8, "uint8": ir.DataType.UINT8}
 # Scales below are float32's subnormal numbers, which processors may take for zero.
 _LEAST_SCALE = float(np.finfo(np.float32).tiny)
+
+
+def integer_type(name: IntegerType) -> ir.DataType:
+    """Return the element type that a scheme calls "int8" or "uint8"."""
+    return ir.DataType[name.upper()]
 
 
 def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
@@ -45,7 +48,7 @@ def spreads_thin(softmax: Range) -> bool:
 
 def scheme_params(found: Range, scheme: Scheme) -> QuantParams:
     """Return `activation_params` with the types of a scheme."""
-    return activation_params(found, _TYPES[scheme.activation_type], symmetric=scheme.activation_symmetric)
+    return activation_params(found, integer_type(scheme.activation_type), symmetric=scheme.activation_symmetric)
 
 
 def weight_params(
@@ -57,7 +60,7 @@ def weight_params(
         axis: of the channels that have a scale each; None for one scale. Scales per channel are symmetric.
         bound: magnitudes that the largest integer stands for, one per channel or one; None takes the weight's largest.
     """
-    dtype = _TYPES[scheme.weight_type]
+    dtype = integer_type(scheme.weight_type)
     symmetric = axis is not None or scheme.weight_symmetric
     least, most = LIMITS[dtype]
     if scheme.reduce_range:

@@ -6,17 +6,20 @@ import logging
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from edgeq_device.version import parse_version
 
+from edgeq.backends.qdq_params import activation_params
 from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, one_line
+from edgeq.graph.quant_params import LIMITS, QuantParams
 from edgeq.graph.query import name_of
 from edgeq.model.load import model_bytes
 from edgeq.model.names import clashing_names
@@ -27,6 +30,8 @@ from edgeq.session import onnxruntime
 
 OLDEST = "1.27"
 """The onnxruntime whose quantizer takes ranges from a file. pyproject.toml has the same."""
+# Of a range; the scale of a narrower one is below what float32 holds to its full accuracy.
+_LEAST_WIDTH = 2.0**-100
 # Protobuf refuses messages from 2 GiB on; the quantized file is smaller, but the intermediate ones may not be.
 _EXTERNAL_DATA_FROM = 2**31 - 2**20
 # The quantizer raises all of these for models and options that it cannot handle.
@@ -205,6 +210,25 @@ def _check_version() -> None:
     if parse_version(here) < parse_version(OLDEST):
         fix = f"Renew it: python -m pip install --upgrade 'onnxruntime>={OLDEST}'"
         raise RuntimeUnavailableError(f"to quantize takes onnxruntime {OLDEST} or newer, here is {here}", fix)
+
+
+def chosen_params(
+    ranges: Mapping[str, Range], dtype: ir.DataType, *, symmetric: bool
+) -> Callable[[ir.Value], QuantParams | None]:
+    """Return a function from a tensor to the parameters that onnxruntime's quantizer derives from `ranges`.
+
+    It gives None for a tensor without a range or with an empty one, to which the quantizer gives scale 1 and zero point
+    0, and for integers that have no limits in `edgeq.graph.quant_params`.
+    """
+
+    def params_of(value: ir.Value) -> QuantParams | None:
+        """Return the parameters of one tensor."""
+        found = ranges.get(name_of(value))
+        if found is None or dtype not in LIMITS or found.high - found.low < _LEAST_WIDTH:
+            return None
+        return activation_params(found, dtype, symmetric=symmetric)
+
+    return params_of
 
 
 def tensors_data(ranges: Mapping[str, Range], method: str) -> Any:

@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from edgeq.atomic import output_file
 from edgeq.backends.clamps import clamps, lasting_clamps
-from edgeq.backends.qdq_params import activation_params
-from edgeq.backends.quantizer import quantize_with_ranges, tensors_data
+from edgeq.backends.quantizer import chosen_params, quantize_with_ranges, tensors_data
 from edgeq.calibrate.ranges import Range
 from edgeq.compat.calibration import CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
 from edgeq.compat.calibrators import CalibraterBase
@@ -20,16 +19,12 @@ from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.graph.quant_params import LIMITS, QuantParams
 from edgeq.graph.query import name_of
 from edgeq.model.gemm import gemms_with_factors, plain_gemms
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import int8_rules
 from edgeq.model.path import path_of
 from edgeq.model.prepare import PreparedModel, rewritten
-
-_LEAST_WIDTH = 2.0**-100
-"""A range that is narrower is empty: with integers of 16 bits its scale may be less than the least normal float32."""
 
 
 def quantize_static(
@@ -123,19 +118,12 @@ def _kept_clamps(
 ) -> frozenset[str]:
     """Return the Relu and Clip nodes that onnxruntime's quantizer must not drop: see `edgeq.backends.clamps`, and those
     of tensors whose scales the user has set."""
-    dtype = ir.DataType(int(activation_type.tensor_type))
-    symmetric = bool(options.get("ActivationSymmetric"))
+    dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
     overridden = options.get("TensorQuantOverrides") or ()
-
-    def params_of(value: ir.Value) -> QuantParams | None:
-        """Return the parameters of a tensor, or None where onnxruntime chooses them in another way."""
-        found = ranges.get(name_of(value))
-        if found is None or dtype not in LIMITS or name_of(value) in overridden:
-            return None
-        return activation_params(found, dtype, symmetric=symmetric)
-
+    free = {name: found for name, found in ranges.items() if name not in overridden}
     before = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
-    return lasting_clamps(model.graph, params_of) | {str(node.name) for node in before}
+    kept = lasting_clamps(model.graph, chosen_params(free, dtype, symmetric=symmetric))
+    return kept | {str(node.name) for node in before}
 
 
 def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:

@@ -27,10 +27,8 @@ from compat.networks import (
     run,
     weights,
 )
-from edgeq.calibrate.ranges import Range
 from edgeq.compat import CalibraterBase, QuantFormat, QuantType, quantize_static
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
-from edgeq.graph.convert import from_proto
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")
 

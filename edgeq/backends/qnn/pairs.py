@@ -11,13 +11,11 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgeq.backends.clamps import lasting_clamps
-from edgeq.backends.qdq_params import activation_params
-from edgeq.backends.quantizer import quant_type, quantize_with_ranges, quiet
+from edgeq.backends.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
 from edgeq.calibrate.groups import share_ranges
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import HardwareError, ModelError
 from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import predict_int8
 from edgeq.model.int8_rules import Rule, int8_rules
@@ -74,14 +72,7 @@ def write_pairs(
     shared = {**ranges, **share_ranges(prepared.model, ranges, DATA_MOVEMENT)}
     options = {k: v for k, v in config.extra_options.items() if v is not None}
     dtype = ir.DataType(int(activation.tensor_type))
-    symmetric = scheme.activation_symmetric
-
-    def params_of(value: ir.Value) -> QuantParams | None:
-        """Return the parameters of a tensor, or None for one without a range."""
-        found = shared.get(name_of(value))
-        return activation_params(found, dtype, symmetric=symmetric) if found is not None else None
-
-    if lasting_clamps(prepared.model.graph, params_of):
+    if lasting_clamps(prepared.model.graph, chosen_params(shared, dtype, symmetric=scheme.activation_symmetric)):
         options["QDQKeepRemovableActivations"] = True
     quantize_with_ranges(
         prepared,
