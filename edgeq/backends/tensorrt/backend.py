@@ -16,6 +16,7 @@ from edgeq_device.version import parse_version
 
 from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
 from edgeq.backends.tensorrt import implicit, options
+from edgeq.backends.tensorrt.bias import shield_biases
 from edgeq.backends.tensorrt.check import Placement, check_placement
 from edgeq.backends.tensorrt.explicit import insert_pairs
 from edgeq.backends.tensorrt.facts import facts
@@ -131,6 +132,7 @@ class TensorrtBackend:
         ranges = {**ranges, **share_ranges(model, {name: ranges[name] for name in plan.activations if name in ranges})}
         insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
         in_float32 = {} if scheme.rest == "float32" else cast_float_nodes(model, scheme.rest, self._seen(ranges), known)
+        shield_biases(model)
         placement = check_placement(model, prepared.model, {**in_float32, **plan.reasons})
         if placement.findings:
             raise ModelError(

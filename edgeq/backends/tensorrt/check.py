@@ -24,7 +24,8 @@ from edgeq.records import NOT_WRITTEN, computed
 _DQ = "DequantizeLinear"
 _PRECISION = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16", ir.DataType.FLOAT: "fp32"}
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "BatchNormalization")
+_SHIFT = "BatchNormalization"
+_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", _SHIFT)
 _BIAS = 2
 
 
@@ -108,11 +109,17 @@ class _Reader:
         return multiplies and len(node.inputs) > 1 and all(_is_restored(value) for value in node.inputs[:2])
 
     def _fusions(self) -> dict[ir.Node, ir.Node]:
-        """Node → the int8 layer that it is fused into: a residual Add, then an activation, each the only reader."""
+        """Return node → the int8 layer that it is fused into: a BatchNormalization, a residual Add, then an activation,
+        each the only reader."""
         fused: dict[ir.Node, ir.Node] = {}
         for layer in sorted(self._layers, key=lambda node: self._order[node]):
-            behind = only_reader(layer.outputs[0])
-            if behind is not None and behind.op_type == ADD and self._skips(behind, layer.outputs[0]):
+            made = layer.outputs[0]
+            behind = only_reader(made)
+            if behind is not None and behind.op_type == _SHIFT:
+                fused[behind] = layer
+                made = behind.outputs[0]
+                behind = only_reader(made)
+            if behind is not None and behind.op_type == ADD and self._skips(behind, made):
                 fused[behind] = layer
                 behind = only_reader(behind.outputs[0])
             if behind is not None and behind.op_type in _ACTIVATIONS:
@@ -193,6 +200,9 @@ class _Reader:
                 name, layer = str(node.name), self._fused.get(node)
                 reason, into = self._reason(node, precision), str(layer.name) if layer is not None else ""
                 found.append(NodeType(name, node.op_type, precision, self._macs.get(name, 0), reason, into))
+            bias = constant(node_input(node, _BIAS)) if node in self._layers else None
+            if bias is not None and bias.ndim == 1:
+                self.findings.append(f"{node.op_type} {node.name}: ONNX Runtime makes its bias int32 at load")
             if node.op_type == ADD and all(_is_restored(value) for value in node.inputs):
                 self.findings.append(f"Add {node.name}: both branches are quantized")
         return tuple(found)

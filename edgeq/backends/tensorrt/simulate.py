@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from edgeq.graph.edit import Editor, insert_behind, replace_node
 from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.graph.query import name_of
+from edgeq.graph.query import is_op, name_of, only_reader
 from edgeq.model.shapes import element_types
 from edgeq.session import SessionSettings
 
@@ -57,7 +57,7 @@ def simulation(model: ir.Model) -> ir.Model:
         elif node.op_type == "Cast" and kinds[0] == ir.DataType.FLOAT and types.get(name_of(node.inputs[0])) in _HALVES:
             node.op_type = "Identity"
             node.attributes.clear()
-        elif node.op_type not in _EXACT:
+        elif node.op_type not in _EXACT and not _takes_in_its_reader(node):
             for value, kind in zip(node.outputs, kinds, strict=True):
                 if kind in _HALVES:
                     name = str(value.name)
@@ -67,6 +67,11 @@ def simulation(model: ir.Model) -> ir.Model:
             if value.dtype in _HALVES and not value.is_graph_output():
                 value.type = ir.TensorType(ir.DataType.FLOAT)
     return simulated
+
+
+def _takes_in_its_reader(node: ir.Node) -> bool:
+    """Return whether TensorRT folds the node behind into this one, so that nothing is rounded between the two."""
+    return is_op(node, "Conv", "ConvTranspose") and is_op(only_reader(node.outputs[0]), "BatchNormalization")
 
 
 def _at_border(cast: ir.Node) -> bool:

@@ -60,8 +60,12 @@ def both_branches(model: onnx.ModelProto) -> None:
 def a_bias(model: onnx.ModelProto) -> None:
     # The bias comes out of a Relu so that there is something to quantize.
     model.graph.node.insert(0, helper.make_node("Relu", ["b0"], ["b0r"], "bias-relu"))
-    node_named(model, "stem").input[2] = "b0r"
+    node_named(model, "stem").input.append("b0r")
     pair_on(model, "b0r", "stem", 2)
+
+
+def a_bias_of_one_axis(model: onnx.ModelProto) -> None:
+    node_named(model, "stem").input.append("b0")
 
 
 def of_no_use(model: onnx.ModelProto) -> None:
@@ -86,6 +90,7 @@ def a_scale_of_zero(model: onnx.ModelProto) -> None:
     [
         (both_branches, "Add add1: both branches are quantized"),
         (a_bias, "Conv stem: its bias 'b0r' is quantized"),
+        (a_bias_of_one_axis, "Conv stem: ONNX Runtime makes its bias int32 at load"),
         (of_no_use, "GlobalAveragePool pool reads the pair on 'a2', which serves no fusion"),
         (a_zero_point, "its zero point is not 0"),
         (the_wrong_axis, "not along the outputs"),
