@@ -158,7 +158,9 @@ def package(
                     raise
                 failed[variant_name(target)] = error  # the others are bundles of their own
         places = {place: names for place, names in places.items() if not failed.keys() & set(names)}
-        artifacts = itertools.chain.from_iterable(v.built.artifact.notes for v in done.values())
+        artifacts = itertools.chain.from_iterable(
+            (*v.built.artifact.notes, *v.proof.opening.notes) for v in done.values()
+        )
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         for place, names in places.items():
             named = " ".join(

@@ -26,16 +26,13 @@ from edgeq.measure.task import Task
 from edgeq.measure.timed_evaluation import evaluate_timed
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
+from edgeq.pipeline.opening import Opening, open_as_device
 from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings, open_session
+from edgeq.session import SessionSettings
 from edgeq.workers.engine import Engines
 
-FLOAT, INT8, PLAIN = "float32", "int8", "int8, unoptimised"
+FLOAT, INT8 = "float32", "int8"
 
-# Samples for comparing the optimised with the unoptimised graph: that one runs on reference kernels, which are slow.
-_OPTIMISER_SAMPLES = 8
-# Decibels lost by the runtime's optimiser above which a warning is given: fusing changes roundings, not more.
-_OPTIMISER_LOSS_DB = 3.0
 # Multiply-accumulates that a simulator of an engine's hardware runs in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
@@ -69,8 +66,7 @@ class Proof(Displayed):
         coverage: what runs on integers on the target, after the runtime's optimisation, and how that is known.
         agreement: the artifact against the float model, with the session options that ship.
         accuracy: by labels, of "float32" and "int8"; empty without a task.
-        optimiser: SQNR against float32 in dB of the optimised and the unoptimised artifact, on the same samples; equal
-            where a simulation was run, which nothing optimises.
+        opening: the file that ships, as devices open it and as it is written.
         speed: None where it was not timed.
         samples: how many samples `agreement` and `accuracy` rest on.
         held_out: whether those samples are others than the calibration's.
@@ -82,7 +78,7 @@ class Proof(Displayed):
     coverage: Coverage
     agreement: Agreement
     accuracy: Mapping[str, Accuracy]
-    optimiser: tuple[float, float]
+    opening: Opening
     speed: Speed | None
     samples: int
     held_out: bool
@@ -93,6 +89,11 @@ class Proof(Displayed):
     def drop(self) -> float | None:
         """Accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
+
+    @property
+    def optimiser(self) -> tuple[float, float]:
+        """SQNR against float32 in dB of the file as devices open it, and as it is written, on the same samples."""
+        return self.opening.opened, self.opening.written
 
     def __brief__(self) -> dict[str, Any]:
         return {
@@ -140,13 +141,8 @@ class Proof(Displayed):
                 f"most of the arithmetic stays in float; the largest part is {left.name} ({left.op_type}: "
                 f"{left.reason}); `edgeq tune` tries other schemes"
             )
-        optimised, plain = self.optimiser
-        if optimised < plain - _OPTIMISER_LOSS_DB:
-            changer = "ONNX Runtime's optimiser" if self.engine == DEFAULT else self.engine
-            found.append(
-                f"{changer} changes the answer: {optimised:.1f} dB SQNR against float32 on the optimised graph, "
-                f"{plain:.1f} dB on the graph as written"
-            )
+        if self.opening.loss:
+            found.append(self.opening.sentence)
         if not self.held_out:
             found.append("accuracy was measured on the calibration samples; give --val others, which were held out")
         return tuple(found)
@@ -225,7 +221,8 @@ def prove(
 
     Raises:
         RuntimeUnavailableError: it does not load.
-        CheckFailedError: it gives NaN or infinities where the float model does not.
+        CheckFailedError: it gives NaN or infinities where the float model does not, or the file answers otherwise when
+            it is opened as devices open it.
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     opened = {FLOAT: SessionSettings(intra_op_threads=threads), INT8: artifact.proof_settings(threads=threads)}
@@ -257,7 +254,8 @@ def prove(
                 "Look at the ranges with `edgeq calibrate show`",
             )
         with progress.stage("The optimiser's effect"):
-            optimiser = _optimiser_effect(singles, artifact, samples, threads, agreement.sqnr_db, known)
+            opening = open_as_device(artifact, singles, samples, threads=threads, known=known)
+            opening.check(artifact.model)
         if timed and not latency:
             with progress.stage("Timing int8 against float32") as advance:
                 latency = race(runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
@@ -265,7 +263,7 @@ def prove(
         coverage=coverage,
         agreement=agreement,
         accuracy=evaluation.accuracy,
-        optimiser=optimiser,
+        opening=opening,
         speed=_speed(latency) if latency else None,
         samples=evaluation.count,
         held_out=held_out,
@@ -279,27 +277,6 @@ def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
     if not artifact.in_simulator:
         return None
     return max(_LEAST_SIMULATED, _SIMULATED_MACS // max(1, sum(node_macs(prepared.model).values())))
-
-
-def _optimiser_effect(
-    sessions: Mapping[str, Any],
-    artifact: Artifact,
-    samples: Samples,
-    threads: int,
-    sqnr_db: float,
-    known: Mapping[str, Sequence[Outputs]],
-) -> tuple[float, float]:
-    if artifact.simulation is not None:
-        return sqnr_db, sqnr_db  # a simulation runs as it is written
-    plain = SessionSettings(
-        providers=(artifact.provider,),
-        config=artifact.session_options,
-        intra_op_threads=threads,
-        optimization="none",
-    )
-    three = {**sessions, PLAIN: open_session(artifact.model, plain)}
-    agreement = evaluate_sessions(three, samples, reference=FLOAT, count=_OPTIMISER_SAMPLES, known=known).agreement
-    return agreement[INT8].sqnr_db, agreement[PLAIN].sqnr_db
 
 
 def _speed(latency: Mapping[str, Distribution]) -> Speed:

@@ -218,7 +218,12 @@ def quantize(
         beside = [f"{draft.stem}.{file.name}" for file in built.artifact.tables]
         for name, file in zip(beside, built.artifact.tables, strict=True):
             shutil.copyfile(file, draft.with_name(name))
-    notes = [*job.prepared.notes, *built.artifact.notes, *(f"it needs {output.with_name(name)}" for name in beside)]
+    notes = [
+        *job.prepared.notes,
+        *built.artifact.notes,
+        *proof.opening.notes,
+        *(f"it needs {output.with_name(name)}" for name in beside),
+    ]
     if engine is not None and engine.engine.module:
         notes.append(f"proven in {engine.name}")
     if built.artifact.simulation is not None:

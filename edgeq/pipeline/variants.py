@@ -18,10 +18,11 @@ from edgeq.data.samples import Samples
 from edgeq.display import Displayed
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.target import THIS_MACHINE, Target
-from edgeq.measure.checks import Check
+from edgeq.measure.checks import Check, CheckKind
 from edgeq.measure.coverage import Coverage
 from edgeq.model.compatibility import Compatibility
 from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.opening import open_stand_in
 from edgeq.pipeline.proof import Proof
 from edgeq.pipeline.saturation_mitigation import Decision
 from edgeq.pipeline.selftest import expected_outputs, selftest_cases
@@ -176,15 +177,25 @@ def _engine(artifact: Artifact) -> tuple[str, Mapping[str, str], dict[str, str]]
 
 
 def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
-    """The variant of an artifact that stands in for another, once a bundle: every target's is the same."""
+    """The variant of an artifact that stands in for another, once a bundle: every target's is the same.
+
+    Raises:
+        CheckFailedError: its file answers otherwise when it is opened as devices open it.
+    """
     artifact = alternative.artifact
+    unopened = ""
+    if artifact.plugin is None and artifact.model != job.prepared.path:  # what a plug-in compiled is compared there
+        opening = open_stand_in(artifact, job.prepared.path, job.validation)
+        opening.check(artifact.model)
+        unopened = "; ".join(opening.notes)
     cases = selftest_cases(artifact, job.validation, selftest)
     modelled = artifact.simulation is not None
     cases, allowed = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
     ep, options, engine = _engine(artifact)
     simulated = modelled or bool(engine)
     where = "in simulation on a CPU" if simulated else "this machine"
-    checks = [Check(name, "modelled" if simulated else "native", where, "", True) for name in ("load", "self-test")]
+    kind: CheckKind = "modelled" if simulated else "native"
+    checks = [Check("load", kind, where, unopened, True), Check("self-test", kind, where, "", True)]
     return VariantSpec(
         name=alternative.name,
         model=artifact.model,

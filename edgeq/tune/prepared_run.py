@@ -119,7 +119,7 @@ class PreparedRun:
             with_float=with_float,
             command=f"edgeq tune {shlex.quote(name)} --data CALIBRATION{named} -o BUNDLE",
             tuning=record if timed else None,
-            notes=(*self.job.prepared.notes, *notes, *winner.built.artifact.notes),
+            notes=(*self.job.prepared.notes, *notes, *winner.built.artifact.notes, *winner.proof.opening.notes),
             force=force,
             progress=self.progress,
         )

@@ -20,6 +20,7 @@ from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.coverage import Basis, Coverage, FloatNode, measure_coverage
 from edgeq.measure.task import make_task
+from edgeq.pipeline.opening import Opening
 from edgeq.pipeline.proof import FLOAT, INT8, Proof, Speed, prove
 from edgeq.records import plain
 from tests.backends.build import Bench, bench, residual
@@ -42,7 +43,7 @@ GOOD = Proof(
     coverage=Coverage(int8_macs=40, float_macs=60, nodes=(), float_nodes=(NODE,), basis="native"),
     agreement=agreement(30.0),
     accuracy={FLOAT: accuracy(0.9), INT8: accuracy(0.88)},
-    optimiser=(30.0, 31.0),
+    opening=Opening(30.0, 31.0),
     speed=None,
     samples=100,
     held_out=True,
@@ -71,7 +72,10 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
         ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),
         ({"agreement": agreement(17.0, 0.625, 8), "accuracy": {}}, "another top-1 than float32 in 3 of 8 samples"),
         ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 0.9000 to 0.7000"),
-        ({"optimiser": (10.0, 30.0)}, "optimiser changes the answer: 10.0 dB SQNR against float32 on the optimised"),
+        (
+            {"opening": Opening(10.0, 30.0)},
+            "optimiser changes the answer: 10.0 dB SQNR against float32 on the optimised",
+        ),
         (
             {"coverage": Coverage(int8_macs=1, float_macs=60, nodes=(), float_nodes=(NODE,), basis="native")},
             "most of the arithmetic stays in float; the largest part is conv (Conv: kept in float on request)",
@@ -132,7 +136,7 @@ def test_a_coverage_bar_is_not_held_against_a_forecast(basis: Basis, words: str)
 
 
 def test_json_has_no_infinity() -> None:
-    record = plain(changed(agreement=agreement(math.inf), optimiser=(math.inf, 10.0)))
+    record = plain(changed(agreement=agreement(math.inf), opening=Opening(math.inf, 10.0)))
     json.dumps(record, allow_nan=False)
     assert record["optimiser_sqnr_db"] == {"optimised": None, "unoptimised": 10.0}
 

@@ -21,6 +21,15 @@ from tests.graphs import proto
 
 TARGET = "nvidia-t4"
 CHANNELS = 16
+# 65504 · x_scale · w_scale, from where the optimizer's quotient overflows, is about 5 in the first layer.
+BIAS = 30.0
+LAYERS = {
+    "Conv": ("Conv<pads = [1, 1, 1, 1]>", (CHANNELS, CHANNELS, 3, 3)),
+    "depthwise": (f"Conv<group = {CHANNELS}, pads = [1, 1, 1, 1]>", (CHANNELS, 1, 3, 3)),
+    "ConvTranspose": ("ConvTranspose<pads = [1, 1, 1, 1]>", (CHANNELS, CHANNELS, 3, 3)),
+    "one axis": ("Conv<pads = [1, 1]>", (CHANNELS, CHANNELS, 3)),
+    "Gemm": ("Gemm<transB = 1>", (CHANNELS, CHANNELS)),
+}
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -61,6 +70,23 @@ def residual() -> onnx.ModelProto:
     """
     weights = {f"w{i}": 0.1 * random(CHANNELS, CHANNELS, 3, 3, seed=i) for i in range(6)}
     return model(nodes, {**weights, "b0": random(CHANNELS), "wf": random(5, CHANNELS), "bf": random(5)})
+
+
+def chain(layer: str) -> onnx.ModelProto:
+    """Three layers with biases that are large beside their scales, with what may stand between them and a Q."""
+    call, weight = LAYERS[layer]
+    nodes = f"""
+        [one] c1 = {call}(x, w1, b1)
+        [relu] r1 = Relu(c1)
+        [two] c2 = {call}(r1, w2, b2)
+        [three] c3 = {call}(c2, w3, b3)
+        [clip] r3 = Clip(c3, low, high)
+        [four] y = {call}(r3, w4, b4)
+    """
+    weights = {f"w{i}": 0.1 * random(*weight, seed=i) for i in range(1, 5)}
+    biases = {f"b{i}": BIAS * np.abs(random(CHANNELS, seed=10 + i)) for i in range(1, 5)}
+    bounds = {"low": np.float32(0), "high": np.float32(100)}
+    return model(nodes, {**weights, **biases, **bounds}, shape=(1, CHANNELS, *[6] * (len(weight) - 2)))
 
 
 @dataclass(frozen=True)
