@@ -118,21 +118,22 @@ def open_as_device(
         return evaluate_sessions(sessions, samples, reference=reference, count=_SAMPLES, known=known).agreement
 
     notes = tuple(_beside(artifact, threads))
+    runner = artifact.engine.name if artifact.engine is not None else artifact.provider
     try:
         found = compare(settings)
     except (RuntimeUnavailableError, DataError) as error:
         own = _level(compare({})[subject])
-        return Opening(own, own, notes=(_unopened(artifact.model.name, artifact.model, error), *notes))
-    engine = artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT
+        return Opening(own, own, notes=(_unopened(f"the file for {runner}", artifact.model, error), *notes))
+    changer = artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT
     opening = Opening(
         opened=_level(found[_OPENED if artifact.simulation is not None else subject]),
         written=_level(found[_WRITTEN]),
         claimed=_level(found[subject]) if artifact.simulation is not None else None,
-        changer=engine,
+        changer=changer,
         notes=notes,
     )
     disabled = artifact.session_options.get(_DISABLED, "")
-    if not opening.loss or engine != DEFAULT or _REQUANTIZER in disabled:
+    if not opening.loss or changer != DEFAULT or _REQUANTIZER in disabled:
         return opening
     option = ";".join(filter(None, [disabled, _REQUANTIZER]))
     without = dataclasses.replace(shipped, config={**artifact.session_options, _DISABLED: option})
