@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 REFINEMENTS = 4
+# Sizes tried beyond the powers of two, where more layers in float lost more than fewer did.
+_BETWEEN = 6
 _GROUPS = 8
 _PROBES = 32  # most measurements, beyond the first groups
 
@@ -123,10 +125,12 @@ def select_float_layers(
     """Sets of nodes to keep in float that lose at most `max_drop`, each cheaper than the one before.
 
     Where `evaluate` never grows with more layers in float, the last set costs at most what the shortest beginning of
-    the ranking that holds does. Nothing is evaluated twice.
+    the ranking that holds does. Where it does grow, sizes around the best one are tried, too. Nothing is evaluated
+    twice.
 
     Args:
-        evaluate: loss of the model with these nodes in float, in the unit of `max_drop`.
+        evaluate: loss of the model with these nodes in float, in the unit of `max_drop`; infinity where it cannot be
+            built so, or answers what is not finite.
         expired: whether to stop looking; what was found by then is returned.
         headroom: largest cost, as a share of the ranking's span.
         hopeless: where the headroom allows at most half of the layers, the largest set is evaluated first, and with a
@@ -161,8 +165,14 @@ def select_float_layers(
         if holds(order[:size]):
             break
         failed, size = size, 2 * size
+    for _ in range(_BETWEEN):
+        between = None if found or expired() else _between({len(layers): lost for layers, lost in known.items()})
+        if between is None:
+            break
+        holds(order[:between])
     if not found:
         return ()
+    failed = max((len(layers) for layers in known if len(layers) < len(found[-1])), default=0)
     while len(found[-1]) - failed > 1 and not expired():
         middle = (len(found[-1]) + failed) // 2
         if not holds(order[:middle]):
@@ -174,6 +184,23 @@ def select_float_layers(
         if without != order[: len(without)]:  # beginnings of the order were evaluated above
             holds(without)
     return tuple(ranking.nodes(layers) for layers in found)
+
+
+def _between(tried: Mapping[int, float]) -> int | None:
+    """Return the size in the middle between the best of `tried` and the next larger one, or else the next smaller one.
+
+    Returns None where the largest size is the best, or no size is left between.
+    """
+    if len(tried) < 2:
+        return None
+    *_, second, largest = sorted(tried)
+    best = min(tried, key=lambda size: (tried[size], -size)) if min(tried.values()) < math.inf else second
+    if best == largest:
+        return None
+    larger = min(size for size in tried if size > best)
+    smaller = max((size for size in tried if size < best), default=0)
+    middles = ((best + other + 1) // 2 for other in (larger, smaller))
+    return next((middle for middle in middles if middle not in tried and middle > 0), None)
 
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,6 +106,30 @@ def test_time_ends_the_search_with_what_was_found() -> None:
     assert [len(s) for s in select_float_layers(ranked, evaluate, 3.0, lambda: len(evaluated) >= 4)] == [7]
     assert len(evaluated) == 4
     assert select_float_layers(ranking({}), evaluate, 2.0, never) == ()
+
+
+@given(st.lists(st.one_of(st.floats(0, 40), st.just(INF)), min_size=9, max_size=9), st.floats(0, 20))
+def test_whatever_the_losses_what_is_found_holds(losses: list[float], max_drop: float) -> None:
+    evaluated: list[tuple[str, ...]] = []
+    evaluate = recorded(lambda kept: losses[len(kept)], evaluated)
+    found = select_float_layers(ranking(dict.fromkeys(NAMES, 1)), evaluate, max_drop, never)
+    assert all(losses[len(nodes)] <= max_drop for nodes in found)
+    assert len(set(evaluated)) == len(evaluated), "nothing is evaluated twice"
+    assert all(0 < len(nodes) < len(NAMES) for nodes in evaluated)
+
+
+@pytest.mark.parametrize("last", [INF, 25.0])
+def test_sizes_around_the_best_are_tried_where_the_largest_is_no_better(last: float) -> None:
+    """Of 16 layers 9 to 13 are enough, but 15 lose everything: a power of two meets none of them."""
+    names = [f"n{i}" for i in range(16)]
+    evaluated: list[tuple[str, ...]] = []
+
+    def loss(kept: frozenset[str]) -> float:
+        return last if len(kept) == 15 else 1.0 if 9 <= len(kept) <= 13 else 20.0 - len(kept)
+
+    found = select_float_layers(ranking(dict.fromkeys(names, 1)), recorded(loss, evaluated), 2.0, never)
+    assert len(found[-1]) == 9
+    assert len(evaluated) <= 5 + 3 + 3 + 4
 
 
 def test_what_loses_too_much_with_all_that_may_be_in_float_is_given_up() -> None:

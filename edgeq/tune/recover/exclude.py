@@ -53,6 +53,11 @@ def rank_static(
     assert state.artifact is not None
     found = rank_layers(state.prepared, state.artifact, job.calibration, progress=progress)
     units = find_units(job.prepared.model)
+    quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
+    layers, work = merged(found, quantized), mac_costs(units, job.prepared.model)
+    quiet = quiet_among(quantized, layers, job.prepared.model)
+    if state.artifact.simulation is not None:  # no kernel of a simulation is the target's
+        return Ranking(by_worth(layers, work), work, _SLACK, quiet=quiet)
     costs = measure_costs(
         units,
         job.prepared,
@@ -60,14 +65,13 @@ def rank_static(
         replace(state.artifact.settings(), intra_op_threads=1),
         dict(next(iter(job.calibration)).inputs),
     )
-    quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
-    layers = merged(found, quantized)
-    order, quiet = by_worth(layers, costs), quiet_among(quantized, layers, job.prepared.model)
-    if profiled:
-        return Ranking(order, costs, _SLACK, quiet=quiet)
-    macs = node_macs(job.prepared.model)
-    work = MacCosts({unit.name: sum(macs.get(node, 0) for node in unit.nodes) for unit in units})
-    return Ranking(order, work, _SLACK, quiet=quiet)
+    return Ranking(by_worth(layers, costs), costs if profiled else work, _SLACK, quiet=quiet)
+
+
+def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
+    """Return the multiply-accumulates of each unit of `model`."""
+    macs = node_macs(model)
+    return MacCosts({unit.name: sum(macs.get(node, 0) for node in unit.nodes) for unit in units})
 
 
 def merged(found: Sequence[LayerSensitivity], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:

@@ -32,6 +32,8 @@ from edgeq.tune.recover.units import Unit, find_units
 SAMPLES = 4
 # Outputs with at least so many rows are compared column by column: a column may be a coordinate or a score.
 _ROWS = 64
+# What is not finite where the float model is counts as so many times the signal: no rounding is as bad.
+_NOT_FINITE = 100.0
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,9 @@ def rank_layers(
     Raises:
         DataError: a model refuses a sample.
     """
-    source, quantized = GraphIndex(prepared.model), GraphIndex(read_own(artifact.model))
-    matches = floats_only(source, match_activations(source, quantized), artifact.settings())
+    settings = artifact.proof_settings()
+    source, quantized = GraphIndex(prepared.model), GraphIndex(read_own(artifact.proof_model))
+    matches = floats_only(source, match_activations(source, quantized), settings)
     matched = {match.name for match in matches}
     units = find_units(prepared.model)
     groups = {unit.name: [tensor for tensor in unit.tensors if tensor in matched] for unit in units}
@@ -79,7 +82,7 @@ def rank_layers(
         samples,
         Columns,
         count=count,
-        settings=artifact.settings(),
+        settings=settings,
         memory=memory,
         progress=progress,
     )
@@ -99,7 +102,7 @@ class Columns:
     _signal: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
-        """Add one sample's outputs; those that are not numbers are left out."""
+        """Add one sample's outputs; elements that are not finite in the reference are left out."""
         for name, plain in reference.items():
             if plain.dtype.kind not in "biuf":
                 continue
@@ -107,7 +110,8 @@ class Columns:
             # An output whose size depends on the values and has changed counts as entirely wrong.
             with np.errstate(invalid="ignore"):
                 noise = changed - signal if changed.shape == signal.shape else signal
-            finite = np.isfinite(noise) & np.isfinite(signal)
+            finite = np.isfinite(signal)
+            noise = np.where(np.isfinite(noise), noise, _NOT_FINITE * signal)
             self._noise.setdefault(name, []).append(columns(np.where(finite, noise, 0.0)))
             self._signal.setdefault(name, []).append(columns(np.where(finite, signal, 0.0)))
 

@@ -8,18 +8,15 @@ from pathlib import Path
 
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.target import Target
-from edgeq.measure.agreement import compare_sessions
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.quantize import Builder
 from edgeq.progress import Progress
 from edgeq.registry import RECOVERIES
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
-from edgeq.tune.float_layers import select_float_layers
-from edgeq.tune.recover.exclude import rank_static
+from edgeq.tune.recover.closer import Search
 from edgeq.tune.recover.run import Recoverer
 
-_SAMPLES = 16
+_LISTED = 8
 
 
 def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
@@ -55,33 +52,21 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
 def _closer(
     recoverer: Recoverer, job: Job, scheme: Scheme, names: tuple[str, ...], min_sqnr_db: float, progress: Progress
 ) -> Scheme:
-    """The scheme with as few layers in float as it takes, by cost."""
-    reference = open_session(job.prepared.path)
-    best = -float("inf")
-
-    def loss(tried: Scheme) -> float:
-        """Negated SQNR in dB of the outputs under a scheme, against float32, so that less is better."""
-        nonlocal best
-        artifact = recoverer.state(tried, names, recoverer.place() / "tried.onnx").artifact
-        assert artifact is not None
-        assert job.calibration is not None
-        session = open_session(artifact.model, artifact.settings())
-        found = compare_sessions(reference, session, job.calibration, count=_SAMPLES).sqnr_db
-        best = max(best, found)
-        progress.note(f"{len(tried.exclude)} nodes in float: {found:.1f} dB")
-        return -found
-
-    def in_float(nodes: tuple[str, ...]) -> Scheme:
-        """The scheme with `nodes` excluded, too."""
-        return scheme.replace(exclude=(*scheme.exclude, *nodes))
-
-    if loss(scheme) <= -min_sqnr_db:
-        return scheme
-    ranking = rank_static(recoverer, job, scheme, names, progress=progress)
-    found = select_float_layers(ranking, lambda nodes: loss(in_float(nodes)), -min_sqnr_db, lambda: False)
-    if not found:
+    """Return the scheme with as few layers in float as it takes, by cost."""
+    search = Search(recoverer, job, scheme, names, progress=progress)
+    found = search.reach(min_sqnr_db)
+    if found is not None:
+        return search.in_float(found)
+    nodes, best = search.best
+    if best == -math.inf:
         raise CheckFailedError(
-            f"{job.source}: layers in float bring the outputs to {best:.1f} dB, not to {min_sqnr_db:g}",
-            "Ask for less, add --recover, or choose another scheme",
+            f"{job.source}: with no set of layers in float are the outputs finite",
+            "Leave --min-sqnr out, and choose another scheme or `--exclude` nodes by hand",
         )
-    return in_float(found[-1])
+    shown = ", ".join(nodes[:_LISTED]) + (f" and {len(nodes) - _LISTED} more" if len(nodes) > _LISTED else "")
+    kept = f"{len(nodes)} in float: {shown}" if nodes else "none in float"
+    reached = math.floor(10 * best) / 10
+    raise CheckFailedError(
+        f"{job.source}: layers in float bring the outputs to {reached:.1f} dB, not to {min_sqnr_db:g} ({kept})",
+        f"Type --min-sqnr {reached:.1f}, add --recover, or choose another scheme",
+    )

@@ -1,0 +1,28 @@
+"""Where outputs follow float32 well enough and where they do not, without labels: one set of limits for all."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from edgeq.measure.agreement import Agreement
+
+POOR_DB = 10.0
+"""Below this, more than a tenth of the output's power is quantization noise."""
+HEALTHY_DB = 20.0
+"""From here on, at most a hundredth is."""
+GOOD_DB = 30.0
+"""From here on, more decibels hardly change an answer."""
+
+Closeness = Literal["healthy", "noisy", "poor"]
+
+
+def closeness(agreement: Agreement) -> Closeness:
+    """Return how closely outputs follow float32's; NaN and infinities of their own make them "poor"."""
+    found = worst_db(agreement)
+    return "healthy" if found >= HEALTHY_DB else "noisy" if found >= POOR_DB else "poor"
+
+
+def worst_db(agreement: Agreement) -> float:
+    """Return the SQNR in dB; minus infinity where an output is not finite and float32's is."""
+    return -math.inf if any(output.nonfinite for output in agreement.outputs) else agreement.sqnr_db

@@ -1,0 +1,45 @@
+"""How closely artifacts follow the float model, each opened as its proof opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgeq.backends import Artifact
+from edgeq.data.samples import Samples, Subset
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.agreement import Agreement
+from edgeq.model.int8_prediction import predict_int8
+from edgeq.model.int8_rules import int8_rules
+from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.proof import FLOAT
+from edgeq.session import open_session
+
+
+def agreements(job: Job, artifacts: Mapping[str, Artifact], samples: Samples) -> Mapping[str, Agreement]:
+    """Return the agreement of each artifact with the float model over `samples`.
+
+    Raises:
+        RuntimeUnavailableError: an artifact does not load, or fails while it runs.
+    """
+    sessions = {FLOAT: open_session(job.prepared.path)}
+    for name, artifact in artifacts.items():
+        sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
+    known = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
+    return evaluate_sessions(sessions, samples, reference=FLOAT, known=known).agreement
+
+
+def spread(samples: Samples, count: int) -> Samples:
+    """Return `count` of the samples, spread over all: data are often sorted by class."""
+    if len(samples) <= count:
+        return samples
+    return Subset(samples, range(0, len(samples), len(samples) // count)[:count])
+
+
+def int8_share(job: Job, built: Built) -> float:
+    """Return the share of the multiply-accumulates that run in int8, by the backend's own account or by its rules; 0
+    where there are none."""
+    if built.artifact.coverage is not None:
+        return built.artifact.coverage.int8_mac_share or 0.0
+    predicted = predict_int8(job.prepared.model, int8_rules(built.target.backend), built.artifact.scheme)
+    total = sum(node.macs for node in predicted)
+    return sum(node.macs for node in predicted if node.verdict == "int8") / total if total else 0.0

@@ -1,0 +1,143 @@
+"""Layers kept in float until the outputs are close enough: the search behind `--min-sqnr`.
+
+Each set of nodes is judged as the proof judges the result: built, opened with the options that ship, outputs that are
+not finite counted as wrong; first on few calibration samples and, where those suffice, on the proof's own samples. A
+set that cannot be built, or that leaves nothing in int8, is stepped back from.
+
+A ranking of layers by their own noise finds the fewest; it adds noises up, and errors that cancel or amplify each other
+do not add up. So where it leads nowhere, the layers go to float in the order of the graph, then in the reverse order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from edgeq.errors import EdgeqError, one_line
+from edgeq.measure.closeness import worst_db
+from edgeq.pipeline.agreements import agreements, int8_share, spread
+from edgeq.pipeline.job import Job
+from edgeq.progress import SILENT, Progress
+from edgeq.scheme import Scheme
+from edgeq.tune.float_layers import REFINEMENTS, RankedLayer, Ranking, rank_by_probing, select_float_layers
+from edgeq.tune.recover.exclude import mac_costs, rank_static
+from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.recover.units import find_units
+
+SAMPLES = 16
+"""Calibration samples on which a set of nodes is judged first."""
+# What is worse than this counts as this in a ranking.
+_LEAST_DB = -40.0
+
+
+@dataclass
+class Search:
+    """The search of one job and scheme.
+
+    Attributes:
+        names: recoveries that every build gets.
+        count: calibration samples to judge by.
+        known: SQNR in dB by the nodes that are in float besides the scheme's.
+    """
+
+    recoverer: Recoverer
+    job: Job
+    scheme: Scheme
+    names: tuple[str, ...] = ()
+    count: int = SAMPLES
+    progress: Progress = SILENT
+    known: dict[frozenset[str], float] = field(default_factory=dict)
+
+    def reach(self, wanted_db: float, *, refinements: int = REFINEMENTS) -> tuple[str, ...] | None:
+        """Return the nodes to keep in float so that the outputs have `wanted_db`; None where no set was found.
+
+        Raises:
+            EdgeqError: the scheme cannot be built as it is.
+        """
+        if self.judge((), wanted_db) >= wanted_db:
+            return ()
+        for ranking in self.rankings(wanted_db):
+            found = select_float_layers(
+                ranking,
+                lambda nodes: -self.judge(nodes, wanted_db),
+                -wanted_db,
+                lambda: False,
+                refinements=refinements,
+            )
+            if found:
+                return found[-1]
+        return None
+
+    @property
+    def best(self) -> tuple[tuple[str, ...], float]:
+        """The nodes that brought the outputs closest, and the SQNR in dB; of equals the fewest nodes."""
+        nodes = max(self.known, key=lambda nodes: (self.known[nodes], -len(nodes)))
+        order = [str(node.name) for node in self.job.prepared.model.graph]
+        return tuple(name for name in order if name in nodes), self.known[nodes]
+
+    def judge(self, nodes: Sequence[str], wanted_db: float) -> float:
+        """Return the SQNR in dB with `nodes` in float, minus infinity where that cannot be built or is not finite.
+
+        Raises:
+            EdgeqError: the scheme cannot be built as it is, with no nodes.
+        """
+        key = frozenset(nodes)
+        if key not in self.known:
+            try:
+                found = self._measured(self.in_float(nodes), wanted_db)
+            except EdgeqError as error:
+                if not nodes:
+                    raise
+                self.progress.note(f"{len(nodes)} nodes in float cannot be: {error.problem}")
+                found = -math.inf
+            else:
+                self.progress.note(f"{len(nodes)} nodes in float: {found:.1f} dB")
+            self.known[key] = found
+        return self.known[key]
+
+    def in_float(self, nodes: Sequence[str]) -> Scheme:
+        """Return the scheme with `nodes` excluded, too."""
+        return self.scheme.replace(exclude=(*self.scheme.exclude, *nodes))
+
+    def _measured(self, scheme: Scheme, wanted_db: float) -> float:
+        """Return the SQNR on calibration samples; where that is `wanted_db`, the proof's where it is lower."""
+        job, calibration = self.job, self.job.calibration
+        assert calibration is not None
+        built = self.recoverer.build(scheme, self.names, self.recoverer.place() / "tried.onnx")
+        if scheme is not self.scheme and not int8_share(job, built):
+            return -math.inf
+        few = spread(calibration, self.count)
+        found = worst_db(agreements(job, {"": built.artifact}, few)[""])
+        if found < wanted_db or few is job.validation:
+            return found
+        return min(found, worst_db(agreements(job, {"": built.artifact}, job.validation)[""]))
+
+    def rankings(self, wanted_db: float) -> Iterator[Ranking]:
+        """Yield orders in which layers go to float, the one that promises the fewest first."""
+        yield self._by_noise(wanted_db)
+        units = [unit for unit in find_units(self.job.prepared.model) if not {*unit.nodes} <= {*self.scheme.exclude}]
+        costs = mac_costs(units, self.job.prepared.model)
+        layers = tuple(RankedLayer(unit.name, unit.nodes, 0.0) for unit in units)
+        yield Ranking(layers, costs)
+        yield Ranking(layers[::-1], costs)
+
+    def _by_noise(self, wanted_db: float) -> Ranking:
+        """Return the ranking by each layer's own noise: read off the tensors of the quantized model where they can be
+        matched with the float model's, else by building with all other layers in float."""
+        try:
+            return rank_static(self.recoverer, self.job, self.scheme, self.names, progress=self.progress)
+        except EdgeqError as error:  # another batch, or other names: not every target's model is a Q/DQ form of it
+            self.progress.note(
+                f"layers are ranked by building with few of them in int8, not by tensors: {one_line(error, most=200)}"
+            )
+        units = {unit.name: unit for unit in find_units(self.job.prepared.model)}
+        costs = mac_costs(list(units.values()), self.job.prepared.model)
+        macs = {name: work for name, work in costs.macs.items() if work}
+
+        def noise(names: Sequence[str]) -> float:
+            """Return the noise over the signal's power where only these layers are quantized."""
+            others = [node for name in macs if name not in names for node in units[name].nodes]
+            return 10 ** (-max(_LEAST_DB, self.judge(others, wanted_db)) / 10)
+
+        return rank_by_probing(macs, noise, lambda: False)
