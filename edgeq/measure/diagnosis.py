@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from edgeq.display import Page
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.closeness import Closeness, closeness
 from edgeq.measure.engine_layers import EngineLayer
 from edgeq.measure.error_sources import ErrorSource, LayerNoise, nodes_to_exclude
 from edgeq.measure.layers import LayerComparison
 from edgeq.records import plain
 from edgeq.session import SessionSettings
 
-Verdict = Literal["healthy", "noisy", "poor"]
-
-# A hundredth, and a tenth, of the outputs' power is noise.
-_HEALTHY_DB, _POOR_DB = 20.0, 10.0
-
-_VERDICTS: Mapping[Verdict, str] = {
+_VERDICTS: Mapping[Closeness, str] = {
     "healthy": "the outputs follow float32 closely, and nothing needs to be mended",
     "noisy": "the outputs follow float32, with noise; measure the task's metric with `edgeq eval`",
     "poor": "the outputs do not follow float32; keep the layers named in float, or see `edgeq tune`",
@@ -64,11 +60,9 @@ class Diagnosis(Page):
     engine_name: str = ""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Closeness:
         """ "healthy", "noisy" or "poor", by the outputs of the session that ships."""
-        if not self.optimised.sqnr_db >= _POOR_DB or any(o.nonfinite for o in self.optimised.outputs):
-            return "poor"
-        return "healthy" if self.optimised.sqnr_db >= _HEALTHY_DB else "noisy"
+        return closeness(self.optimised)
 
     @property
     def verdict_text(self) -> str:

@@ -36,10 +36,10 @@ def spread(samples: Samples, count: int) -> Samples:
 
 
 def int8_share(job: Job, built: Built) -> float:
-    """Return the share of the multiply-accumulates that run in int8, by the backend's own account or by its rules; 0
+    """Return the share of the multiply-accumulates that run in int8, by the backend's own account or by its rules; 1
     where there are none."""
     if built.artifact.coverage is not None:
         return built.artifact.coverage.int8_mac_share or 0.0
     predicted = predict_int8(job.prepared.model, int8_rules(built.target.backend), built.artifact.scheme)
     total = sum(node.macs for node in predicted)
-    return sum(node.macs for node in predicted if node.verdict == "int8") / total if total else 0.0
+    return sum(node.macs for node in predicted if node.verdict == "int8") / total if total else 1.0

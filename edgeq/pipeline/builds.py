@@ -18,6 +18,7 @@ from edgeq.model.load import model_bytes
 from edgeq.pipeline.clipping import with_unclipped
 from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.proof import Proof, prove
+from edgeq.pipeline.remedies import with_remedies
 from edgeq.pipeline.target_arithmetic import computed_as_there
 from edgeq.pipeline.target_coverage import target_coverage
 from edgeq.progress import SILENT, Progress
@@ -125,7 +126,8 @@ class Builds:
         check_gain(self.job, built, coverage)
         if key not in self._proofs:
             proof = prove_built(self.job, built, coverage, task=self.task, timed=timed, progress=self._progress)
-            self._proofs[key] = with_unclipped(self.job, built, proof, progress=self._progress)
+            proof = with_unclipped(self.job, built, proof, progress=self._progress)
+            self._proofs[key] = with_remedies(self.job, scheme, built, proof, progress=self._progress)
         return dataclasses.replace(self._proofs[key], coverage=coverage)
 
 

@@ -10,6 +10,7 @@ from edgeq.calibrate.clipping import range_noise
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import scheme_ranges
 from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.closeness import GOOD_DB
 from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.proof import FLOAT, INT8, POOR_DROP, Proof
 from edgeq.progress import SILENT, Progress
@@ -17,8 +18,6 @@ from edgeq.session import open_session
 
 WHOLE = "minmax"
 """The method whose ranges hold every value that calibration saw."""
-# Where the outputs follow float32 as closely as this, or labels show that accuracy is kept, there is nothing to try.
-_GOOD_SQNR_DB = 30.0
 # Half of the noise: by the statistics for it to be tried, and by the outputs for it to be named.
 _WORTH_DB = 3.0
 _SAMPLES = 16
@@ -31,7 +30,7 @@ def with_unclipped(job: Job, built: Built, proof: Proof, *, progress: Progress =
     scheme, statistics = built.artifact.scheme, job.statistics
     if scheme.mode != "static" or scheme.method == WHOLE or statistics is None or built.artifact.plugin is not None:
         return proof
-    if proof.agreement.sqnr_db >= _GOOD_SQNR_DB or (proof.drop is not None and proof.drop <= POOR_DROP):
+    if proof.agreement.sqnr_db >= GOOD_DB or (proof.drop is not None and proof.drop <= POOR_DROP):
         return proof
     whole = scheme.replace(method=WHOLE, method_options={})
     grid, worth = grid_of(scheme.activation_type, scheme.activation_symmetric), 10 ** (_WORTH_DB / 10)

@@ -17,6 +17,7 @@ from edgeq.engines import DEFAULT
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.closeness import closeness
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.inference import Outputs
 from edgeq.measure.latency import sessions_to_time
@@ -36,13 +37,15 @@ FLOAT, INT8 = "float32", "int8"
 # Multiply-accumulates that a simulator of an engine's hardware runs in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
-# Below this, a tenth of the output's power is quantization noise.
-_POOR_SQNR_DB = 10.0
 POOR_DROP = 0.05
 """Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused."""
 # From so many samples with another top-1 on they say something about others.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
+# Of the nodes that a remedy keeps in float, so many are named.
+_NAMED = 4
+# With less of the work in int8, a remedy says how much it leaves there.
+_MOST_INT8 = 0.9
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,39 @@ class Speed:
 
     latency: Mapping[str, Distribution]
     ratio: Claim
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What helps a poor result, as far as it was tried.
+
+    Attributes:
+        option: what to type in addition.
+        sqnr_db: of the outputs with it, in dB; None where it was too costly to try.
+        int8_mac_share: of the multiply-accumulates, by the backend's own account or by its rules; None with `sqnr_db`.
+        plain_db: of the outputs without it, on the same samples.
+        samples: how many these are.
+        nodes: names of the nodes that it keeps in float.
+    """
+
+    option: str
+    sqnr_db: float | None
+    int8_mac_share: float | None
+    plain_db: float
+    samples: int
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The option and what it gave."""
+        if self.sqnr_db is None or self.int8_mac_share is None:
+            return f"`{self.option}` may help, and was too costly to try"
+        nodes = ""
+        if self.nodes:
+            more = f" and {len(self.nodes) - _NAMED} more" if len(self.nodes) > _NAMED else ""
+            nodes = f", with {', '.join(self.nodes[:_NAMED])}{more} in float"
+        left = f", {self.int8_mac_share:.0%} of the work in int8" if self.int8_mac_share < _MOST_INT8 else ""
+        return f"`{self.option}` gave {self.sqnr_db:.1f} dB on {self.samples} samples{nodes}{left}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +109,8 @@ class Proof(Displayed):
         engine: what executed the artifact for all of this.
         unclipped: where its ranges cut values off at a cost: their method, its SQNR against float32 in dB, and that of
             ranges that hold every value, on the same samples.
+        remedies: where the result is poor, what brings it closer to float32, the best first; see
+            `edgeq.pipeline.remedies`.
     """
 
     coverage: Coverage
@@ -84,6 +122,7 @@ class Proof(Displayed):
     held_out: bool
     engine: str = DEFAULT
     unclipped: tuple[str, float, float] | None = None
+    remedies: tuple[Tried, ...] = ()
 
     @property
     def drop(self) -> float | None:
@@ -114,21 +153,21 @@ class Proof(Displayed):
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
             found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` looks for what is faster")
+        near = closeness(self.agreement) if self.drop is None else "healthy"
+        sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
         if self.drop is not None and self.drop > POOR_DROP:
             found.append(
-                f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: keep "
-                "sensitive layers in float with --exclude, or let `edgeq tune` find out which"
+                f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: "
+                f"{self._advice()}"
             )
-        elif self.drop is None and self.agreement.sqnr_db < _POOR_SQNR_DB:
-            found.append(
-                f"the outputs follow float32 to only {self.agreement.sqnr_db:.1f} dB SQNR: measure accuracy with "
-                "--task before you deploy it, and keep sensitive layers in float with --exclude"
-            )
+        elif near == "poor":
+            found.append(f"the outputs follow float32 to only {sqnr}: {self._advice()}; {measure}")
         elif self.drop is None and changed > POOR_DROP * count and changed >= _LEAST_CHANGED:
             found.append(
-                f"int8 has another top-1 than float32 in {changed} of {count} samples: "
-                "measure accuracy with --task before you deploy it; `edgeq tune` finds what keeps it"
+                f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
             )
+        elif near == "noisy":
+            found.append(f"the outputs follow float32 with noise ({sqnr}): {self._advice()}; {measure}")
         if self.unclipped is not None:
             method, clipped, whole = self.unclipped
             found.append(
@@ -147,6 +186,12 @@ class Proof(Displayed):
             found.append("accuracy was measured on the calibration samples; give --val others, which were held out")
         return tuple(found)
 
+    def _advice(self) -> str:
+        """The remedy that helps most; where none is known, where to look for one."""
+        if self.remedies:
+            return self.remedies[0].sentence
+        return "`edgeq debug` names the layers that cause it, `edgeq tune` looks for what is closer"
+
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
         """Raise CheckFailedError where a bar that the user set is not met, and RuntimeUnavailableError where coverage
         has one and is only a forecast."""
@@ -154,7 +199,7 @@ class Proof(Displayed):
         if max_drop is not None and lost is not None and lost > max_drop:
             raise CheckFailedError(
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
-                "Keep sensitive layers in float with --exclude, or try another --method",
+                f"What may help: {self._advice()}",
             )
         share = self.coverage.int8_mac_share
         if require_coverage is not None and (share is None or not self.coverage.measured):
@@ -181,6 +226,7 @@ class Proof(Displayed):
             "samples": self.samples,
             "held_out": self.held_out,
             "engine": self.engine,
+            "remedies": self.remedies,
             "warnings": self.warnings(),
         }
 
@@ -251,7 +297,7 @@ def prove(
         if broken:
             raise CheckFailedError(
                 f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
-                "Look at the ranges with `edgeq calibrate show`",
+                "Keep what makes it so in float with --min-sqnr 20, or look at the ranges with `edgeq calibrate show`",
             )
         with progress.stage("The optimiser's effect"):
             opening = open_as_device(artifact, singles, samples, threads=threads, known=known)

@@ -32,6 +32,7 @@ from edgeq.pipeline.checks import as_overrides, check_output, check_request
 from edgeq.pipeline.clipping import with_unclipped
 from edgeq.pipeline.job import Built, Job, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
+from edgeq.pipeline.remedies import with_remedies
 from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
 from edgeq.pipeline.target_checks import runtime_requirements
 from edgeq.pipeline.target_coverage import check_measurable, target_coverage
@@ -213,6 +214,7 @@ def quantize(
         check_gain(job, built, coverage)
         proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
         proof = with_unclipped(job, built, proof, progress=progress)
+        proof = with_remedies(job, scheme, built, proof, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         bytes_int8 = model_bytes(draft)
         beside = [f"{draft.stem}.{file.name}" for file in built.artifact.tables]

@@ -8,6 +8,7 @@ from typing import Literal
 
 from edgeq_device.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 
+from edgeq.measure.closeness import HEALTHY_DB
 from edgeq.report.data import Metric, ReportData, Variant
 from edgeq.report.numbers import decibels, difference, metric, metric_name, share, size, times
 from edgeq.report.timing import Latency, Timing
@@ -16,9 +17,6 @@ from edgeq.report.tuning import Tuning
 Tone = Literal["good", "bad", "neutral"]
 _SMALL_LOSS = 0.01
 """A loss of a share-like metric under this is not coloured as bad where no bar was set."""
-
-_POOR_DB = 15.0
-"""Outputs that follow float32 less well than this are coloured as bad where there are no labels to say better."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ def _agreement(variant: Variant | None) -> Figure | None:
         seen = f"{seen}, those of the calibration"
     if variant.sqnr_db is None:
         return Figure("Same top answer", share(variant.top1 or 0.0), seen)
-    tone: Tone = "bad" if variant.primary is None and variant.sqnr_db < _POOR_DB else "neutral"
+    tone: Tone = "bad" if variant.primary is None and variant.sqnr_db < HEALTHY_DB else "neutral"
     top = f"same top answer in {share(variant.top1)}" if variant.top1 is not None else ""
     return Figure("Output SQNR", decibels(variant.sqnr_db), ", ".join(x for x in (top, seen) if x), tone)
 

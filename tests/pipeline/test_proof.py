@@ -21,7 +21,7 @@ from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.coverage import Basis, Coverage, FloatNode, measure_coverage
 from edgeq.measure.task import make_task
 from edgeq.pipeline.opening import Opening
-from edgeq.pipeline.proof import FLOAT, INT8, Proof, Speed, prove
+from edgeq.pipeline.proof import FLOAT, INT8, Proof, Speed, Tried, prove
 from edgeq.records import plain
 from tests.backends.build import Bench, bench, residual
 
@@ -60,15 +60,33 @@ def test_nothing_to_warn_of() -> None:
     assert changed(agreement=agreement(17.0, 0.9, 100)).warnings() == ()
 
 
+REMEDIES = (Tried("--min-sqnr 20", 22.3, 0.6, 5.0, 8, tuple("abcde")), Tried("--dynamic", None, None, 5.0, 0))
+
+
 @pytest.mark.parametrize(("top1", "count"), [(0.95, 100), (0.75, 8), (None, 100)])
 def test_few_samples_with_another_class_say_nothing(top1: float | None, count: int) -> None:
-    assert changed(agreement=agreement(17.0, top1, count), accuracy={}).warnings() == ()
+    assert changed(agreement=agreement(27.0, top1, count), accuracy={}).warnings() == ()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR"),
+        ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR: `edgeq debug` names"),
+        (
+            {"agreement": agreement(12.0), "accuracy": {}},
+            "follow float32 with noise (12.0 dB SQNR): `edgeq debug` names",
+        ),
+        ({"agreement": agreement(19.9), "accuracy": {}}, "with noise (19.9 dB SQNR)"),
+        (
+            {"agreement": agreement(5.0), "accuracy": {}, "remedies": REMEDIES},
+            "5.0 dB SQNR: `--min-sqnr 20` gave 22.3 dB on 8 samples, with a, b, c, d and 1 more in float, 60% of the "
+            "work in int8; measure",
+        ),
+        ({"agreement": agreement(5.0), "accuracy": {}, "remedies": REMEDIES[1:]}, "`--dynamic` may help, and was too"),
+        (
+            {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}, "remedies": REMEDIES},
+            "accuracy falls from 0.9000 to 0.7000: `--min-sqnr 20` gave 22.3 dB",
+        ),
         ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),
         ({"agreement": agreement(17.0, 0.625, 8), "accuracy": {}}, "another top-1 than float32 in 3 of 8 samples"),
         ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 0.9000 to 0.7000"),

@@ -38,6 +38,8 @@ class Search:
     Attributes:
         names: recoveries that every build gets.
         count: calibration samples to judge by.
+        timed: whether the runtime's profile says what layers in float cost; without it, their multiply-accumulates do,
+            which are the same everywhere.
         known: SQNR in dB by the nodes that are in float besides the scheme's.
     """
 
@@ -46,6 +48,7 @@ class Search:
     scheme: Scheme
     names: tuple[str, ...] = ()
     count: int = SAMPLES
+    timed: bool = True
     progress: Progress = SILENT
     known: dict[frozenset[str], float] = field(default_factory=dict)
 
@@ -85,7 +88,7 @@ class Search:
         key = frozenset(nodes)
         if key not in self.known:
             try:
-                found = self._measured(self.in_float(nodes), wanted_db)
+                found = self._measured(nodes, wanted_db)
             except EdgeqError as error:
                 if not nodes:
                     raise
@@ -100,12 +103,12 @@ class Search:
         """Return the scheme with `nodes` excluded, too."""
         return self.scheme.replace(exclude=(*self.scheme.exclude, *nodes))
 
-    def _measured(self, scheme: Scheme, wanted_db: float) -> float:
+    def _measured(self, nodes: Sequence[str], wanted_db: float) -> float:
         """Return the SQNR on calibration samples; where that is `wanted_db`, the proof's where it is lower."""
         job, calibration = self.job, self.job.calibration
         assert calibration is not None
-        built = self.recoverer.build(scheme, self.names, self.recoverer.place() / "tried.onnx")
-        if scheme is not self.scheme and not int8_share(job, built):
+        built = self.recoverer.build(self.in_float(nodes), self.names, self.recoverer.place() / "tried.onnx")
+        if nodes and not int8_share(job, built):
             return -math.inf
         few = spread(calibration, self.count)
         found = worst_db(agreements(job, {"": built.artifact}, few)[""])
@@ -126,7 +129,9 @@ class Search:
         """Return the ranking by each layer's own noise: read off the tensors of the quantized model where they can be
         matched with the float model's, else by building with all other layers in float."""
         try:
-            return rank_static(self.recoverer, self.job, self.scheme, self.names, progress=self.progress)
+            return rank_static(
+                self.recoverer, self.job, self.scheme, self.names, timed=self.timed, progress=self.progress
+            )
         except EdgeqError as error:  # another batch, or other names: not every target's model is a Q/DQ form of it
             self.progress.note(
                 f"layers are ranked by building with few of them in int8, not by tensors: {one_line(error, most=200)}"

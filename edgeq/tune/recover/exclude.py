@@ -34,6 +34,7 @@ def rank_static(
     names: Sequence[str],
     *,
     profiled: bool = True,
+    timed: bool = True,
     progress: Progress = SILENT,
 ) -> Ranking:
     """Units of the job's own float model under `scheme`, by noise for each microsecond in float.
@@ -44,6 +45,8 @@ def rank_static(
         profiled: whether the kernels of the profile are those that it will run in. If not, what may go to float is
             limited by its multiply-accumulates: onnxruntime's own int8 kernels may be slower than float32 where
             another engine's are twice as fast.
+        timed: whether anything is timed; else layers are ordered by noise for each multiply-accumulate, as they are
+            where the target's model is simulated.
 
     Raises:
         EdgeqError: as the stages have it.
@@ -56,7 +59,7 @@ def rank_static(
     quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
     layers, work = merged(found, quantized), mac_costs(units, job.prepared.model)
     quiet = quiet_among(quantized, layers, job.prepared.model)
-    if state.artifact.simulation is not None:  # no kernel of a simulation is the target's
+    if not timed or state.artifact.simulation is not None:  # no kernel of a simulation is the target's
         return Ranking(by_worth(layers, work), work, _SLACK, quiet=quiet)
     costs = measure_costs(
         units,

@@ -1,0 +1,165 @@
+"""Remedies: where outputs follow float32 poorly, find out on few samples what helps most on this very model.
+
+Nothing is tried where the result is good. What is tried is bounded by multiply-accumulates and not by time, so that the
+same model gets the same advice everywhere; what is over the bound is named without a figure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from edgeq.errors import EdgeqError
+from edgeq.measure.closeness import GOOD_DB, HEALTHY_DB, worst_db
+from edgeq.model.macs import node_macs
+from edgeq.pipeline.agreements import agreements, int8_share, spread
+from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.proof import POOR_DROP, Proof, Tried
+from edgeq.progress import SILENT, Progress
+from edgeq.registry import REMEDIES, Registry
+from edgeq.scheme import Scheme
+
+SAMPLES = 8
+# Multiply-accumulates of all trials together: about a minute on two cores.
+_WORK = 400_000_000_000
+# A remedy that gains less is none.
+_WORTH_DB = 1.0
+# Of the work that the plain build does in int8, a remedy must leave so much there: float is no remedy.
+_LEAST_INT8 = 0.1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A build whose result is poor, and what to try remedies on.
+
+    Attributes:
+        job: with few samples.
+        scheme: what was asked for, before a backend or a builder added to it.
+        built: the poor result.
+        folder: for models that are tried.
+        macs: multiply-accumulates of one inference.
+    """
+
+    job: Job
+    scheme: Scheme
+    built: Built
+    folder: Path
+    macs: int
+    progress: Progress = SILENT
+
+    def place(self) -> Path:
+        """Return a new folder."""
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+
+@runtime_checkable
+class Remedy(Protocol):
+    """One kind of remedy, registered in the group `edgeq.remedies`.
+
+    Attributes:
+        name: as registered.
+        title: what it does, in a few words.
+        order: the lowest is tried first.
+    """
+
+    name: str
+    title: str
+    order: int
+
+    def options(self, case: Case) -> tuple[str, ...]:
+        """Return what to type, for each form that suits the model, the scheme and the target's backend."""
+
+    def inferences(self, case: Case) -> int:
+        """Return about how many inferences it takes to try one option."""
+
+    def build(self, case: Case, option: str) -> tuple[str, Built]:
+        """Return what to type for what was built, and that.
+
+        Raises:
+            EdgeqError: it cannot be built.
+        """
+
+
+REGISTRY: Registry[Remedy] = Registry(
+    REMEDIES, lambda found: isinstance(found, Remedy), "edgeq.pipeline.remedies.Remedy"
+)
+
+
+def with_remedies(job: Job, scheme: Scheme, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
+    """Return the proof with what would help most; as it is where its outputs are healthy, or labels show that accuracy
+    is kept."""
+    kept = proof.drop is not None and proof.drop <= POOR_DROP
+    if kept or built.artifact.plugin is not None or not worst_db(proof.agreement) < HEALTHY_DB:
+        return proof
+    with (
+        tempfile.TemporaryDirectory(prefix="remedies-", dir=job.prepared.path.parent) as folder,
+        progress.stage("Trying what would help"),
+    ):
+        return dataclasses.replace(proof, remedies=remedies(job, scheme, built, Path(folder)))
+
+
+def remedies(job: Job, scheme: Scheme, built: Built, folder: Path) -> tuple[Tried, ...]:
+    """Return what brings the outputs closer to float32's than `built` does, the best first.
+
+    Figures are of few validation samples. Of two that are good, the one that leaves more in int8 is the better. What
+    was too costly to try has no figure, and comes last.
+    """
+    macs = max(1, sum(node_macs(job.prepared.model).values()))
+    few = dataclasses.replace(
+        job,
+        calibration=spread(job.calibration, SAMPLES) if job.calibration is not None else None,
+        validation=spread(job.validation, SAMPLES),
+        float_outputs=(),
+    )
+    case = Case(few, scheme, built, folder, macs)
+    plain, share = _judged(case, built)
+    found: list[Tried] = []
+    left = _WORK
+    for remedy, option in _options(case):
+        work = macs * (remedy.inferences(case) + 2 * len(few.validation))
+        if work > left:
+            found.append(Tried(option, None, None, plain, 0))
+            continue
+        left -= work
+        tried = _tried(case, remedy, option, plain)
+        if tried is None or (tried.int8_mac_share or 0.0) < _LEAST_INT8 * share:
+            continue
+        found.append(tried)
+        if (tried.sqnr_db or 0.0) >= GOOD_DB and (tried.int8_mac_share or 0.0) >= share / 2:
+            break
+    return tuple(sorted(found, key=_rank, reverse=True))
+
+
+def _options(case: Case) -> Iterator[tuple[Remedy, str]]:
+    for remedy in sorted((remedy for _, remedy in REGISTRY.items()), key=lambda remedy: (remedy.order, remedy.name)):
+        for option in remedy.options(case):
+            yield remedy, option
+
+
+def _tried(case: Case, remedy: Remedy, option: str, plain: float) -> Tried | None:
+    """Return what came of a remedy; None where it cannot be built, or gains nothing worth a line."""
+    try:
+        option, built = remedy.build(case, option)
+        found, share = _judged(case, built)
+    except EdgeqError:  # it is no remedy for this model then
+        return None
+    nodes = sorted(set(built.artifact.scheme.exclude) - set(case.built.artifact.scheme.exclude))
+    if not found >= plain + _WORTH_DB:
+        return None
+    return Tried(option, found, share, plain, len(case.job.validation), tuple(nodes))
+
+
+def _judged(case: Case, built: Built) -> tuple[float, float]:
+    """Return the SQNR in dB on the few samples, and the share of the work in int8."""
+    found = agreements(case.job, {"": built.artifact}, case.job.validation)[""]
+    return worst_db(found), int8_share(case.job, built)
+
+
+def _rank(tried: Tried) -> tuple[bool, float, float, float]:
+    if tried.sqnr_db is None:
+        return (False, 0.0, 0.0, 0.0)
+    return (True, min(tried.sqnr_db, GOOD_DB), tried.int8_mac_share or 0.0, tried.sqnr_db)

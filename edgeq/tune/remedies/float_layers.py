@@ -1,0 +1,48 @@
+"""The layers that lose most, kept in float until the outputs are healthy."""
+
+from __future__ import annotations
+
+import math
+
+from edgeq.errors import CheckFailedError
+from edgeq.measure.closeness import HEALTHY_DB
+from edgeq.pipeline.job import Built
+from edgeq.pipeline.remedies import Case
+from edgeq.tune.recover import sensitivity
+from edgeq.tune.recover.closer import Search
+from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.recover.units import find_units
+
+# Sets of layers that a search builds, about.
+_BUILDS = 12
+
+
+class FloatLayers:
+    name = "float-layers"
+    title = "the layers that lose most in float"
+    order = 40
+
+    def options(self, case: Case) -> tuple[str, ...]:
+        """See `Remedy.options`."""
+        static = case.scheme.mode == "static" and case.job.calibration is not None
+        return (f"--min-sqnr {HEALTHY_DB:g}",) if static else ()
+
+    def inferences(self, case: Case) -> int:
+        """See `Remedy.inferences`."""
+        return len(find_units(case.job.prepared.model)) * sensitivity.SAMPLES + _BUILDS * len(case.job.validation)
+
+    def build(self, case: Case, option: str) -> tuple[str, Built]:
+        """See `Remedy.build`."""
+        place = case.place()
+        recoverer = Recoverer(case.job, case.built.target, place)
+        search = Search(recoverer, case.job, case.scheme, timed=False)
+        nodes = search.reach(HEALTHY_DB, refinements=0)
+        if nodes is None:
+            nodes, best = search.best
+            if not math.isfinite(best):
+                raise CheckFailedError("no layers in float make the outputs finite")
+            option = f"--min-sqnr {math.floor(10 * best) / 10:g}"
+        return option, recoverer.build(search.in_float(nodes), (), place / "model.onnx")
+
+
+REMEDY = FloatLayers()
