@@ -29,6 +29,7 @@ def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
     style = {"healthy": "green", "noisy": "yellow", "poor": "red"}[found.verdict]
     yield styled(f"verdict: {found.verdict_text}", style)
     yield from _draw_error_sources(found)
+    yield from _draw_exclusions(found)
     yield from _draw_layers(found, verbose=verbose)
     yield from _draw_weights(found, verbose=verbose)
     yield from _draw_engine(found, verbose=verbose)
@@ -55,10 +56,27 @@ def _draw_error_sources(found: Diagnosis) -> Lines:
         yield f"all of them: {_flags(found.exclude)}"
 
 
+def _draw_exclusions(found: Diagnosis) -> Lines:
+    """The nodes that help most in float, and the one that helps most by itself."""
+    from edgeq.measure.closeness import HEALTHY_DB
+
+    if found.verdict == "healthy":
+        return
+    yield ""
+    if not found.exclusions:
+        yield f"none of them helps in float; `edgeq quantize --min-sqnr {HEALTHY_DB:g}` tries sets of other nodes"
+        return
+    yield "what helps in float, computed so with the rest as it is"
+    single = next((one for one in found.exclusions if len(one.nodes) == 1), None)
+    for one in dict.fromkeys(filter(None, (found.exclusions[0], single))):
+        yield f"  {_db(one.plain_db)} → {_db(one.sqnr_db)} dB: {_flags(one.nodes)}"
+
+
 def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
     from rich.console import Console
     from rich.table import Column, Table
 
+    from edgeq.measure.closeness import worst_db
     from edgeq.report.names import shorten
 
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
@@ -82,7 +100,7 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
             _bar(activation.layer.sqnr_db),
             _db(activation.rounding.sqnr_db) if activation.rounding else activation.kind,
             _share(activation.saturated_low + activation.saturated_high),
-            _db(found.effects[noise.name].sqnr_db) if noise.name in found.effects else "",
+            _db(worst_db(found.effects[noise.name])) if noise.name in found.effects else "",
         )
     yield layers
     if not verbose and len(shown) < len(pairs):

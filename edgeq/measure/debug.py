@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeq.data.samples import open_samples
+from edgeq.data.samples import Subset, open_samples
 from edgeq.engines import EngineChoice, as_engine
 from edgeq.errors import UsageError
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement, compare_many
+from edgeq.measure.closeness import closeness
 from edgeq.measure.diagnosis import Diagnosis
 from edgeq.measure.engine_layers import EngineLayer, compare_engine
 from edgeq.measure.error_attribution import attribute_error
-from edgeq.measure.error_sources import layer_noise
+from edgeq.measure.error_sources import layer_noise, sets_to_exclude
+from edgeq.measure.exclusions import SAMPLES as FEW
+from edgeq.measure.exclusions import Exclusion, find_exclusions
 from edgeq.measure.instrument import instrumented_session
 from edgeq.measure.layer_runs import MEMORY
 from edgeq.measure.layers import LayerComparison, compare_layers
@@ -107,6 +110,11 @@ def debug(
         effects, error_sources = attribute_error(
             reference.graph, graph, comparison, outputs["written"], samples, most=worst, **how
         )
+        exclusions: tuple[Exclusion, ...] = ()
+        if closeness(outputs["optimised"]) != "healthy":
+            sets = sets_to_exclude(error_sources, comparison.activations, effects, worst)
+            few = Subset(samples, range(0, len(samples), max(1, len(samples) // FEW))[:FEW])
+            exclusions = find_exclusions(reference.graph, graph, sets, few, settings=loaded.settings, progress=progress)
         layers: tuple[EngineLayer, ...] = ()
         if choice is not None:
             layers = compare_engine(loaded.graph, samples, choice, Path(workdir), most=worst, progress=progress)
@@ -124,6 +132,7 @@ def debug(
         error_sources=error_sources,
         optimised=outputs["optimised"],
         written=outputs["written"],
+        exclusions=exclusions,
         notes=reference.notes,
         warnings=_warnings(outputs, comparison),
         engine=layers,

@@ -12,6 +12,7 @@ from edgeq.measure.agreement import Agreement
 from edgeq.measure.closeness import Closeness, closeness
 from edgeq.measure.engine_layers import EngineLayer
 from edgeq.measure.error_sources import ErrorSource, LayerNoise, nodes_to_exclude
+from edgeq.measure.exclusions import Exclusion
 from edgeq.measure.layers import LayerComparison
 from edgeq.records import plain
 from edgeq.session import SessionSettings
@@ -19,7 +20,7 @@ from edgeq.session import SessionSettings
 _VERDICTS: Mapping[Closeness, str] = {
     "healthy": "the outputs follow float32 closely, and nothing needs to be mended",
     "noisy": "the outputs follow float32, with noise; measure the task's metric with `edgeq eval`",
-    "poor": "the outputs do not follow float32; keep the layers named in float, or see `edgeq tune`",
+    "poor": "the outputs do not follow float32; keep the nodes that help in float, or see `edgeq tune`",
 }
 
 
@@ -38,6 +39,8 @@ class Diagnosis(Page):
         effects: the float model's outputs with the error of one layer alone, for the layers that may cause the error.
         optimised: the model's outputs in the session that ships; `written`: without graph optimisation.
         notes, warnings: one sentence each.
+        exclusions: nodes that help when they stay in float, as it was computed, the best first; looked for where the
+            outputs are not healthy.
         engine: the quantized activations in the engine `engine_name`, if one was to be compared.
     """
 
@@ -56,6 +59,7 @@ class Diagnosis(Page):
     written: Agreement
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    exclusions: tuple[Exclusion, ...] = ()
     engine: tuple[EngineLayer, ...] = ()
     engine_name: str = ""
 
@@ -76,7 +80,7 @@ class Diagnosis(Page):
 
     def __brief__(self) -> dict[str, Any]:
         models = {"float_model": self.float_model, "quantized": self.quantized}
-        sources = {"error_sources": self.error_sources, "exclude": self.exclude}
+        sources = {"error_sources": self.error_sources, "exclude": self.exclude, "helps": self.exclusions[:1]}
         agreement = {
             "verdict": self.verdict_text,
             "sqnr_db": self.optimised.sqnr_db,
@@ -108,6 +112,7 @@ class Diagnosis(Page):
             "outputs": {"optimised": self.optimised, "as_written": self.written},
             "culprits": self.error_sources,
             "exclude": self.exclude,
+            "exclusions": self.exclusions,
             "weights": compared["weights"],
             "activations": compared["activations"],
             "engine": self.engine,

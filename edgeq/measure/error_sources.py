@@ -15,6 +15,7 @@ from typing import Literal
 
 from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.closeness import worst_db
 from edgeq.measure.match_weights import WeightComparison
 from edgeq.records import NOT_WRITTEN, NullIsInfinite
 
@@ -131,8 +132,23 @@ def find_error_sources(
             reason = _weight_reason(by_node.get(a.node)) if cause == "weights" else _range_reason(a)
             nodes = [a.node] if cause == "weights" else _touching(a, by_name)
             exclude = tuple(node for node in dict.fromkeys(nodes) if node)
-            found.append(ErrorSource(a.name, a.node, a.op_type, effect.sqnr_db, share, cause, reason, exclude))
+            found.append(ErrorSource(a.name, a.node, a.op_type, worst_db(effect), share, cause, reason, exclude))
     return tuple(sorted(found, key=lambda error_source: -error_source.share)[:most])
+
+
+def sets_to_exclude(
+    error_sources: Sequence[ErrorSource],
+    activations: Sequence[ActivationComparison],
+    effects: Mapping[str, Agreement],
+    most: int,
+) -> tuple[tuple[str, ...], ...]:
+    """Return sets of nodes to try in float: those of the error sources first, then what touches the tensors whose error
+    changes the outputs most, until there are `most`."""
+    by_name = {a.name: a for a in activations}
+    worst = sorted(effects, key=lambda name: worst_db(effects[name]))
+    touching = (tuple(node for node in dict.fromkeys(_touching(by_name[name], by_name)) if node) for name in worst)
+    sets = dict.fromkeys((*(source.exclude for source in error_sources), *touching))
+    return tuple(itertools.islice(filter(None, sets), most))
 
 
 def nodes_to_exclude(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
@@ -176,8 +192,10 @@ def _share(effect: Agreement, outputs: Agreement) -> float:
 
 
 def _ratio(agreement: OutputAgreement | None) -> float:
-    if agreement is None or agreement.sqnr_db == math.inf:
+    if agreement is None:
         return 0.0
+    if agreement.sqnr_db == math.inf:
+        return _MOST if agreement.nonfinite else 0.0
     return float(min(_MOST, 10 ** (-agreement.sqnr_db / 10)))
 
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 KEYS = {
     "float_model", "quantized_model", "variant", "data", "count", "prepared", "outputs", "culprits", "exclude",
-    "engine", "verdict", "verdict_text", "weights", "activations", "notes", "warnings",
+    "engine", "exclusions", "verdict", "verdict_text", "weights", "activations", "notes", "warnings",
 }  # fmt: skip
 
 

@@ -1,0 +1,88 @@
+"""`edgeq.measure.splice` against builds without the nodes, and what `edgeq debug` says helps."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edgeq.backends.cpu import CpuBackend
+from edgeq.cli import group
+from edgeq.graph.index import GraphIndex
+from edgeq.measure.debug import debug
+from edgeq.measure.instrument import instrumented_session
+from edgeq.measure.match_activations import match_activations
+from edgeq.measure.splice import with_nodes_in_float
+from edgeq.model.load import read_model
+from edgeq.scheme import Scheme
+from edgeq.session import SessionSettings
+from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all
+
+pytestmark = pytest.mark.usefixtures("exact_kernels")
+
+SETTINGS = SessionSettings(intra_op_threads=1)
+SETS = [
+    ("pointwise",),
+    ("depthwise",),
+    ("stem", "stem_relu"),
+    ("pointwise", "residual"),
+    ("depthwise", "depthwise_clip", "pointwise"),
+    ("head",),
+]
+
+
+def _answers(model: object, quantized: Quantized) -> np.ndarray:
+    session = instrumented_session(model, optimization="none", settings=SETTINGS)  # type: ignore[arg-type]
+    return np.stack([session.run(None, dict(sample.inputs))[0] for sample in quantized.samples])
+
+
+@pytest.mark.parametrize("form", SCHEMES)
+@pytest.mark.parametrize("nodes", SETS, ids=",".join)
+def test_it_computes_what_a_build_without_the_nodes_does(
+    quantized: Quantized, form: str, nodes: tuple[str, ...], tmp_path: Path
+) -> None:
+    source, whole = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models[form]))
+    spliced = with_nodes_in_float(source, whole, match_activations(source, whole), nodes)
+    assert spliced is not None
+    scheme = dataclasses.replace(SCHEMES[form], exclude=nodes)
+    CpuBackend().build(quantized.prepared, quantized.ranges, scheme, tmp_path / "without.onnx")
+    built = _answers(read_model(tmp_path / "without.onnx"), quantized)
+    found = _answers(spliced, quantized)
+    plain = _answers(read_model(quantized.models[form]), quantized)
+    step = np.ptp(built) / 200
+    assert np.abs(found - built).max() <= step  # a tie is rounded to either side
+    assert np.sqrt(np.mean((found - built) ** 2)) <= max(0.25 * np.sqrt(np.mean((built - plain) ** 2)), 0.1 * step)
+
+
+def test_what_is_not_there_cannot_be_in_float(quantized: Quantized) -> None:
+    source, whole = GraphIndex(quantized.prepared.model), GraphIndex(read_model(quantized.models["u8s8"]))
+    assert with_nodes_in_float(source, whole, match_activations(source, whole), ("nothing",)) is None
+
+
+def test_debug_names_the_node_that_helps(tmp_path: Path) -> None:
+    """One scale for channels of very different size: the layer that has them helps, by itself."""
+    scales = {"depthwise.weight": np.where(np.arange(16) == 3, 400.0, 1.0)}
+    per_tensor = Scheme(per_channel=False)
+    quantized = quantize_all(tmp_path, float_model(scales=scales), ("u8s8",))
+    CpuBackend().build(quantized.prepared, quantized.ranges, per_tensor, tmp_path / "q.onnx")
+    found = debug(quantized.source, tmp_path / "q.onnx", quantized.data)
+    assert found.verdict != "healthy"
+    best = found.exclusions[0]
+    assert "depthwise" in best.nodes
+    assert best.plain_db == pytest.approx(found.written.sqnr_db, abs=3)
+    CpuBackend().build(
+        quantized.prepared, quantized.ranges, per_tensor.replace(exclude=best.nodes), tmp_path / "better.onnx"
+    )
+    again = debug(quantized.source, tmp_path / "better.onnx", quantized.data)
+    assert again.written.sqnr_db == pytest.approx(best.sqnr_db, abs=3)
+    assert again.written.sqnr_db > found.written.sqnr_db + 3
+    arguments = ["debug", str(quantized.source), str(tmp_path / "q.onnx"), "--data", str(quantized.data)]
+    shown = CliRunner().invoke(group, arguments, env={"COLUMNS": "200"})
+    assert f"→ {best.sqnr_db:.1f} dB: --exclude" in shown.output
+
+
+def test_a_healthy_model_needs_none(quantized: Quantized) -> None:
+    assert debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2).exclusions == ()
