@@ -95,7 +95,7 @@ DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER
 TASKS = Group("task", "edgeq.tasks", "edgeq.measure.tasks", "TASK", also="path.py:factory")
 STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
 RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
-REMEDIES = Group("remedy", "edgeq.remedies", "edgeq.tune.remedies", "REMEDY")
+IMPROVEMENTS = Group("improvement", "edgeq.improvements", "edgeq.tune.improvements", "IMPROVEMENT")
 BACKENDS = Group(
     "backend",
     "edgeq.backends",
@@ -107,7 +107,7 @@ BACKENDS = Group(
     },
     error=HardwareError,
 )
-GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, REMEDIES, BACKENDS)
+GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, IMPROVEMENTS, BACKENDS)
 
 
 class Registry(Generic[T]):

@@ -153,6 +153,7 @@ def test_the_command_line_lists_them_with_their_package(site: Path) -> None:
         "decoders": ["corners"],
         "preprocess_steps": ["clip"],
         "recoveries": ["wider-ranges"],
+        "improvements": [],
         "backends": ["example"],
     }
     (row,) = [row for row in listed["calibration_methods"] if row["name"] == "scaled"]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @click.command()
 @common
 def command(printer: Printer) -> None:
-    """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries and backends.
+    """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries, improvements
+    of poor results, and backends.
 
     Those of installed plug-ins are among them, with the package that each comes from: docs/extending.md.
     """
@@ -25,6 +26,7 @@ def command(printer: Printer) -> None:
     from edgeq.data.steps import REGISTRY as STEPS
     from edgeq.measure.decoders import REGISTRY as DECODERS
     from edgeq.measure.task import REGISTRY as TASKS
+    from edgeq.pipeline.improvements import REGISTRY as IMPROVEMENTS
     from edgeq.tune.recover.methods import REGISTRY as RECOVERIES
 
     plain = {
@@ -33,6 +35,7 @@ def command(printer: Printer) -> None:
         "decoders": _rows(DECODERS, lambda decoder: {"title": decoder.title}),
         "preprocess_steps": _rows(STEPS, lambda step: {"title": step.help, "aliases": list(step.aliases)}),
         "recoveries": _rows(RECOVERIES, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),
+        "improvements": _rows(IMPROVEMENTS, lambda improvement: {"title": improvement.title}),
         "backends": _rows(BACKENDS, lambda backend: {"title": backend.title}),
     }
     printer.lines(plain, _lines(plain))

@@ -16,9 +16,9 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
 from edgeq.pipeline.clipping import with_unclipped
+from edgeq.pipeline.improvements import with_improvements
 from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.proof import Proof, prove
-from edgeq.pipeline.remedies import with_remedies
 from edgeq.pipeline.target_arithmetic import computed_as_there
 from edgeq.pipeline.target_coverage import target_coverage
 from edgeq.progress import SILENT, Progress
@@ -127,7 +127,7 @@ class Builds:
         if key not in self._proofs:
             proof = prove_built(self.job, built, coverage, task=self.task, timed=timed, progress=self._progress)
             proof = with_unclipped(self.job, built, proof, progress=self._progress)
-            self._proofs[key] = with_remedies(self.job, scheme, built, proof, progress=self._progress)
+            self._proofs[key] = with_improvements(self.job, scheme, built, proof, progress=self._progress)
         return dataclasses.replace(self._proofs[key], coverage=coverage)
 
 

@@ -42,9 +42,9 @@ POOR_DROP = 0.05
 # From so many samples with another top-1 on they say something about others.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
-# Of the nodes that a remedy keeps in float, so many are named.
+# Of the nodes that an improvement keeps in float, so many are named.
 _NAMED = 4
-# With less of the work in int8, a remedy says how much it leaves there.
+# With less of the work in int8, an improvement says how much it leaves there.
 _MOST_INT8 = 0.9
 
 
@@ -109,8 +109,8 @@ class Proof(Displayed):
         engine: what executed the artifact for all of this.
         unclipped: where its ranges cut values off at a cost: their method, its SQNR against float32 in dB, and that of
             ranges that hold every value, on the same samples.
-        remedies: where the result is poor, what brings it closer to float32, the best first; see
-            `edgeq.pipeline.remedies`.
+        improvements: where the result is poor, what brings it closer to float32, the best first; see
+            `edgeq.pipeline.improvements`.
     """
 
     coverage: Coverage
@@ -122,7 +122,7 @@ class Proof(Displayed):
     held_out: bool
     engine: str = DEFAULT
     unclipped: tuple[str, float, float] | None = None
-    remedies: tuple[Tried, ...] = ()
+    improvements: tuple[Tried, ...] = ()
 
     @property
     def drop(self) -> float | None:
@@ -187,9 +187,9 @@ class Proof(Displayed):
         return tuple(found)
 
     def _advice(self) -> str:
-        """The remedy that helps most; where none is known, where to look for one."""
-        if self.remedies:
-            return self.remedies[0].sentence
+        """The improvement that helps most; where none is known, where to look for one."""
+        if self.improvements:
+            return self.improvements[0].sentence
         return "`edgeq debug` names the layers that cause it, `edgeq tune` looks for what is closer"
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
@@ -226,7 +226,7 @@ class Proof(Displayed):
             "samples": self.samples,
             "held_out": self.held_out,
             "engine": self.engine,
-            "remedies": self.remedies,
+            "improvements": self.improvements,
             "warnings": self.warnings(),
         }
 

@@ -30,9 +30,9 @@ from edgeq.pipeline.block_race import must_race, race_compute
 from edgeq.pipeline.builds import Builds, check_gain, prove_built
 from edgeq.pipeline.checks import as_overrides, check_output, check_request
 from edgeq.pipeline.clipping import with_unclipped
+from edgeq.pipeline.improvements import with_improvements
 from edgeq.pipeline.job import Built, Job, open_job, scheme_for
 from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.remedies import with_remedies
 from edgeq.pipeline.saturation_mitigation import Decision, decide, must_decide
 from edgeq.pipeline.target_checks import runtime_requirements
 from edgeq.pipeline.target_coverage import check_measurable, target_coverage
@@ -214,7 +214,7 @@ def quantize(
         check_gain(job, built, coverage)
         proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
         proof = with_unclipped(job, built, proof, progress=progress)
-        proof = with_remedies(job, scheme, built, proof, progress=progress)
+        proof = with_improvements(job, scheme, built, proof, progress=progress)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         bytes_int8 = model_bytes(draft)
         beside = [f"{draft.stem}.{file.name}" for file in built.artifact.tables]

@@ -54,7 +54,7 @@ def test_it_computes_what_a_build_without_the_nodes_does(
     plain = _answers(read_model(quantized.models[form]), quantized)
     step = np.ptp(built) / 200
     assert np.abs(found - built).max() <= step  # a tie is rounded to either side
-    assert np.sqrt(np.mean((found - built) ** 2)) <= max(0.25 * np.sqrt(np.mean((built - plain) ** 2)), 0.1 * step)
+    assert np.sqrt(np.mean((found - built) ** 2)) <= max(0.25 * np.sqrt(np.mean((built - plain) ** 2)), 0.5 * step)
 
 
 def test_what_is_not_there_cannot_be_in_float(quantized: Quantized) -> None:

@@ -60,7 +60,7 @@ def test_nothing_to_warn_of() -> None:
     assert changed(agreement=agreement(17.0, 0.9, 100)).warnings() == ()
 
 
-REMEDIES = (Tried("--min-sqnr 20", 22.3, 0.6, 5.0, 8, tuple("abcde")), Tried("--dynamic", None, None, 5.0, 0))
+TRIED = (Tried("--min-sqnr 20", 22.3, 0.6, 5.0, 8, tuple("abcde")), Tried("--dynamic", None, None, 5.0, 0))
 
 
 @pytest.mark.parametrize(("top1", "count"), [(0.95, 100), (0.75, 8), (None, 100)])
@@ -78,13 +78,13 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
         ),
         ({"agreement": agreement(19.9), "accuracy": {}}, "with noise (19.9 dB SQNR)"),
         (
-            {"agreement": agreement(5.0), "accuracy": {}, "remedies": REMEDIES},
+            {"agreement": agreement(5.0), "accuracy": {}, "improvements": TRIED},
             "5.0 dB SQNR: `--min-sqnr 20` gave 22.3 dB on 8 samples, with a, b, c, d and 1 more in float, 60% of the "
             "work in int8; measure",
         ),
-        ({"agreement": agreement(5.0), "accuracy": {}, "remedies": REMEDIES[1:]}, "`--dynamic` may help, and was too"),
+        ({"agreement": agreement(5.0), "accuracy": {}, "improvements": TRIED[1:]}, "`--dynamic` may help, and was too"),
         (
-            {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}, "remedies": REMEDIES},
+            {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}, "improvements": TRIED},
             "accuracy falls from 0.9000 to 0.7000: `--min-sqnr 20` gave 22.3 dB",
         ),
         ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),

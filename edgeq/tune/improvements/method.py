@@ -5,8 +5,8 @@ from __future__ import annotations
 from edgeq.calibrate.clipping import range_noise
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import scheme_ranges
+from edgeq.pipeline.improvements import Case
 from edgeq.pipeline.job import Built, build
-from edgeq.pipeline.remedies import Case
 from edgeq.scheme import Scheme
 
 LEAST_SQUARES = "mse"
@@ -20,7 +20,7 @@ class Method:
     order = 10
 
     def options(self, case: Case) -> tuple[str, ...]:
-        """See `Remedy.options`."""
+        """See `Improvement.options`."""
         scheme, statistics = case.scheme, case.job.statistics
         if scheme.mode != "static" or scheme.method == LEAST_SQUARES or statistics is None:
             return ()
@@ -32,12 +32,12 @@ class Method:
         return (f"--method {LEAST_SQUARES}",) if now >= _WORTH * best else ()
 
     def inferences(self, case: Case) -> int:
-        """See `Remedy.inferences`."""
+        """See `Improvement.inferences`."""
         del case
         return 0
 
     def build(self, case: Case, option: str) -> tuple[str, Built]:
-        """See `Remedy.build`."""
+        """See `Improvement.build`."""
         return option, build(case.job, case.built.target, _with(case.scheme), case.place() / "model.onnx")
 
 
@@ -45,4 +45,4 @@ def _with(scheme: Scheme) -> Scheme:
     return scheme.replace(method=LEAST_SQUARES, method_options={})
 
 
-REMEDY = Method()
+IMPROVEMENT = Method()

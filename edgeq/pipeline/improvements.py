@@ -1,4 +1,4 @@
-"""Remedies: where outputs follow float32 poorly, find out on few samples what helps most on this very model.
+"""Improvements: where outputs follow float32 poorly, find out on few samples what helps most on this very model.
 
 Nothing is tried where the result is good. What is tried is bounded by multiply-accumulates and not by time, so that the
 same model gets the same advice everywhere; what is over the bound is named without a figure.
@@ -20,21 +20,21 @@ from edgeq.pipeline.agreements import agreements, int8_share, spread
 from edgeq.pipeline.job import Built, Job
 from edgeq.pipeline.proof import POOR_DROP, Proof, Tried
 from edgeq.progress import SILENT, Progress
-from edgeq.registry import REMEDIES, Registry
+from edgeq.registry import IMPROVEMENTS, Registry
 from edgeq.scheme import Scheme
 
 SAMPLES = 8
 # Multiply-accumulates of all trials together: about a minute on two cores.
 _WORK = 400_000_000_000
-# A remedy that gains less is none.
+# An improvement that gains less is none.
 _WORTH_DB = 1.0
-# Of the work that the plain build does in int8, a remedy must leave so much there: float is no remedy.
+# Of the work that the plain build does in int8, an improvement must leave so much there: a float model is none.
 _LEAST_INT8 = 0.1
 
 
 @dataclass(frozen=True)
 class Case:
-    """A build whose result is poor, and what to try remedies on.
+    """A build whose result is poor, and what to try improvements on.
 
     Attributes:
         job: with few samples.
@@ -57,8 +57,8 @@ class Case:
 
 
 @runtime_checkable
-class Remedy(Protocol):
-    """One kind of remedy, registered in the group `edgeq.remedies`.
+class Improvement(Protocol):
+    """One kind of improvement, registered in the group `edgeq.improvements`.
 
     Attributes:
         name: as registered.
@@ -84,25 +84,25 @@ class Remedy(Protocol):
         """
 
 
-REGISTRY: Registry[Remedy] = Registry(
-    REMEDIES, lambda found: isinstance(found, Remedy), "edgeq.pipeline.remedies.Remedy"
+REGISTRY: Registry[Improvement] = Registry(
+    IMPROVEMENTS, lambda found: isinstance(found, Improvement), "edgeq.pipeline.improvements.Improvement"
 )
 
 
-def with_remedies(job: Job, scheme: Scheme, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
+def with_improvements(job: Job, scheme: Scheme, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
     """Return the proof with what would help most; as it is where its outputs are healthy, or labels show that accuracy
     is kept."""
     kept = proof.drop is not None and proof.drop <= POOR_DROP
     if kept or built.artifact.plugin is not None or not worst_db(proof.agreement) < HEALTHY_DB:
         return proof
     with (
-        tempfile.TemporaryDirectory(prefix="remedies-", dir=job.prepared.path.parent) as folder,
+        tempfile.TemporaryDirectory(prefix="improvements-", dir=job.prepared.path.parent) as folder,
         progress.stage("Trying what would help"),
     ):
-        return dataclasses.replace(proof, remedies=remedies(job, scheme, built, Path(folder)))
+        return dataclasses.replace(proof, improvements=improvements(job, scheme, built, Path(folder)))
 
 
-def remedies(job: Job, scheme: Scheme, built: Built, folder: Path) -> tuple[Tried, ...]:
+def improvements(job: Job, scheme: Scheme, built: Built, folder: Path) -> tuple[Tried, ...]:
     """Return what brings the outputs closer to float32's than `built` does, the best first.
 
     Figures are of few validation samples. Of two that are good, the one that leaves more in int8 is the better. What
@@ -119,13 +119,13 @@ def remedies(job: Job, scheme: Scheme, built: Built, folder: Path) -> tuple[Trie
     plain, share = _judged(case, built)
     found: list[Tried] = []
     left = _WORK
-    for remedy, option in _options(case):
-        work = macs * (remedy.inferences(case) + 2 * len(few.validation))
+    for improvement, option in _options(case):
+        work = macs * (improvement.inferences(case) + 2 * len(few.validation))
         if work > left:
             found.append(Tried(option, None, None, plain, 0))
             continue
         left -= work
-        tried = _tried(case, remedy, option, plain)
+        tried = _tried(case, improvement, option, plain)
         if tried is None or (tried.int8_mac_share or 0.0) < _LEAST_INT8 * share:
             continue
         found.append(tried)
@@ -134,18 +134,18 @@ def remedies(job: Job, scheme: Scheme, built: Built, folder: Path) -> tuple[Trie
     return tuple(sorted(found, key=_rank, reverse=True))
 
 
-def _options(case: Case) -> Iterator[tuple[Remedy, str]]:
-    for remedy in sorted((remedy for _, remedy in REGISTRY.items()), key=lambda remedy: (remedy.order, remedy.name)):
-        for option in remedy.options(case):
-            yield remedy, option
+def _options(case: Case) -> Iterator[tuple[Improvement, str]]:
+    for kind in sorted((kind for _, kind in REGISTRY.items()), key=lambda kind: (kind.order, kind.name)):
+        for option in kind.options(case):
+            yield kind, option
 
 
-def _tried(case: Case, remedy: Remedy, option: str, plain: float) -> Tried | None:
-    """Return what came of a remedy; None where it cannot be built, or gains nothing worth a line."""
+def _tried(case: Case, improvement: Improvement, option: str, plain: float) -> Tried | None:
+    """Return what came of an improvement; None where it cannot be built, or gains nothing worth a line."""
     try:
-        option, built = remedy.build(case, option)
+        option, built = improvement.build(case, option)
         found, share = _judged(case, built)
-    except EdgeqError:  # it is no remedy for this model then
+    except EdgeqError:  # it is no improvement for this model then
         return None
     nodes = sorted(set(built.artifact.scheme.exclude) - set(case.built.artifact.scheme.exclude))
     if not found >= plain + _WORTH_DB:

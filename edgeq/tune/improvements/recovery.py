@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edgeq.pipeline.improvements import Case
 from edgeq.pipeline.job import Built
-from edgeq.pipeline.remedies import Case
 from edgeq.tune.recover.methods import recoveries
 from edgeq.tune.recover.run import Recoverer
 
@@ -16,20 +16,20 @@ class Recovery:
     order = 30
 
     def options(self, case: Case) -> tuple[str, ...]:
-        """See `Remedy.options`."""
+        """See `Improvement.options`."""
         if case.job.calibration is None:
             return ()
         return tuple(f"{_OPTION}{name}" for name, found in recoveries().items() if case.scheme.mode in found.modes)
 
     def inferences(self, case: Case) -> int:
-        """See `Remedy.inferences`."""
+        """See `Improvement.inferences`."""
         return 3 * len(case.job.validation)  # statistics of a new model, and values of layers in the middle
 
     def build(self, case: Case, option: str) -> tuple[str, Built]:
-        """See `Remedy.build`."""
+        """See `Improvement.build`."""
         place = case.place()
         recoverer = Recoverer(case.job, case.built.target, place)
         return option, recoverer.build(case.scheme, [option.removeprefix(_OPTION)], place / "model.onnx")
 
 
-REMEDY = Recovery()
+IMPROVEMENT = Recovery()

@@ -6,8 +6,8 @@ import math
 
 from edgeq.errors import CheckFailedError
 from edgeq.measure.closeness import HEALTHY_DB
+from edgeq.pipeline.improvements import Case
 from edgeq.pipeline.job import Built
-from edgeq.pipeline.remedies import Case
 from edgeq.tune.recover import sensitivity
 from edgeq.tune.recover.closer import Search
 from edgeq.tune.recover.run import Recoverer
@@ -23,16 +23,16 @@ class FloatLayers:
     order = 40
 
     def options(self, case: Case) -> tuple[str, ...]:
-        """See `Remedy.options`."""
+        """See `Improvement.options`."""
         static = case.scheme.mode == "static" and case.job.calibration is not None
         return (f"--min-sqnr {HEALTHY_DB:g}",) if static else ()
 
     def inferences(self, case: Case) -> int:
-        """See `Remedy.inferences`."""
+        """See `Improvement.inferences`."""
         return len(find_units(case.job.prepared.model)) * sensitivity.SAMPLES + _BUILDS * len(case.job.validation)
 
     def build(self, case: Case, option: str) -> tuple[str, Built]:
-        """See `Remedy.build`."""
+        """See `Improvement.build`."""
         place = case.place()
         recoverer = Recoverer(case.job, case.built.target, place)
         search = Search(recoverer, case.job, case.scheme, timed=False)
@@ -45,4 +45,4 @@ class FloatLayers:
         return option, recoverer.build(search.in_float(nodes), (), place / "model.onnx")
 
 
-REMEDY = FloatLayers()
+IMPROVEMENT = FloatLayers()

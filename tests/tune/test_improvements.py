@@ -1,4 +1,4 @@
-"""`edgeq.pipeline.remedies` with the remedies of `edgeq.tune.remedies`: what helps is found on the very model."""
+"""`edgeq.pipeline.improvements` with those of `edgeq.tune.improvements`: what helps is found on the very model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import edgeq
 from edgeq.graph.convert import to_bytes
-from edgeq.pipeline import remedies as trials
+from edgeq.pipeline import improvements as trials
 from edgeq.pipeline.quantize import Quantized
 from edgeq.records import plain
 from tests.tune.recover.nets import Net, few, run, sqnr_db
@@ -36,19 +36,19 @@ def _sqnr(folder: Path, model: Path) -> float:
     return sqnr_db(float32, int8)
 
 
-def test_a_transformer_is_told_of_run_time_ranges_with_the_figure_that_they_give(tmp_path: Path) -> None:
+def test_a_transformer_hears_of_run_time_ranges_with_the_figure_that_they_give(tmp_path: Path) -> None:
     poor = _quantized(transformer(), tmp_path, SHAPE)
     assert poor.proof.agreement.sqnr_db < 15
-    best = poor.proof.remedies[0]
+    best = poor.proof.improvements[0]
     assert best.option == "--dynamic"
     assert best.plain_db == pytest.approx(poor.proof.agreement.sqnr_db, abs=0.5)
     (warning,) = [text for text in poor.proof.warnings() if "dB SQNR" in text]
     assert f"`--dynamic` gave {best.sqnr_db:.1f} dB on 8 samples" in warning
-    assert plain(poor)["remedies"][0]["option"] == "--dynamic"
+    assert plain(poor)["improvements"][0]["option"] == "--dynamic"
     dynamic = _quantized(transformer(), tmp_path, SHAPE, overrides={"mode": "dynamic"})
     assert best.sqnr_db == pytest.approx(_sqnr(tmp_path, dynamic.output), abs=0.5)
     assert dynamic.proof.agreement.sqnr_db > 25
-    assert dynamic.proof.remedies == ()
+    assert dynamic.proof.improvements == ()
     assert STAGE not in dynamic.seconds, "a good model pays nothing"
     assert STAGE in poor.seconds
 
@@ -65,15 +65,15 @@ def test_a_bundle_says_it_too(tmp_path: Path) -> None:
         emulate=False,
     )
     (variant,) = made.variants.values()
-    assert variant.proof.remedies[0].option == "--dynamic"
+    assert variant.proof.improvements[0].option == "--dynamic"
     assert any("`--dynamic` gave" in warning for warning in variant.proof.warnings())
 
 
-def test_a_target_without_such_a_mode_is_told_which_layers(tmp_path: Path) -> None:
+def test_a_target_without_such_a_mode_hears_which_layers(tmp_path: Path) -> None:
     poor = _quantized(transformer(layers=1), tmp_path, SHAPE, target="gemmini")
-    options = [tried.option for tried in poor.proof.remedies]
+    options = [tried.option for tried in poor.proof.improvements]
     assert "--dynamic" not in options
-    best = poor.proof.remedies[0]
+    best = poor.proof.improvements[0]
     assert best.option.startswith("--min-sqnr ")
     assert best.nodes
     assert best.sqnr_db is not None
@@ -81,8 +81,8 @@ def test_a_target_without_such_a_mode_is_told_which_layers(tmp_path: Path) -> No
     assert again.proof.agreement.sqnr_db == pytest.approx(best.sqnr_db, abs=0.5)
 
 
-def test_convolutions_are_told_of_no_mode_that_leaves_them_in_float(tmp_path: Path) -> None:
-    """Channels of very different size are what equalization is for; what its option gives is what was said."""
+def test_convolutions_hear_of_no_mode_that_leaves_them_in_float(tmp_path: Path) -> None:
+    """Channels of very different size are what equalization is for; its option gives what the warning says."""
     net, channels = Net(), np.where(np.arange(8) == 3, 300.0, 1.0)
     x = net.node("Relu", [net.conv("x", "first", 3, 8, channels=channels)], "act")
     weight = net.random.normal(0, 0.3, (8, 8, 1, 1)) / channels[:, None, None]
@@ -91,8 +91,8 @@ def test_convolutions_are_told_of_no_mode_that_leaves_them_in_float(tmp_path: Pa
     model, shape = net.model({"x": (1, 3, 12, 12)}, ["last_out"]), (1, 3, 12, 12)
     poor = _quantized(model, tmp_path, shape)
     assert poor.proof.agreement.sqnr_db < 20
-    best = poor.proof.remedies[0]
-    assert "--dynamic" not in [tried.option for tried in poor.proof.remedies]
+    best = poor.proof.improvements[0]
+    assert "--dynamic" not in [tried.option for tried in poor.proof.improvements]
     assert best.option.startswith("--recover ")
     again = _quantized(model, tmp_path, shape, builder=edgeq.recovering(best.option.removeprefix("--recover ")))
     assert again.proof.agreement.sqnr_db == pytest.approx(best.sqnr_db, abs=0.5)
@@ -101,15 +101,15 @@ def test_convolutions_are_told_of_no_mode_that_leaves_them_in_float(tmp_path: Pa
 def test_what_is_too_costly_is_named_without_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "_WORK", 0)
     poor = _quantized(transformer(layers=1), tmp_path, SHAPE)
-    assert poor.proof.remedies
-    assert all(tried.sqnr_db is None for tried in poor.proof.remedies)
+    assert poor.proof.improvements
+    assert all(tried.sqnr_db is None for tried in poor.proof.improvements)
     assert "`--dynamic` may help, and was too costly to try" in " ".join(poor.proof.warnings())
 
 
 def test_the_best_comes_first_and_nothing_that_does_not_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "GOOD_DB", math.inf)  # nothing is good enough to stop
     poor = _quantized(transformer(layers=1), tmp_path, SHAPE)
-    found = [tried.sqnr_db or 0.0 for tried in poor.proof.remedies]
+    found = [tried.sqnr_db or 0.0 for tried in poor.proof.improvements]
     assert len(found) > 1
     assert found == sorted(found, reverse=True)
     assert all(db > poor.proof.agreement.sqnr_db for db in found)

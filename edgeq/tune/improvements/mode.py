@@ -7,8 +7,8 @@ import dataclasses
 from edgeq.backends import backend_named
 from edgeq.errors import UsageError
 from edgeq.pipeline.agreements import int8_share
+from edgeq.pipeline.improvements import Case
 from edgeq.pipeline.job import Built, build
-from edgeq.pipeline.remedies import Case
 from edgeq.scheme import Scheme
 
 # Of the work in int8, another mode must have so much of what this one has: it quantizes fewer operators.
@@ -21,7 +21,7 @@ class Mode:
     order = 20
 
     def options(self, case: Case) -> tuple[str, ...]:
-        """See `Remedy.options`."""
+        """See `Improvement.options`."""
         backend, now = backend_named(case.built.target.backend), int8_share(case.job, case.built)
         suits = []
         for option, scheme in _schemes(case.scheme).items():
@@ -35,12 +35,12 @@ class Mode:
         return tuple(suits)
 
     def inferences(self, case: Case) -> int:
-        """See `Remedy.inferences`."""
+        """See `Improvement.inferences`."""
         del case
         return 0
 
     def build(self, case: Case, option: str) -> tuple[str, Built]:
-        """See `Remedy.build`."""
+        """See `Improvement.build`."""
         scheme = _schemes(case.scheme)[option]
         return option, build(case.job, case.built.target, scheme, case.place() / "model.onnx")
 
@@ -52,4 +52,4 @@ def _schemes(scheme: Scheme) -> dict[str, Scheme]:
     return {**dynamic, **({"--weight-only 8": scheme.replace(mode="weight-only", weight_bits=8)} if fewer else {})}
 
 
-REMEDY = Mode()
+IMPROVEMENT = Mode()
