@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import consumers
-from edgeq.measure.agreement import compare_many
+from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.closeness import GOOD_DB, worst_db
+from edgeq.measure.inference import infer
 from edgeq.measure.instrument import instrumented_session
 from edgeq.measure.match_activations import match_activations
 from edgeq.measure.splice import with_nodes_in_float
@@ -24,8 +27,11 @@ if TYPE_CHECKING:
     from edgeq.data.samples import Samples
 
 SAMPLES = 4
+# Nodes that are tried by themselves, those of the worst sets.
+_SINGLES = 8
 # Nodes that are put back into integers, at most, as long as that costs nothing.
-_PUT_BACK = 8
+_PUT_BACK = 4
+_FLOAT = "float32"
 # What gains less does not help.
 _WORTH_DB = 1.0
 
@@ -54,10 +60,10 @@ def find_exclusions(
     settings: SessionSettings,
     progress: Progress = SILENT,
 ) -> tuple[Exclusion, ...]:
-    """Return what helps of `sets`, of each node in them, and of the first 2, 4, 8 ... sets together, the best first.
+    """Return what helps of `sets`, of nodes in them, and of the first 1, 2, 4 ... sets together, the best first.
 
-    Sets that help most go together first, and once more with the nodes around them that have no multiply-accumulates:
-    beside one in integers, a tensor is quantized. Of two that are good, the one with fewer nodes is the better.
+    Sets go together in the order given, and those that help most first; these once more with the nodes around them that
+    have no multiply-accumulates: beside a node in integers, a tensor is quantized. Of two that are good, the one with fewer nodes is the better.
 
     Args:
         samples: few; all of them are run for each set.
@@ -65,8 +71,14 @@ def find_exclusions(
     matches = match_activations(float_graph, quantized_graph)
     macs = {name: work for name, work in node_macs(float_graph.model).items() if work}
     reference = instrumented_session(float_graph.model, optimization="all", settings=settings)
-    plain_session = instrumented_session(quantized_graph.model, optimization="none", settings=settings)
-    plain = worst_db(compare_many(reference, {"": plain_session}, samples)[""])
+    known = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
+
+    def judged(model: ir.Model) -> float:
+        """Return the SQNR in dB of a model's outputs."""
+        sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=settings)}
+        return worst_db(evaluate_sessions(sessions, samples, reference=_FLOAT, known=known).agreement[""])
+
+    plain = judged(quantized_graph.model)
     found: dict[frozenset[str], Exclusion] = {}
 
     def measure(nodes: tuple[str, ...]) -> float:
@@ -77,23 +89,23 @@ def find_exclusions(
             sqnr_db = plain
             if model is not None:
                 try:
-                    session = instrumented_session(model, optimization="none", settings=settings)
-                    sqnr_db = worst_db(compare_many(reference, {"": session}, samples)[""])
+                    sqnr_db = judged(model)
                 except RuntimeUnavailableError as error:
                     progress.note(f"{', '.join(nodes)} in float: {error.problem}")
             found[key] = Exclusion(nodes, sqnr_db, plain)
         return found[key].sqnr_db
 
-    singles = dict.fromkeys((node,) for nodes in sets for node in nodes)
-    with progress.stage("What helps in float", len(singles)) as advance:
-        for nodes in singles:
+    singles = list(dict.fromkeys((node,) for nodes in sets for node in nodes))[:_SINGLES]
+    order = [nodes for nodes in dict.fromkeys(sets) if nodes]
+    with progress.stage("What helps in float", len(singles) + len(order)) as advance:
+        for nodes in (*singles, *order):
             measure(nodes)
             advance(1)
-        order = sorted(dict.fromkeys(filter(None, sets)), key=lambda nodes: -measure(nodes))
+        by_gain = sorted(order, key=lambda nodes: -measure(nodes))
         for count in itertools.takewhile(lambda count: count < 2 * len(order), (2**k for k in range(32))):
-            together = tuple(dict.fromkeys(itertools.chain.from_iterable(order[:count])))
-            measure(together)
-            measure(_with_neighbours(float_graph, together, macs))
+            measure(_together(order[:count]))
+            measure(_together(by_gain[:count]))
+            measure(_with_neighbours(float_graph, _together(by_gain[:count]), macs))
         best = min(found.values(), key=_rank, default=Exclusion((), plain, plain))
         kept = best.nodes
         for name in _costliest(kept, macs):
@@ -114,6 +126,11 @@ def _rank(one: Exclusion) -> tuple[float, int, tuple[str, ...]]:
 def _costliest(nodes: tuple[str, ...], macs: Mapping[str, int]) -> tuple[str, ...]:
     """Return the nodes that cost most in float, at most `_PUT_BACK`."""
     return tuple(sorted(nodes, key=lambda node: -macs.get(node, 0))[:_PUT_BACK])
+
+
+def _together(sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the nodes of all sets, each once."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(sets)))
 
 
 def _with_neighbours(float_graph: GraphIndex, nodes: tuple[str, ...], macs: Mapping[str, int]) -> tuple[str, ...]:

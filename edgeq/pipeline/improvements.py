@@ -90,10 +90,10 @@ REGISTRY: Registry[Improvement] = Registry(
 
 
 def with_improvements(job: Job, scheme: Scheme, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
-    """Return the proof with what would help most; as it is where its outputs are healthy, or labels show that accuracy
-    is kept."""
-    kept = proof.drop is not None and proof.drop <= POOR_DROP
-    if kept or built.artifact.plugin is not None or not worst_db(proof.agreement) < HEALTHY_DB:
+    """Return the proof with what would help most; as it is where labels show that accuracy is kept or, without labels,
+    where its outputs are healthy."""
+    poor = worst_db(proof.agreement) < HEALTHY_DB if proof.drop is None else proof.drop > POOR_DROP
+    if not poor or built.artifact.plugin is not None:
         return proof
     with (
         tempfile.TemporaryDirectory(prefix="improvements-", dir=job.prepared.path.parent) as folder,

@@ -8,13 +8,15 @@ from edgeq.errors import CheckFailedError
 from edgeq.measure.closeness import HEALTHY_DB
 from edgeq.pipeline.improvements import Case
 from edgeq.pipeline.job import Built
-from edgeq.tune.recover import sensitivity
 from edgeq.tune.recover.closer import Search
 from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.recover.sensitivity import SAMPLES
 from edgeq.tune.recover.units import find_units
 
 # Sets of layers that a search builds, about.
 _BUILDS = 12
+# Multiply-accumulates above which the noise of layers is followed on one sample.
+_LARGE = 100_000_000
 
 
 class FloatLayers:
@@ -29,13 +31,13 @@ class FloatLayers:
 
     def inferences(self, case: Case) -> int:
         """See `Improvement.inferences`."""
-        return len(find_units(case.job.prepared.model)) * sensitivity.SAMPLES + _BUILDS * len(case.job.validation)
+        return len(find_units(case.job.prepared.model)) * _followed(case) + _BUILDS * len(case.job.validation)
 
     def build(self, case: Case, option: str) -> tuple[str, Built]:
         """See `Improvement.build`."""
         place = case.place()
         recoverer = Recoverer(case.job, case.built.target, place)
-        search = Search(recoverer, case.job, case.scheme, timed=False)
+        search = Search(recoverer, case.job, case.scheme, timed=False, followed=_followed(case))
         nodes = search.reach(HEALTHY_DB, refinements=0)
         if nodes is None:
             nodes, best = search.best
@@ -43,6 +45,10 @@ class FloatLayers:
                 raise CheckFailedError("no layers in float make the outputs finite")
             option = f"--min-sqnr {math.floor(10 * best) / 10:g}"
         return option, recoverer.build(search.in_float(nodes), (), place / "model.onnx")
+
+
+def _followed(case: Case) -> int:
+    return SAMPLES if case.macs <= _LARGE else 1
 
 
 IMPROVEMENT = FloatLayers()

@@ -23,6 +23,7 @@ from edgeq.scheme import Scheme
 from edgeq.tune.float_layers import REFINEMENTS, RankedLayer, Ranking, rank_by_probing, select_float_layers
 from edgeq.tune.recover.exclude import mac_costs, rank_static
 from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.recover.sensitivity import SAMPLES as FOLLOWED
 from edgeq.tune.recover.units import find_units
 
 SAMPLES = 16
@@ -40,6 +41,7 @@ class Search:
         count: calibration samples to judge by.
         timed: whether the runtime's profile says what layers in float cost; without it, their multiply-accumulates do,
             which are the same everywhere.
+        followed: samples on which the noise of each layer is followed to the outputs.
         known: SQNR in dB by the nodes that are in float besides the scheme's.
     """
 
@@ -49,6 +51,7 @@ class Search:
     names: tuple[str, ...] = ()
     count: int = SAMPLES
     timed: bool = True
+    followed: int = FOLLOWED
     progress: Progress = SILENT
     known: dict[frozenset[str], float] = field(default_factory=dict)
 
@@ -130,7 +133,13 @@ class Search:
         matched with the float model's, else by building with all other layers in float."""
         try:
             return rank_static(
-                self.recoverer, self.job, self.scheme, self.names, timed=self.timed, progress=self.progress
+                self.recoverer,
+                self.job,
+                self.scheme,
+                self.names,
+                timed=self.timed,
+                count=self.followed,
+                progress=self.progress,
             )
         except EdgeqError as error:  # another batch, or other names: not every target's model is a Q/DQ form of it
             self.progress.note(

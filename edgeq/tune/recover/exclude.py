@@ -19,7 +19,7 @@ from edgeq.tune.float_layers import LayerCosts, MacCosts, QuietLayer, RankedLaye
 from edgeq.tune.recover.costs import measure_costs
 from edgeq.tune.recover.gates import VALUE
 from edgeq.tune.recover.run import Recoverer
-from edgeq.tune.recover.sensitivity import LayerSensitivity, rank_layers
+from edgeq.tune.recover.sensitivity import SAMPLES, LayerSensitivity, rank_layers
 from edgeq.tune.recover.units import Unit, find_units
 
 _SLACK = 1.5
@@ -35,6 +35,7 @@ def rank_static(
     *,
     profiled: bool = True,
     timed: bool = True,
+    count: int = SAMPLES,
     progress: Progress = SILENT,
 ) -> Ranking:
     """Units of the job's own float model under `scheme`, by noise for each microsecond in float.
@@ -47,6 +48,7 @@ def rank_static(
             another engine's are twice as fast.
         timed: whether anything is timed; else layers are ordered by noise for each multiply-accumulate, as they are
             where the target's model is simulated.
+        count: samples on which the noise of each unit is followed to the outputs.
 
     Raises:
         EdgeqError: as the stages have it.
@@ -54,7 +56,7 @@ def rank_static(
     assert job.calibration is not None
     state = recoverer.state(scheme, names, recoverer.place() / "ranked.onnx", progress=progress)
     assert state.artifact is not None
-    found = rank_layers(state.prepared, state.artifact, job.calibration, progress=progress)
+    found = rank_layers(state.prepared, state.artifact, job.calibration, count=count, progress=progress)
     units = find_units(job.prepared.model)
     quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
     layers, work = merged(found, quantized), mac_costs(units, job.prepared.model)
