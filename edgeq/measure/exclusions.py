@@ -63,7 +63,8 @@ def find_exclusions(
     """Return what helps of `sets`, of nodes in them, and of the first 1, 2, 4 ... sets together, the best first.
 
     Sets go together in the order given, and those that help most first; these once more with the nodes around them that
-    have no multiply-accumulates: beside a node in integers, a tensor is quantized. Of two that are good, the one with fewer nodes is the better.
+    have no multiply-accumulates: beside a node in integers, a tensor is quantized. Of two that are good, the
+    one with fewer nodes is the better.
 
     Args:
         samples: few; all of them are run for each set.

@@ -28,11 +28,16 @@ def agreements(job: Job, artifacts: Mapping[str, Artifact], samples: Samples) ->
     return evaluate_sessions(sessions, samples, reference=FLOAT, known=known).agreement
 
 
-def spread(samples: Samples, count: int) -> Samples:
-    """Return `count` of the samples, spread over all: data are often sorted by class."""
+def spread(samples: Samples, count: int, *, others: bool = False) -> Samples:
+    """Return `count` of the samples, spread over all: data are often sorted by class.
+
+    Args:
+        others: take those halfway between the ones that are taken without it, if there are twice as many.
+    """
     if len(samples) <= count:
         return samples
-    return Subset(samples, range(0, len(samples), len(samples) // count)[:count])
+    step = len(samples) // count
+    return Subset(samples, range(step // 2 if others else 0, len(samples), step)[:count])
 
 
 def int8_share(job: Job, built: Built) -> float:

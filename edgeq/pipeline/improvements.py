@@ -112,7 +112,7 @@ def improvements(job: Job, scheme: Scheme, built: Built, folder: Path) -> tuple[
     few = dataclasses.replace(
         job,
         calibration=spread(job.calibration, SAMPLES) if job.calibration is not None else None,
-        validation=spread(job.validation, SAMPLES),
+        validation=spread(job.validation, SAMPLES, others=True),  # what is fitted is not judged by its own samples
         float_outputs=(),
     )
     case = Case(few, scheme, built, folder, macs)
