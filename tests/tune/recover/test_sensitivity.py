@@ -159,3 +159,12 @@ def test_what_is_no_number_is_left_out() -> None:
     columns.update({"y": a, "s": np.array(["a"])}, {"y": a * [1.0, 1.0, 1.0, 1.5], "s": np.array(["b"])})
     assert columns.noise == pytest.approx(1 / 5)
     assert Columns().noise == 0
+
+
+def test_what_is_not_finite_counts_as_worse_than_any_rounding() -> None:
+    reference = {"y": np.array([[1.0, 2.0, np.inf]])}
+    rounded, broken = Columns(), Columns()
+    rounded.update(reference, {"y": np.array([[1.5, 2.0, np.inf]])})
+    broken.update(reference, {"y": np.array([[np.nan, 2.0, np.inf]])})
+    assert rounded.noise == pytest.approx(0.25 / 5)
+    assert broken.noise > 1000
