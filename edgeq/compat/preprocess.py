@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from edgeq.model.shapes import SymbolicOptions
+    from edgeq.model.symbolic import SymbolicOptions
 
 _INT_MAX = 2**31 - 1
 
@@ -52,7 +52,8 @@ def quant_pre_process(
         input_model: a path, or a model in memory (of less than 2 GB).
         output_model_path: replaced if it exists, with its data files.
         skip_optimization, skip_onnx_shape, skip_symbolic_shape: leave out a step.
-        auto_merge, int_max, guess_output_rank, verbose: see `edgeq.model.shapes.SymbolicOptions`.
+        auto_merge: accepted; sizes that may differ stay apart, and the inference goes on.
+        int_max, guess_output_rank, verbose: see `edgeq.model.symbolic.SymbolicOptions`.
         save_as_external_data: weights beside the model; a model too large for one file is always saved so.
         all_tensors_to_one_file: in one file, else in one each.
         external_data_location: name of that one file; "<output>.data" if not given.
@@ -66,12 +67,12 @@ def quant_pre_process(
     """
     from edgeq.compat.source import as_file
     from edgeq.model.path import path_of
-    from edgeq.model.shapes import SymbolicOptions
+    from edgeq.model.symbolic import SymbolicOptions
 
     source = input_model if input_model is not None else input_model_path
     if source is None or output_model_path is None:
         raise UsageError("a model and a place for the result are needed", "Give input_model and output_model_path")
-    symbolic = None if skip_symbolic_shape else SymbolicOptions(int_max, auto_merge, guess_output_rank, verbose)
+    symbolic = None if skip_symbolic_shape else SymbolicOptions(int_max, guess_output_rank, verbose)
     output = path_of(output_model_path, "output")
     with tempfile.TemporaryDirectory(prefix="edgeq-preprocess-") as folder:
         path = as_file(source, Path(folder))
@@ -217,7 +218,7 @@ def _check(model: ir.Model, path: Path) -> None:
 def symbolic_options(function: Any) -> Any:
     """The options of symbolic inference, which two commands have."""
     for option in (
-        switch("--auto_merge", help="Make symbols one that must be equal."),
+        switch("--auto_merge", help="Accepted; sizes that may differ stay apart, and the inference goes on."),
         click.option("--int_max", type=int, default=_INT_MAX, help="Integers from this on mean: to the end."),
         switch("--guess_output_rank", help="Give unknown operators the rank of their first input."),
         click.option("--verbose", type=click.IntRange(0, 3), default=0, help="0: quiet, 1: warnings, 3: all."),

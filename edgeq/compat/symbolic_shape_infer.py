@@ -1,6 +1,7 @@
 """python -m edgeq.compat.symbolic_shape_infer: ONNX Runtime's `tools.symbolic_shape_infer`, with its options.
 
-The inference is ONNX Runtime's. Where it gives up, what onnx's own inference finds is written, with a note.
+The inference is ONNX Runtime's, but two sizes that may differ are never taken for one. Where it gives up, what onnx's
+own inference finds is written, with a note.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ def command(
     **saved: Any,
 ) -> list[str]:
     """Infer the shapes of a model whose inputs have symbolic sizes."""
-    from edgeq.model.shapes import SymbolicOptions, unknown_shapes
+    from edgeq.model.shapes import unknown_shapes
+    from edgeq.model.symbolic import SymbolicOptions
 
     with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
         model = preprocessed(
             source,
             Path(folder),
-            symbolic=SymbolicOptions(int_max, auto_merge, guess_output_rank, verbose),
+            symbolic=SymbolicOptions(int_max, guess_output_rank, verbose),
             optimize=False,
             onnx_shapes=False,
             progress=PrintedProgress(),

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -16,79 +13,113 @@ from edgeq.errors import ModelError, one_line
 from edgeq.graph.convert import inner_graphs
 from edgeq.graph.index import GraphIndex
 from edgeq.model.skeleton import skeleton
+from edgeq.model.symbolic import SymbolicOptions, reason, symbolic_shapes
 
 MAX_ACTIVATION_BYTES = 2**36
 """Bytes. A static shape that needs more than this for one tensor is taken for an attack or an error."""
 _WIDEST_ELEMENT = 16
-SYMBOLIC_LIMIT_S = 10.0
-SYMBOLIC_LIMIT_OF_NODE_S = 0.002
-"""Processor time for symbolic inference, and what each node adds to it. It grows its expressions from node to node, in
-some models without end."""
+_DEFAULT = SymbolicOptions()
+_PROPAGATED = 2**16
+"""Elements of a vector of integers up to which onnx may follow the values in it from node to node."""
 
 
-@dataclass(frozen=True)
-class SymbolicOptions:
-    """How ONNX Runtime's symbolic inference decides where a model leaves it a choice.
+def infer_shapes(model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT) -> tuple[dict[str, ir.Value], str]:
+    """Return a value with the type and shape of each tensor of the main graph by its name, and why symbolic inference
+    could not be used ("" when it could).
 
-    Attributes:
-        int_max: integers from this on stand for "to the end", as in Slice.
-        auto_merge: make two symbols one where they must be equal; else the inference gives up there.
-        guess_output_rank: give operators that it does not know the rank of their first input.
-        verbose: 0 to 3, what it logs.
-    """
-
-    int_max: int = 2**31 - 1
-    auto_merge: bool = True
-    guess_output_rank: bool = False
-    verbose: int = 0
-
-
-def infer_shapes(
-    model: ir.Model, symbolic: SymbolicOptions | None = SymbolicOptions()
-) -> tuple[dict[str, ir.Value], str]:
-    """Tensor name → a value with the type and shape of that tensor of the main graph; the model's own
-    count where inference knows less.
-
-    Weights may be external: they are not read.
+    A size is a number or a symbol of the inputs only where it is the same at every size that the inputs allow: ONNX
+    Runtime reuses memory and folds constants by what it reads in a file. What a file says of its own tensors may be
+    left from other sizes, so that where inputs have free sizes no more than its ranks count. Weights may be external:
+    they are not read.
 
     Args:
         symbolic: None leaves it to onnx's own inference.
-
-    Returns:
-        The values, and why symbolic inference could not be used ("" when it could).
     """
     bare = skeleton(model)
-    known = {v.name: v for v in bare.graph.value_info}
-    inferred, problem = _inferred(bare, symbolic)
-    for value in _described(inferred.graph):
-        if value.name not in known or _knowledge(value) >= _knowledge(known[value.name]):
-            known[value.name] = value
-    return {name: ir.serde.deserialize_value_info_proto(value, None) for name, value in known.items()}, problem
-
-
-def _inferred(bare: onnx.ModelProto, symbolic: SymbolicOptions | None) -> tuple[onnx.ModelProto, str]:
-    """What is inferred of a model without weights: by onnx itself where that finds all sizes, which takes milliseconds,
-    else symbolically; and why that could not be done."""
-    try:
-        own = inferred_shapes(bare)
-    except ModelError:
-        own = None
-    if own is not None and (symbolic is None or is_complete(own.graph)):
-        return own, ""
-    problem = ""
-    if symbolic is not None:
+    symbols, fixed = _symbols(bare.graph), _has_fixed_inputs(bare.graph)
+    claims, problem = _take_claims(bare.graph), ""
+    known: dict[str, ir.Value] = {}
+    own = _inferred_alone(bare)
+    _add(known, _described(own.graph), symbols)
+    if symbolic is not None and not is_complete(own.graph):
         try:
-            return _typed(_symbolic(bare, symbolic), own), ""
+            _add(known, _described(symbolic_shapes(bare, symbolic).graph))
         except Exception as error:  # sympy, assertions and bare Exceptions of the tool: any of them means fallback
-            problem = _sentence(error)
-    return own or inferred_shapes(bare), problem
+            problem = reason(error)
+    _add(known, claims, numbers=fixed)
+    return known, problem
+
+
+def _symbols(graph: onnx.GraphProto) -> frozenset[str]:
+    return frozenset(d.dim_param for value in graph.input for d in value.type.tensor_type.shape.dim) - {""}
+
+
+def _has_fixed_inputs(graph: onnx.GraphProto) -> bool:
+    tensors = [value.type.tensor_type for value in graph.input]
+    return all(t.HasField("shape") and all(d.HasField("dim_value") for d in t.shape.dim) for t in tensors)
+
+
+def _take_claims(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Remove from a graph and the bodies in it what they say of the shapes of their tensors, but for the outputs of
+    bodies, and return it."""
+    for body in inner_graphs(graph.node):
+        del body.value_info[:]
+    claims = [*graph.value_info, *(onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in graph.output)]
+    del graph.value_info[:]
+    for value in graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return claims
+
+
+def _inferred_alone(bare: onnx.ModelProto) -> onnx.ModelProto:
+    """Return what onnx's own inference finds, which takes milliseconds: without values where that finds all sizes, or
+    where there are vectors of integers that take long to follow."""
+    own = inferred_shapes(bare)
+    long = any(
+        value.type.tensor_type.elem_type in (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+        and [d.dim_value > _PROPAGATED for d in value.type.tensor_type.shape.dim] == [True]
+        for value in _described(own.graph)
+    )
+    return own if long or is_complete(own.graph) else inferred_shapes(bare, data_prop=True)
+
+
+def _add(
+    known: dict[str, ir.Value],
+    described: Iterable[onnx.ValueInfoProto],
+    symbols: Collection[str] = (),
+    *,
+    numbers: bool = True,
+) -> None:
+    """Add what is described of tensors where less is known of them, in place: types, ranks, and of their sizes those
+    that are one of `symbols` or, with `numbers`, a number."""
+    for info in described:
+        value = ir.serde.deserialize_value_info_proto(info, None)
+        before = known.setdefault(info.name, value)
+        before.type = before.type or value.type
+        if value.shape is None:
+            continue
+        sizes = [size if _is_kept(size, symbols, numbers) else None for size in value.shape]
+        if before is not value and before.shape is not None and len(before.shape) == len(sizes):
+            sizes = [new if _is_open(old) else old for old, new in zip(before.shape, sizes, strict=True)]
+        elif before is not value and before.shape is not None:
+            continue
+        before.shape = ir.Shape(sizes)
+
+
+def _is_kept(size: int | ir.SymbolicDim, symbols: Collection[str], numbers: bool) -> bool:
+    return numbers if isinstance(size, int) else size.value in symbols
+
+
+def _is_open(size: int | ir.SymbolicDim) -> bool:
+    return not isinstance(size, int) and size.value is None
 
 
 def is_complete(graph: onnx.GraphProto) -> bool:
     """Whether every tensor that a node makes has sizes that are numbers or the inputs' own symbols; a graph with bodies
     never counts as complete."""
     types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
-    symbols = {d.dim_param for value in graph.input for d in value.type.tensor_type.shape.dim} - {""}
+    symbols = _symbols(graph)
 
     def sized(name: str) -> bool:
         """Whether every size of the tensor is known: a number, or a symbol of the inputs."""
@@ -98,16 +129,6 @@ def is_complete(graph: onnx.GraphProto) -> bool:
 
     bodies = next(inner_graphs(graph.node), None)
     return bodies is None and all(sized(name) for node in graph.node for name in node.output if name)
-
-
-def _typed(symbolic: onnx.ModelProto, own: onnx.ModelProto | None) -> onnx.ModelProto:
-    """What symbolic inference gave, with the element types that onnx's own knows, in place: the former takes the int8
-    of a QuantizeLinear that names its type by an attribute for uint8."""
-    types = {} if own is None else {value.name: value.type.tensor_type.elem_type for value in _described(own.graph)}
-    for value in _described(symbolic.graph):
-        if types.get(value.name) and value.type.HasField("tensor_type"):
-            value.type.tensor_type.elem_type = types[value.name]
-    return symbolic
 
 
 def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_prop: bool = False) -> onnx.ModelProto:
@@ -130,7 +151,7 @@ def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
         yield from scope.output
 
 
-def write_shapes(model: ir.Model, symbolic: SymbolicOptions | None = SymbolicOptions()) -> str:
+def write_shapes(model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT) -> str:
     """Write what `infer_shapes` finds into the values between the nodes and the outputs that lack a shape, in place.
 
     Returns:
@@ -164,9 +185,8 @@ def element_types(model: ir.Model) -> dict[str, ir.DataType]:
 
 
 def describe(model: ir.Model, path: Path) -> None:
-    """Write what onnx's own inference finds into the values between the nodes, in place.
-
-    Without data propagation: that computes shapes only, while propagation computes values, however many there are.
+    """Write what onnx's own inference finds into the values between the nodes, in place of what the file says where
+    inputs have free sizes; see `infer_shapes`.
 
     Args:
         path: the model's file, for messages.
@@ -174,7 +194,10 @@ def describe(model: ir.Model, path: Path) -> None:
     Raises:
         ModelError: a tensor is too large for any machine; nothing has tried to allocate it then.
     """
-    inferred = inferred_shapes(skeleton(model), path).graph
+    bare = skeleton(model)
+    _take_claims(bare.graph)
+    # Without data propagation: that computes values, however many there are.
+    inferred = inferred_shapes(bare, path).graph
     for info in [*inferred.input, *inferred.value_info, *inferred.output]:
         sizes = [d.dim_value for d in info.type.tensor_type.shape.dim if d.dim_value > 0]
         if math.prod(sizes) > MAX_ACTIVATION_BYTES // _WIDEST_ELEMENT:
@@ -182,59 +205,10 @@ def describe(model: ir.Model, path: Path) -> None:
                 f"{path}: tensor {info.name!r} has the shape {sizes}, more than {MAX_ACTIVATION_BYTES >> 30} GiB",
                 "Give the model realistic input sizes; if it was downloaded, do not trust it",
             )
-    found = {info.name: info for info in inferred.value_info}
-    for node in model.graph:
-        for value in node.outputs:
-            if value.name in found and not value.is_graph_output():
-                ir.serde.deserialize_value_info_proto(found[value.name], value)
-
-
-def _symbolic(bare: onnx.ModelProto, options: SymbolicOptions) -> onnx.ModelProto:
-    """ONNX Runtime's symbolic inference, step by step: its own driver leaves a file in the working directory where the
-    inference is incomplete."""
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
-
-    inference = SymbolicShapeInference(options.int_max, options.auto_merge, options.guess_output_rank, options.verbose)
-    inference._preprocess(bare)
-    limit = SYMBOLIC_LIMIT_S + SYMBOLIC_LIMIT_OF_NODE_S * len(bare.graph.node)
-    inference.dispatcher_ = {name: _within(limit, infer) for name, infer in inference.dispatcher_.items()}
-    inference._onnx_infer_single_node = _within(limit, inference._onnx_infer_single_node)
-    complete = False
-    while inference.run_:
-        complete = inference._infer_impl()
-    inference._update_output_from_vi()
-    if not complete:
-        raise ValueError("some shapes could not be inferred")
-    result: onnx.ModelProto = inference.out_mp_
-    return result
-
-
-def _within(limit: float, infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`infer` of a node, refused once this thread has used `limit` seconds more of the processor."""
-    ends = time.thread_time() + limit
-
-    def infer_in_time(node: Any) -> Any:
-        """onnxruntime's inference of one node, unless the time is up."""
-        if time.thread_time() > ends:
-            raise TimeoutError(f"it takes more than {limit:.3g} s")
-        return infer(node)
-
-    return infer_in_time
-
-
-def _sentence(error: Exception) -> str:
-    """Why the inference gave up, for a reader who does not know its source."""
-    text = one_line(error, most=200)
-    if isinstance(error, AssertionError | LookupError | AttributeError | TypeError) or not text:
-        return "it does not know how to treat these shapes"
-    return text
-
-
-def _knowledge(value: onnx.ValueInfoProto) -> tuple[bool, int]:
-    """How much is known of a value's shape: (whether the rank is, how many sizes are)."""
-    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-        return False, 0
-    return True, sum(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
+    write_shapes(model, None)
+    if not _has_fixed_inputs(bare.graph):
+        for value in (v for body in model.graphs() for node in body for v in node.outputs if body is not model.graph):
+            value.shape = value.shape if value.is_graph_output() else None
 
 
 def _element_type(value: ir.Value) -> ir.DataType:

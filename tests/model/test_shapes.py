@@ -7,7 +7,7 @@ import pytest
 
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.edit import set_constant
-from edgeq.model import shapes
+from edgeq.model import shapes, symbolic
 from edgeq.model.shapes import element_types, infer_shapes, unknown_shapes, write_shapes
 from edgeq.model.skeleton import reattach, skeleton
 from edgeq.model.tensors import weight_bytes
@@ -74,8 +74,8 @@ def test_what_onnx_finds_by_itself_is_not_inferred_symbolically(
     monkeypatch: pytest.MonkeyPatch, nodes: str, called: bool
 ) -> None:
     made = model(f"g (float[N,3] x, float[3,4] w, int64[2] s) => (float[N,4] y) {{ {nodes} }}")
-    calls, symbolic = [], shapes._symbolic
-    monkeypatch.setattr(shapes, "_symbolic", lambda *given: (calls.append(1), symbolic(*given))[1])
+    calls, inference = [], shapes.symbolic_shapes
+    monkeypatch.setattr(shapes, "symbolic_shapes", lambda *given: (calls.append(1), inference(*given))[1])
     found, problem = infer_shapes(made)
     assert (bool(calls), problem) == (called, "")
     alone, _ = infer_shapes(made, None)
@@ -86,7 +86,7 @@ def test_what_onnx_finds_by_itself_is_not_inferred_symbolically(
 def test_symbolic_inference_ends_in_time_and_says_why_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     text = """<ir_version: 8, opset_import: ["": 17]>
     g (float[N,3] x, int64[1] s) => (float[M] y) { a = Relu (x) y = Reshape (a, s) }"""
-    monkeypatch.setattr(shapes, "SYMBOLIC_LIMIT_S", -1.0)
+    monkeypatch.setattr(symbolic, "SYMBOLIC_LIMIT_S", -1.0)
     found, problem = shapes.infer_shapes(from_proto(onnx.parser.parse_model(text)))
     assert problem.startswith("it takes more than ")
     assert found["a"].shape is not None, "onnx's own inference takes over"
@@ -94,7 +94,7 @@ def test_symbolic_inference_ends_in_time_and_says_why_in_words(monkeypatch: pyte
     def assertion(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(shapes, "_symbolic", assertion)
+    monkeypatch.setattr(shapes, "symbolic_shapes", assertion)
     _, problem = shapes.infer_shapes(from_proto(onnx.parser.parse_model(text)))
     assert problem == "it does not know how to treat these shapes"
 
