@@ -10,6 +10,7 @@ from edgeq.graph.index import RANDOM
 from edgeq.graph.query import every_node
 from edgeq.measure.agreement import compare_sessions
 from edgeq.model.prepare import PreparedModel
+from edgeq.pipeline.other_sizes import check_other_sizes
 from edgeq.session import SessionSettings, open_session
 
 LEAST_DB = 30.0
@@ -25,6 +26,9 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
 
     Nothing is noted where the two cannot be compared: a model with random operators, one that onnxruntime runs only as
     it was prepared, or one whose roundings decide what it gives, as where a detector finds nothing and gives 1e-9.
+
+    Raises:
+        CheckFailedError: they differ at another size that the source takes, see `check_other_sizes`.
     """
     if any(node.op_type in RANDOM for node in every_node(prepared.model)):
         return prepared
@@ -32,6 +36,8 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
         source, made = open_session(prepared.source), open_session(prepared.path)
         agreement = compare_sessions(source, made, samples, count=1)
         if agreement.same is not None or agreement.sqnr_db >= LEAST_DB:
+            form, found = "its prepared form", agreement.sqnr_db
+            check_other_sizes(prepared, source, made, samples, form=form, sqnr_db=found, least=LEAST_DB)
             return prepared
         agreement = compare_sessions(source, made, samples, count=_SAMPLES)
         plain = open_session(prepared.source, SessionSettings(optimization="none"))

@@ -28,6 +28,7 @@ from edgeq.measure.timed_evaluation import evaluate_timed
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.opening import Opening, open_as_device
+from edgeq.pipeline.other_sizes import check_other_sizes
 from edgeq.progress import SILENT, Progress
 from edgeq.session import SessionSettings
 from edgeq.workers.engine import Engines
@@ -37,6 +38,8 @@ FLOAT, INT8 = "float32", "int8"
 # Multiply-accumulates that a simulator of an engine's hardware runs in about half a minute.
 _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
+# At another size than the samples': below this, half of the power is noise.
+_WRONG_DB = 3.0
 POOR_DROP = 0.05
 """Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused."""
 # From so many samples with another top-1 on they say something about others.
@@ -267,8 +270,8 @@ def prove(
 
     Raises:
         RuntimeUnavailableError: it does not load.
-        CheckFailedError: it gives NaN or infinities where the float model does not, or the file answers otherwise when
-            it is opened as devices open it.
+        CheckFailedError: it gives NaN or infinities where the float model does not, the file answers otherwise when it
+            is opened as devices open it, or it is wrong at another size that the model takes.
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     opened = {FLOAT: SessionSettings(intra_op_threads=threads), INT8: artifact.proof_settings(threads=threads)}
@@ -299,6 +302,10 @@ def prove(
                 f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
                 "Keep what makes it so in float with --min-sqnr 20, or look at the ranges with `edgeq calibrate show`",
             )
+        if artifact.plugin is None:
+            two, found = (singles[FLOAT], singles[INT8]), agreement.sqnr_db
+            form = "its quantized form"
+            check_other_sizes(prepared, *two, samples, form=form, sqnr_db=found, least=_WRONG_DB)
         with progress.stage("The optimiser's effect"):
             opening = open_as_device(artifact, singles, samples, threads=threads, known=known)
             opening.check(artifact.model)
