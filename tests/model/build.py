@@ -11,6 +11,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.graphs import proto
+
 FLOAT = TensorProto.FLOAT
 
 
@@ -79,3 +81,35 @@ def small_cnn(**kwargs: Any) -> onnx.ModelProto:
         node("Gemm", ["flat_out", "fc", "fcb"], ["y"], name="gemm"),
     ]
     return model(nodes, {"x": ["N", 3, 8, 8]}, weights=weights, **kwargs)
+
+
+WINDOW = 4
+WINDOWS = """g (float[n, 3, h, w] x) => (float[] y) {
+    first = Conv <pads = [1, 1, 1, 1]> (x, wa)
+    second = Relu (first)
+    a = Conv <pads = [1, 1, 1, 1]> (second, wb)
+    s = Shape (a)
+    hw = Slice (s, two, four)
+    over = Mod (hw, window)
+    less = Sub (window, over)
+    more = Mod (less, window)
+    pads = Concat <axis = 0> (six, more)
+    p = Pad (a, pads)
+    head = Slice (p, one, most, two)
+    tail = Slice (p, zero, one, two)
+    r = Concat <axis = 2> (head, tail)
+    b = Conv <pads = [1, 1, 1, 1]> (r, wb)
+    c = Relu (b)
+    d = Slice (c, none, hw, axes)
+    e = Add (d, a)
+    f = Relu (e)
+    y = Conv (f, wc)
+}"""
+
+
+def windows() -> onnx.ModelProto:
+    """Images of any size, padded to whole windows, with the first row put last, cut back and added, as Swin does."""
+    counts = {"zero": [0], "one": [1], "two": [2], "four": [4], "most": [2**31 - 1], "none": [0, 0], "axes": [2, 3]}
+    weights = {"wa": rand(8, 3, 3, 3), "wb": rand(8, 8, 3, 3, seed=1), "wc": rand(4, 8, 1, 1, seed=2)}
+    sizes = {name: np.array(values) for name, values in counts.items()}
+    return proto(WINDOWS, {**weights, **sizes, "window": np.array([WINDOW]), "six": np.zeros(6, np.int64)})

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -8,10 +10,12 @@ import pytest
 from edgeq.graph.convert import from_proto, to_proto
 from edgeq.graph.edit import set_constant
 from edgeq.model import shapes, symbolic
-from edgeq.model.shapes import element_types, infer_shapes, unknown_shapes, write_shapes
+from edgeq.model.shapes import describe, element_types, infer_shapes, unknown_shapes, write_shapes
 from edgeq.model.skeleton import reattach, skeleton
 from edgeq.model.tensors import weight_bytes
-from tests.graphs import model
+from edgeq.session import open_session
+from tests.graphs import model, proto
+from tests.model.build import windows
 
 CONV = """
 net (float[N,3,8,8] x) => (float[N,4,8,8] y)
@@ -112,3 +116,62 @@ def test_types_are_those_of_onnx_where_sizes_are_found_symbolically() -> None:
     )
     write_shapes(built)
     assert next(node.outputs[0].dtype for node in built.graph) is ir.DataType.INT8
+
+
+EQUAL = """g (float[n,h] x, float[1] c) => (float[] y) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] three = {3},
+    int64[1] four = {4}> {
+    s = Shape (x) a = Gather (s, zero) b = Gather (s, one) same = Equal (a, b) k = Where (same, three, four)
+    y = Expand (c, k)
+}"""
+BODY = """g (float[n,4] x) => (float[] y) <int64[1] zero = {0}, int64[1] two = {2}> {
+    s = Shape (x) a = Gather (s, zero) less = Less (a, two) c = Squeeze (less)
+    b = If (c) <then_branch = g1 () => (float[n,4] p) { p = Relu (x) },
+                else_branch = g2 () => (float[2,4] q) { q = Slice (x, zero, two) }>
+    y = Neg (b)
+}"""
+SLICE = """g (float[n,h] x, float[n,w] z) => (float[] y) <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}> {
+    s = Shape (z) e = Slice (s, one, two) a = Slice (x, zero, e, one) y = Add (a, z)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("made", "sizes"),
+    [
+        (windows(), [{"x": (1, 3, 8, 8)}, {"x": (2, 3, 9, 13)}]),
+        (proto("g (float[n,3] x, float[m,3] z) => (float[] y) { a = Add (x, z) y = Concat <axis = 1> (a, a) }"),
+         [{"x": (4, 3), "z": (4, 3)}, {"x": (1, 3), "z": (2, 3)}, {"x": (2, 3), "z": (1, 3)}]),
+        (proto(EQUAL), [{"x": (2, 2), "c": (1,)}, {"x": (2, 3), "c": (1,)}]),
+        (proto(BODY), [{"x": (1, 4)}, {"x": (5, 4)}]),
+        (proto(SLICE), [{"x": (2, 5), "z": (2, 5)}, {"x": (2, 1), "z": (2, 7)}]),
+    ],
+    ids=["windows", "broadcast", "equal", "body", "slice"],
+)  # fmt: skip
+def test_what_is_written_is_true_at_every_size(made: onnx.ModelProto, sizes: list[dict[str, tuple[int, ...]]]) -> None:
+    described = from_proto(made)
+    write_shapes(described)
+    shapes = {v.name: v.shape for node in described.graph for v in node.outputs if v.shape is not None}
+    assert unknown_shapes(described) == ()
+    declared = {v.name: v.shape for v in described.graph.inputs}
+    del made.graph.output[:]
+    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in shapes)
+    session = open_session(made.SerializeToString())
+    for given in sizes:
+        symbols = {str(d): n for name, own in given.items() for d, n in zip(declared[name] or (), own, strict=True)}
+        found = session.run(list(shapes), {name: np.zeros(shape, np.float32) for name, shape in given.items()})
+        for name, array in zip(shapes, found, strict=True):
+            claimed = [symbols.get(str(size), size) for size in shapes[name]]
+            pairs = zip(claimed, array.shape, strict=True)
+            assert all(size == actual for size, actual in pairs if isinstance(size, int)), (name, given)
+            assert all(isinstance(size, int) or size.value is None for size in claimed), "an invented symbol"
+
+
+def test_what_a_file_says_of_free_sizes_counts_for_its_ranks_alone() -> None:
+    """Its batch was made free by hand, and its tensors have the old one."""
+    text = (
+        "g (float[n,4] x) => (float[n,4] y) <float[1,4] a, float[1,4,1] b> { a = Relu (x) b = Strange (a) y = Neg (a) }"
+    )
+    made = from_proto(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}'))
+    describe(made, Path("model.onnx"))
+    first, second, _ = (node.outputs[0].shape for node in made.graph)
+    assert list(first or ()) == ["n", 4]
+    assert [size.value for size in second or ()] == [None, None, None]

@@ -15,37 +15,7 @@ from edgeq.pipeline.quantize import quantize
 from edgeq.session import open_session
 from tests.backends.build import Bench, bench, random
 from tests.graphs import proto
-
-WINDOW = 4
-# Pad to whole windows, put one row last, convolve, cut back and add: as Swin does.
-WINDOWS = """g (float[n, 3, h, w] x) => (float[] y) {
-    first = Conv <pads = [1, 1, 1, 1]> (x, wa)
-    second = Relu (first)
-    a = Conv <pads = [1, 1, 1, 1]> (second, wb)
-    s = Shape (a)
-    hw = Slice (s, two, four)
-    over = Mod (hw, window)
-    less = Sub (window, over)
-    more = Mod (less, window)
-    pads = Concat <axis = 0> (six, more)
-    p = Pad (a, pads)
-    head = Slice (p, one, most, two)
-    tail = Slice (p, zero, one, two)
-    r = Concat <axis = 2> (head, tail)
-    b = Conv <pads = [1, 1, 1, 1]> (r, wb)
-    c = Relu (b)
-    d = Slice (c, none, hw, axes)
-    e = Add (d, a)
-    f = Relu (e)
-    y = Conv (f, wc)
-}"""
-
-
-def windows() -> onnx.ModelProto:
-    counts = {"zero": [0], "one": [1], "two": [2], "four": [4], "most": [2**31 - 1], "none": [0, 0], "axes": [2, 3]}
-    weights = {"wa": random(8, 3, 3, 3), "wb": random(8, 8, 3, 3, seed=1), "wc": random(4, 8, 1, 1, seed=2)}
-    sizes = {name: np.array(values) for name, values in counts.items()}
-    return proto(WINDOWS, {**weights, **sizes, "window": np.array([WINDOW]), "six": np.zeros(6, np.int64)})
+from tests.model.build import windows
 
 
 def images(*shape: int) -> list[dict[str, Any]]:
