@@ -11,7 +11,7 @@
     │   ├── EngineError         8   an engine's process ended, does not answer, or refuses the model
     │   └── BoardError          8   a board over SSH: not reached, in use, cut off, full, or without what it needs
     ├── CalibrationError         9   statistics or a table: incomplete, non-finite, of another model
-    ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed
+    ├── CheckFailedError        10   a proof that did not hold: self-test, accuracy, coverage, speed, another size
     ├── GoalNotMetError         11   tuning ended and nothing meets the goal
     ├── BudgetError             12   more memory or processor time than the budget has
     ├── WorseError              13   a gate: worse than the baseline by more than the limits allow

@@ -101,10 +101,9 @@ def _not_vector(node: ir.Node, context: NodeContext) -> str:
 def _equal_shapes(node: ir.Node, context: NodeContext) -> str:
     if context.has_constant(*node.inputs):
         return "one operand is constant"
-    shapes = [known_sizes(value) for value in node.inputs]
-    if None not in shapes and len(set(shapes)) > 1:
-        return "its operands have different shapes"
-    return ""
+    shapes = [shape for shape in map(known_sizes, node.inputs) if shape is not None]
+    unlike = any(len(set(sizes) - {0}) > 1 for sizes in zip(*shapes, strict=False))
+    return "its operands have different shapes" if unlike or len(set(map(len, shapes))) > 1 else ""
 
 
 def known_sizes(value: ir.Value | None) -> tuple[int, ...] | None:

@@ -57,6 +57,7 @@ def check_other_sizes(
     operators = {node.op_type for node in every_node(prepared.model)}
     if not operators.isdisjoint(RANDOM):
         return
+    sizes_follow = operators.isdisjoint(_SIZED_BY_DATA)
     sample = next(iter(samples))
     given = {name: array.shape for name, array in sample.inputs.items()}
     for group in _groups(prepared.signature, given):
@@ -65,15 +66,15 @@ def check_other_sizes(
             wanted = _outputs(reference, resized)
             if wanted is None:
                 continue
-            sizes_follow = operators.isdisjoint(_SIZED_BY_DATA)
             problem = _problem(wanted, candidate, resized, min(least, sqnr_db - _LOST_DB), sizes_follow)
-            if problem and _outputs(open_session(prepared.source), resized) is not None:
+            if not problem:
+                break
+            if _outputs(open_session(prepared.source), resized) is not None:
                 listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
                 raise CheckFailedError(
                     f"{prepared.source}: {form} is wrong at a size that the model takes, {listed}: {problem}",
                     f"Fix the sizes that you need: {_fixes(prepared.signature, given, shapes)}",
                 )
-            break
 
 
 def _groups(signature: Signature, given: Shapes) -> Iterator[list[Shapes]]:

@@ -96,8 +96,10 @@ def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel =
     sessions = [open_session(path, settings) for path in (one, other)]
     identical, largest = True, 0.0
     for number in range(_TRIES):
-        inputs = _made_up(one, seed=number)
+        inputs = _made_up(one, seed=number, free=1 + number)
         wanted, _ = _run(sessions[0], inputs)
+        if wanted is None and number:  # a batch, or another size, that is built in
+            continue
         if wanted is None:
             return None
         found, problem = _run(sessions[1], inputs)
@@ -126,12 +128,13 @@ def _run(session: Any, inputs: Mapping[str, Any]) -> tuple[list[NDArray[Any]] | 
         return None, one_line(error)
 
 
-def _made_up(model: Path, *, seed: int) -> dict[str, Any]:
-    """Noise for numbers; 1 for indices, masks and lengths, which is valid nearly everywhere. Free sizes are 1."""
+def _made_up(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
+    """Return noise for numbers, and 1 for indices, masks and lengths, which is valid nearly everywhere. Free sizes are
+    `free`."""
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
     for spec in model_signature(model).inputs:
-        shape = [size if isinstance(size, int) else 1 for size in spec.shape or ()]
+        shape = [size if isinstance(size, int) else free for size in spec.shape or ()]
         if spec.dtype.kind == "f":
             inputs[spec.name] = random.normal(size=shape).astype(spec.dtype)
         elif spec.dtype.name in INTEGERS:

@@ -134,6 +134,8 @@ CASES = [
     ("not-vector", only_node("y = Gemm<transB = 1>(x, w)", "", "1, 4"), NodeContext(), False),
     ("equal-shapes", only_node("y = Add(x, w)", "1, 4", "1, 4"), NodeContext(), True),
     ("equal-shapes", only_node("y = Add(x, w)", "1, 4", "1, 1"), NodeContext(), False),
+    ("equal-shapes", only_node("y = Add(x, w)", "N, 4", "2, 4"), NodeContext(), True),
+    ("equal-shapes", only_node("y = Add(x, w)", "N, 4", "4"), NodeContext(), False),
     ("equal-shapes", only_node("y = Add(x, w)"), NodeContext(constants={"w"}), False),
 ]
 

@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from edgeq.errors import CheckFailedError
+from edgeq.hardware.target import Target
+from edgeq.pipeline.job import Built, Job, build
 from edgeq.pipeline.preparation_check import check_preparation
 from edgeq.pipeline.quantize import quantize
+from edgeq.progress import Progress
+from edgeq.scheme import Scheme
 from edgeq.session import open_session
 from tests.backends.build import Bench, bench, random
 from tests.graphs import proto
@@ -59,3 +64,28 @@ def test_sizes_that_the_source_refuses_do_not_count(tmp_path: Path) -> None:
     """Its Reshape has the batch built in."""
     found = prepared_as(tmp_path, proto(FLATTEN % "1, 8, 8, 8"), proto(FLATTEN % "1, 8, 8, 8"))
     assert check_preparation(found.prepared, found.samples) is found.prepared
+
+
+def test_nothing_is_written_that_is_wrong_at_another_size(tmp_path: Path) -> None:
+    """The builder puts the batch of the samples into a Reshape."""
+
+    def baking(job: Job, target: Target, scheme: Scheme, path: Path, progress: Progress) -> Built:
+        built = build(job, target, scheme, path)
+        model = onnx.load(path)
+        sizes = next(tensor for tensor in model.graph.initializer if tensor.name == "s")
+        sizes.CopyFrom(numpy_helper.from_array(np.array([1, 4, -1]), "s"))
+        onnx.save(model, path)
+        return built
+
+    text = "g (float[n, 3, 8, 8] x) => (float[] y) <int64[3] s = {0, 4, -1}> { a = Conv (x, w) y = Reshape (a, s) }"
+    source, output = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    onnx.save(proto(text, {"w": random(4, 3, 3, 3)}), source)
+    settings: dict[str, Any] = {"builder": baking, "timed": False, "emulate": False}
+    with pytest.raises(
+        CheckFailedError, match=r"m.onnx: its quantized form is wrong .* x \[2, 3, 8, 8\]: .*shape"
+    ) as e:
+        quantize(source, images(1, 3, 8, 8), output, **settings)
+    assert e.value.fix == "Fix the sizes that you need: --fix n=1"
+    assert not output.exists()
+    quantize(source, images(1, 3, 8, 8), output, fix={"n": 1}, **settings)
+    assert output.exists()
