@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.graph.index import RANDOM
 from edgeq.graph.query import every_node
 from edgeq.measure.agreement import Comparison
-from edgeq.measure.inference import Outputs, infer
+from edgeq.measure.inference import Outputs, Session, infer
 from edgeq.model.prepare import PreparedModel
 from edgeq.session import open_session
 from edgeq.signature import Signature
@@ -32,21 +31,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def check_other_sizes(
     prepared: PreparedModel,
-    reference: Any,
-    candidate: Any,
+    sessions: tuple[Session, Session],
     samples: Samples,
     *,
+    takes: Signature,
     form: str,
     sqnr_db: float,
     least: float,
 ) -> None:
     """Run the first sample, repeated or cut to other sizes, where the source leaves sizes of its inputs free.
 
-    Sizes that the source refuses count for nothing, and neither do those that the candidate's own inputs rule out.
+    Sizes that the source refuses count for nothing.
 
     Args:
-        reference: a session of the source or of its prepared form.
-        candidate: a session of what was made of it.
+        sessions: of the source or its prepared form, and of what was made of it, the candidate.
+        takes: the inputs of the candidate; sizes that they rule out count for nothing either.
         form: the candidate in the message, as "its quantized form".
         sqnr_db: of the candidate against the reference at the samples' own sizes, in dB.
         least: dB that are enough at other sizes, however good the candidate is at the samples' own.
@@ -54,6 +53,7 @@ def check_other_sizes(
     Raises:
         CheckFailedError: the candidate fails, or gives something else, at a size that the source takes.
     """
+    reference, candidate = sessions
     operators = {node.op_type for node in every_node(prepared.model)}
     if not operators.isdisjoint(RANDOM):
         return
@@ -61,8 +61,9 @@ def check_other_sizes(
     sample = next(iter(samples))
     given = {name: array.shape for name, array in sample.inputs.items()}
     for group in _groups(prepared.signature, given):
-        for shapes in (shapes for shapes in group if _takes(candidate, shapes)):
-            resized = replace(sample, inputs={n: _resized(a, shapes[n]) for n, a in sample.inputs.items()})
+        for shapes in (shapes for shapes in group if _takes(takes, shapes)):
+            inputs = {name: _resized(array, shapes[name]) for name, array in sample.inputs.items()}
+            resized = replace(sample, name=f"{sample.name}, resized", inputs=inputs)
             wanted = _outputs(reference, resized)
             if wanted is None:
                 continue
@@ -124,21 +125,20 @@ def _resized(array: Array, shape: tuple[int, ...]) -> Array:
     return array
 
 
-def _takes(session: Any, shapes: Shapes) -> bool:
-    """Tell whether no size contradicts a number in the shapes that a session's inputs have."""
-    declared = ((value.shape or (), shapes.get(value.name, ())) for value in session.get_inputs())
-    pairs = (pair for own, sizes in declared for pair in zip(own, sizes, strict=False))
+def _takes(signature: Signature, shapes: Shapes) -> bool:
+    """Tell whether no size contradicts a number in the shapes of inputs."""
+    pairs = (pair for spec in signature.inputs for pair in zip(spec.shape or (), shapes[spec.name], strict=False))
     return all(not isinstance(own, int) or own == size for own, size in pairs)
 
 
-def _outputs(session: Any, sample: Sample) -> Outputs | None:
+def _outputs(session: Session, sample: Sample) -> Outputs | None:
     try:
         return infer(session, sample)
     except EdgeqError:
         return None
 
 
-def _problem(wanted: Outputs, candidate: Any, sample: Sample, least: float, sizes_follow: bool) -> str:
+def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, sizes_follow: bool) -> str:
     """Return what is wrong with what the candidate makes of a sample; "" where nothing is.
 
     Args:

@@ -36,8 +36,15 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
         source, made = open_session(prepared.source), open_session(prepared.path)
         agreement = compare_sessions(source, made, samples, count=1)
         if agreement.same is not None or agreement.sqnr_db >= LEAST_DB:
-            form, found = "its prepared form", agreement.sqnr_db
-            check_other_sizes(prepared, source, made, samples, form=form, sqnr_db=found, least=LEAST_DB)
+            check_other_sizes(
+                prepared,
+                (source, made),
+                samples,
+                takes=prepared.signature,
+                form="its prepared form",
+                sqnr_db=agreement.sqnr_db,
+                least=LEAST_DB,
+            )
             return prepared
         agreement = compare_sessions(source, made, samples, count=_SAMPLES)
         plain = open_session(prepared.source, SessionSettings(optimization="none"))

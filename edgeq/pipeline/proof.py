@@ -25,6 +25,7 @@ from edgeq.measure.on_workers import ModelAt, evaluate_on
 from edgeq.measure.race import race, runners
 from edgeq.measure.task import Task
 from edgeq.measure.timed_evaluation import evaluate_timed
+from edgeq.model.load import model_signature
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.opening import Opening, open_as_device
@@ -303,9 +304,15 @@ def prove(
                 "Keep what makes it so in float with --min-sqnr 20, or look at the ranges with `edgeq calibrate show`",
             )
         if artifact.plugin is None:
-            two, found = (singles[FLOAT], singles[INT8]), agreement.sqnr_db
-            form = "its quantized form"
-            check_other_sizes(prepared, *two, samples, form=form, sqnr_db=found, least=_WRONG_DB)
+            check_other_sizes(
+                prepared,
+                (singles[FLOAT], singles[INT8]),
+                samples,
+                takes=model_signature(artifact.model),
+                form="its quantized form",
+                sqnr_db=agreement.sqnr_db,
+                least=_WRONG_DB,
+            )
         with progress.stage("The optimiser's effect"):
             opening = open_as_device(artifact, singles, samples, threads=threads, known=known)
             opening.check(artifact.model)
