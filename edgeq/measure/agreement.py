@@ -8,6 +8,11 @@ Over all elements of all samples of an output, with r the reference and c the ca
     same     share of equal elements, of outputs that are class numbers, indices or truth values: there a difference
              has no size, and SQNR means nothing
 
+An output of several units, boxes in pixels beside scores, is judged by its worst slice: see `edgeq.measure.slices`.
+
+A sample whose outputs differ in shape has no pairs of elements: it is counted, and left out of SQNR and cosine; its
+rows and elements count as not the same. Where nothing was compared, SQNR is minus infinity.
+
 Sums are kept, never the outputs, so memory does not grow with the samples.
 """
 
@@ -28,6 +33,7 @@ from edgeq.display import Displayed
 from edgeq.measure.class_scores import ClassScores
 from edgeq.measure.inference import Outputs, Session, inferences
 from edgeq.measure.rows import rows
+from edgeq.measure.slices import SliceFigures, SliceSums
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Amount, Count, Finite, NullIsInfinite, Share, computed
 
@@ -38,6 +44,45 @@ if TYPE_CHECKING:
 _UNIT = 2**1074
 """1 over the smallest float64: every other is a multiple of it."""
 _NO_INPUTS: Outputs = MappingProxyType({})
+_MOST_SLICES = 64
+_ADDED = (
+    "elements",
+    "signal",
+    "noise",
+    "product",
+    "candidate_power",
+    "equal_rows",
+    "equal_elements",
+    "nonfinite",
+    "mismatched",
+    "unmatched_rows",
+    "unmatched_elements",
+)
+
+
+@dataclass(frozen=True)
+class SliceAgreement:
+    """Agreement of a part of an output whose values have a unit of their own.
+
+    Attributes:
+        axis, first, last: the indices `first` to `last` along `axis`.
+        peak: largest absolute value of the reference there.
+        sqnr_db, cosine, max_abs_error: as `OutputAgreement` has them, over the slice.
+    """
+
+    axis: Count
+    first: Count
+    last: Count
+    peak: Amount
+    sqnr_db: NullIsInfinite
+    cosine: Finite
+    max_abs_error: Amount
+
+    @property
+    def where(self) -> str:
+        """Name its place in the output."""
+        indices = str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
+        return f"{indices} on axis {self.axis}"
 
 
 @dataclass(frozen=True)
@@ -48,8 +93,8 @@ class OutputAgreement:
         name: the output.
         elements: how many pairs of elements the figures rest on.
         sqnr_db: dB; infinity where both are equal everywhere, minus infinity where a reference of nothing but zeros
-            is not met.
-        cosine: -1 to 1; 1 where both are zero everywhere, 0 where one of them is.
+            is not met, and where nothing was compared.
+        cosine: -1 to 1; 1 where both are zero everywhere, 0 where one of them is, and where nothing was compared.
         max_abs_error: largest absolute difference, in the output's own unit.
         top1: share of equal arg-max, 0 to 1; None where the output does not hold class scores: see
             `Comparison`.
@@ -57,6 +102,7 @@ class OutputAgreement:
         mismatched: samples left out because the shapes differ (an output whose size depends on the values).
         same: share of equal elements, 0 to 1, where the output holds whole numbers of 32 bits and more, or booleans;
             else None.
+        slices: its parts along each axis that has parts of unlike scale; none where it is of one unit.
     """
 
     name: str
@@ -68,11 +114,46 @@ class OutputAgreement:
     nonfinite: Count
     mismatched: Count
     same: Share | None = None
+    slices: tuple[SliceAgreement, ...] = ()
 
     @computed
     def equal(self) -> bool:
-        """Whether every pair of elements is equal."""
-        return self.max_abs_error == 0 and not self.nonfinite and not self.mismatched
+        """Tell whether there are pairs of elements and each is equal."""
+        return self.compared and self.max_abs_error == 0 and not self.nonfinite and not self.mismatched
+
+    @property
+    def compared(self) -> bool:
+        """Tell whether any pair of elements was compared."""
+        return self.elements > 0
+
+    @property
+    def worst_slice(self) -> SliceAgreement | None:
+        """Return the slice with the lowest SQNR, if that is below the whole output's."""
+        worst = min(self.slices, key=lambda part: part.sqnr_db, default=None)
+        return worst if worst is not None and worst.sqnr_db < self.sqnr_db else None
+
+    @property
+    def least_db(self) -> float:
+        """Return the SQNR by which it is judged: of the worst slice, or of the whole."""
+        return self.worst_slice.sqnr_db if self.worst_slice is not None else self.sqnr_db
+
+    @property
+    def unlike(self) -> str:
+        """Say what is wrong with the worst slice; "" where no slice is worse than the whole."""
+        part = self.worst_slice
+        if part is None:
+            return ""
+        others = max(other.peak for other in self.slices if other.axis == part.axis)
+        reach = f"their values reach {part.peak:.3g} where" if part.peak < others else "beside them"
+        return (
+            f"output {self.name!r}, {part.where}: {part.sqnr_db:.1f} dB SQNR against float32 "
+            f"({self.sqnr_db:.1f} dB over the whole output); {reach} others reach {others:.3g}"
+        )
+
+    @property
+    def least_cosine(self) -> float:
+        """Return the lowest cosine of the output and its slices."""
+        return min(self.cosine, *(part.cosine for part in self.slices), 1.0)
 
 
 @dataclass(frozen=True)
@@ -87,9 +168,31 @@ class Agreement(Displayed):
 
     @computed
     def sqnr_db(self) -> float:
-        """The worst output's SQNR, dB, of those that hold more than indices, if any does; infinity where there is
-        nothing to compare."""
-        return min((output.sqnr_db for output in self._signals), default=math.inf)
+        """Return the SQNR of the worst output, or slice of one, dB, of those that hold more than indices, if any does;
+        minus infinity where nothing was compared of one."""
+        return min((output.least_db for output in self._signals), default=-math.inf)
+
+    @property
+    def worst(self) -> OutputAgreement | None:
+        """Return the output that is judged worst of those that were compared; None where none was."""
+        compared = [output for output in self._signals if output.compared]
+        return min(compared, key=lambda output: output.least_db, default=None)
+
+    def left_out(self, reference: str = "float32") -> tuple[str, ...]:
+        """Write a sentence for each output of which samples could not be compared with `reference`'s."""
+        found = []
+        for output in self.outputs:
+            if output.mismatched:
+                some = f"{output.mismatched} of {self.count} samples are left out of its figures"
+                none = f"none of its {self.count} samples could be compared, so no figure says how it follows"
+                what = some if output.compared else f"{none} {reference}"
+                found.append(f"output {output.name!r}: {what}, since its size is not that of {reference}'s")
+        return tuple(found)
+
+    @property
+    def compared(self) -> bool:
+        """Tell whether any pair of elements was compared."""
+        return any(output.compared for output in self.outputs)
 
     @computed
     def top1(self) -> float | None:
@@ -104,12 +207,14 @@ class Agreement(Displayed):
 
     @property
     def cosine(self) -> float:
-        """The worst output's cosine, of the same outputs; 1 where there is nothing to compare."""
-        return min((output.cosine for output in self._signals), default=1.0)
+        """Return the cosine of the worst output, or slice of one, of the same outputs; 0 where nothing was compared."""
+        return min((output.least_cosine for output in self._signals), default=0.0)
 
     @property
     def _signals(self) -> Sequence[OutputAgreement]:
-        return [output for output in self.outputs if output.same is None] or self.outputs
+        # An output that is empty in every sample, as where a detector finds nothing, says nothing of the others.
+        found = [output for output in self.outputs if output.elements or output.nonfinite or output.mismatched]
+        return [output for output in found if output.same is None] or found
 
 
 @dataclass
@@ -129,6 +234,9 @@ class OutputComparison:
     classes: ClassScores = field(default_factory=ClassScores)
     nonfinite: int = 0
     mismatched: int = 0
+    unmatched_rows: int = 0
+    unmatched_elements: int = 0
+    slices: SliceSums | None = None
 
     def update(
         self,
@@ -140,14 +248,18 @@ class OutputComparison:
     ) -> None:
         """Add one sample's arrays: numbers or booleans, of any shape; and the inputs that they were computed from. Or
         those of several single rows: the sums are what they would be one by one."""
+        self.indices |= reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.dtype.itemsize >= 4)
         if reference.shape != candidate.shape:
             self.mismatched += 1
+            self.unmatched_rows += len(reference) if reference.ndim else 1
+            self.unmatched_elements += max(reference.size, candidate.size)
             return
         best = self.classes.update(reference, inputs)
         if best is not None:
             self.equal_rows += int((best == candidate.reshape(len(best), -1).argmax(1)).sum())
         r = np.asarray(reference, np.float64).ravel()
         c = np.asarray(candidate, np.float64).ravel()
+        every = r, c
         finite = np.isfinite(r) & np.isfinite(c)
         if not finite.all():
             same = (r == c) | (np.isnan(r) & np.isnan(c))
@@ -157,7 +269,6 @@ class OutputComparison:
             return
         error = r - c
         self.elements += r.size
-        self.indices = reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.dtype.itemsize >= 4)
         self.equal_elements += int((error == 0).sum())
         parts = rows if r.size == reference.size else 1
         for a, b, e in zip(r.reshape(parts, -1), c.reshape(parts, -1), error.reshape(parts, -1), strict=True):
@@ -166,16 +277,19 @@ class OutputComparison:
             self.product += _units(_dot(a, b))
             self.candidate_power += _units(_dot(b, b))
         self.max_abs_error = max(self.max_abs_error, float(np.abs(error).max()))
+        if self.slices is not None and reference.dtype.kind == "f":
+            whole, other = (np.where(finite, x, 0.0).reshape(reference.shape) for x in every)
+            self.slices.update(whole, other, inputs.values(), rows=rows)
 
     def merge(self, other: OutputComparison) -> None:
         """Add what was seen of later samples."""
-        for name in ("elements", "signal", "noise", "product", "candidate_power", "equal_rows", "equal_elements"):
+        for name in _ADDED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
         self.indices |= other.indices
-        self.nonfinite += other.nonfinite
-        self.mismatched += other.mismatched
         self.classes.merge(other.classes)
+        if self.slices is not None and other.slices is not None:
+            self.slices.merge(other.slices)
 
     def result(self, *, classes: bool = False) -> OutputAgreement:
         """The figures of all samples so far.
@@ -183,17 +297,28 @@ class OutputComparison:
         Args:
             classes: whether it holds class scores, if it is shaped so.
         """
+        rows = self.classes.rows + self.unmatched_rows
         return OutputAgreement(
             name=self.name,
             elements=self.elements,
-            sqnr_db=decibels(self.signal / _UNIT, self.noise / _UNIT),
-            cosine=_cosine(self.product / _UNIT, self.signal / _UNIT, self.candidate_power / _UNIT),
+            sqnr_db=decibels(self.signal / _UNIT, self.noise / _UNIT) if self.elements else -math.inf,
+            cosine=(
+                _cosine(self.product / _UNIT, self.signal / _UNIT, self.candidate_power / _UNIT)
+                if self.elements
+                else 0.0
+            ),
             max_abs_error=self.max_abs_error,
-            top1=self.equal_rows / self.classes.rows if classes and self.classes.shaped and self.classes.rows else None,
+            top1=_share(self.equal_rows, rows) if classes and self.classes.shaped and self.classes.rows else None,
             nonfinite=self.nonfinite,
             mismatched=self.mismatched,
-            same=self.equal_elements / self.elements if self.indices and self.elements else None,
+            same=_share(self.equal_elements, self.elements + self.unmatched_elements) if self.indices else None,
+            slices=() if classes else self.parts(),
         )
+
+    def parts(self) -> tuple[SliceAgreement, ...]:
+        """Return its slices of unlike scale, if these were asked for: the worst where there are many."""
+        found = sorted(map(_slice, self.slices.result() if self.slices is not None else ()), key=lambda s: s.sqnr_db)
+        return tuple(sorted(found[:_MOST_SLICES], key=lambda s: (s.axis, s.first)))
 
 
 @dataclass
@@ -217,14 +342,16 @@ class Comparison:
         for name, array in reference.items():
             other = candidate.get(name)
             if other is not None and array.dtype.kind in "biuf" and other.dtype.kind in "biuf":
-                self.outputs.setdefault(name, OutputComparison(name)).update(array, other, inputs, rows=rows)
+                self.outputs.setdefault(name, OutputComparison(name, slices=SliceSums())).update(
+                    array, other, inputs, rows=rows
+                )
 
     def merge(self, other: Comparison) -> None:
         """Add what was seen of later samples."""
         self.count += other.count
         self._floats |= other._floats
         for name, output in other.outputs.items():
-            self.outputs.setdefault(name, OutputComparison(name)).merge(output)
+            self.outputs.setdefault(name, OutputComparison(name, slices=SliceSums())).merge(output)
 
     def result(self) -> Agreement:
         """The figures of all outputs and samples so far."""
@@ -234,7 +361,8 @@ class Comparison:
 
     def _holds_classes(self, output: OutputComparison) -> bool:
         if self.task is None:
-            return self._floats == {output.name} and output.classes.plausible(output.name)
+            alone = self._floats == {output.name}
+            return alone and output.classes.plausible(output.name, one_unit=not output.parts())
         named = getattr(self.task, "output", None)
         return getattr(self.task, "classes", False) and named in (None, output.name)
 
@@ -282,6 +410,24 @@ def decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _slice(sums: SliceFigures) -> SliceAgreement:
+    # Of each pair e = r - c, so that 2 r c = r^2 + c^2 - e^2.
+    product = (sums.signal + sums.candidate_power - sums.noise) / 2
+    return SliceAgreement(
+        axis=sums.axis,
+        first=sums.first,
+        last=sums.last,
+        peak=sums.peak,
+        sqnr_db=decibels(sums.signal, sums.noise),
+        cosine=_cosine(product, sums.signal, sums.candidate_power),
+        max_abs_error=sums.max_abs_error,
+    )
 
 
 def _units(value: float) -> int:

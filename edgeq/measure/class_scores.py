@@ -5,9 +5,9 @@ allowed) with N the rows of an input and C at least two, not of an input's shape
 
 - every row is a probability distribution: not negative, summing to one;
 - its name says so ("logits", "scores", "probabilities", ...);
-- it has five columns or more, its arg-max differs between rows, and the softmax of a row is on average at least a tenth
-  of the way from a guess to certainty. Elements of an embedding or of a recurrent state are further from certainty, and
-  of landmarks in pixels the same one is always the largest.
+- it has five columns or more, all of like scale, its arg-max differs between rows, and the softmax of a row is on
+  average at least a tenth of the way from a guess to certainty. Elements of an embedding or of a recurrent state are
+  further from certainty, and of landmarks in pixels the same one is always the largest.
 """
 
 from __future__ import annotations
@@ -84,11 +84,15 @@ class ClassScores:
         guess = 1 / self.columns
         return bool(self.rows) and (self.confidence / self.rows - guess) / (1 - guess) >= _LEAST_CONFIDENCE
 
-    def plausible(self, name: str) -> bool:
-        """Whether the only output of a model, called `name`, is to be taken for class scores."""
+    def plausible(self, name: str, *, one_unit: bool = True) -> bool:
+        """Whether the only output of a model, called `name`, is to be taken for class scores.
+
+        Args:
+            one_unit: whether its columns are of one scale.
+        """
         if not (self.shaped and self.alone and self.rows):
             return False
-        likely = self.columns >= _FEWEST_COLUMNS and self.varied and self.confident
+        likely = one_unit and self.columns >= _FEWEST_COLUMNS and self.varied and self.confident
         return self.summed or bool(_NAMED.search(name)) or likely
 
 

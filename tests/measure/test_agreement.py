@@ -108,6 +108,59 @@ def test_shapes_that_differ_are_counted() -> None:
     assert found.mismatched == 1
     assert found.elements == 0
     assert not found.equal
+    assert found.sqnr_db == -math.inf
+
+
+def test_samples_of_another_size_count_as_not_the_same() -> None:
+    comparison = Comparison()
+    other = Comparison()
+    for found, count, into in ((3, 3, comparison), (3, 2, other), (2, 2, other), (1, 2, comparison)):
+        boxes, labels = np.ones((found, 4), np.float32), np.full(found, 7)
+        into.update(
+            {"boxes": boxes, "labels": labels},
+            {"boxes": boxes[:1].repeat(count, 0), "labels": labels[:1].repeat(count)},
+        )
+    comparison.merge(other)
+    result = comparison.result()
+    boxes_found, labels_found = result.outputs
+    assert boxes_found.mismatched == labels_found.mismatched == 2
+    assert labels_found.same == 5 / 10, "5 of 5 elements, and 3 and 2 that have no counterpart"
+    assert not boxes_found.equal
+    left = result.left_out()
+    assert (
+        left[0] == "output 'boxes': 2 of 4 samples are left out of its figures, since its size is not that of float32's"
+    )
+    assert len(left) == 2
+
+
+def test_rows_without_a_counterpart_have_another_top1() -> None:
+    comparison = OutputComparison("y")
+    scores = np.array([[0.1, 0.9]] * 3)
+    comparison.update(scores, scores)
+    comparison.update(scores[:1], scores)
+    assert comparison.result(classes=True).top1 == 3 / 4
+
+
+def test_where_nothing_was_compared_nothing_is_claimed() -> None:
+    assert Comparison().result().sqnr_db == -math.inf
+    comparison = Comparison()
+    comparison.update({"boxes": np.zeros((3, 4))}, {"boxes": np.zeros((2, 4))})
+    result = comparison.result()
+    assert (result.sqnr_db, result.cosine, result.compared) == (-math.inf, 0.0, False)
+    assert plain(result)["outputs"][0]["sqnr_db"] is None
+    (left,) = result.left_out()
+    assert left.startswith("output 'boxes': none of its 1 samples could be compared")
+    comparison.update({"score": np.array([1.0])}, {"score": np.array([1.0])})
+    assert comparison.result().sqnr_db == -math.inf
+
+
+def test_an_output_that_is_always_empty_says_nothing_of_the_others() -> None:
+    comparison = Comparison()
+    empty = np.zeros((0, 4), np.float32)
+    comparison.update({"boxes": empty, "score": np.array([1.0])}, {"boxes": empty, "score": np.array([1.1])})
+    result = comparison.result()
+    assert result.sqnr_db == pytest.approx(20.0)
+    assert not result.outputs[0].equal
 
 
 def test_integer_and_boolean_outputs_are_compared_and_text_is_not() -> None:
