@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
             info = {**variant.info, "device": variant.device, "selftest": _selftest(variant, vectors)}
             if variant.calibration is not None:
                 info["calibration"] = tables[variant.calibration]
+            if variant.slices:
+                slices = {name: [asdict(part) for part in parts] for name, parts in sorted(variant.slices.items())}
+                info["selftest_slices"] = slices
             files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
             bodies[variant.name] = _variant_body(variant, placement)
             files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from edgeq_device.names import is_plain_name
 from edgeq_device.options import provider_problem, session_problem
+from edgeq_device.variants import SliceTolerance
 
 from edgeq.errors import UsageError
 
@@ -58,7 +59,8 @@ class VariantSpec:
             `required_features` (list), `rank` (int, the highest that fits wins), `min_onnxruntime` ("1.17") and
             `optimization` ("none", "basic", "extended", "all") and `threads` (those that suit it best, taken where the
             caller names none); the rest is for people.
-        selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs.
+        selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs, and `slices` the
+            one allowed on parts of an output whose values are of another unit.
         files: what else the target needs (a file for its own runtime), by relative path; in the bundle it lies under
             files/NAME. The runner on the device ignores it.
         calibration: folder with the three calibration tables of the ranges that it uses. In the bundle the first ones
@@ -76,6 +78,7 @@ class VariantSpec:
     tolerance: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     calibration: Path | None = None
+    slices: Mapping[str, tuple[SliceTolerance, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"variant {self.name}"
@@ -83,7 +86,7 @@ class VariantSpec:
             raise UsageError(f"{self.name!r} cannot name a variant", "Use letters, digits and . _ + -")
         if self.device not in DEVICES:
             raise UsageError(f"{where}: device is {self.device!r}", f"It can be {', '.join(DEVICES)}")
-        for key in ("selftest", "device", "calibration"):
+        for key in ("selftest", "selftest_slices", "device", "calibration"):
             if key in self.info:
                 raise UsageError(f"{where}: info holds {key!r}, which the bundle writes itself")
         for options in (self.session_options, self.provider_options):
@@ -94,6 +97,8 @@ class VariantSpec:
         if outputs != set(self.tolerance):
             odd = sorted(outputs ^ set(self.tolerance))
             raise UsageError(f"{where}: self-test outputs and tolerances differ in {odd[0]!r}")
+        if not set(self.slices) <= outputs:
+            raise UsageError(f"{where}: the self-test has no output {sorted(set(self.slices) - outputs)[0]!r}")
 
     def _check_options(self, where: str) -> None:
         """Refuse what the reader of the bundle would refuse."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgeq_device.arrays import read_arrays
 from edgeq_device.select import CPU
 from edgeq_device.selftest import OutputCheck, check_outputs
+from edgeq_device.variants import SliceTolerance
 
 from edgeq.device import device_errors
 from edgeq.emulate.engine_route import route_for
@@ -114,7 +115,8 @@ class Trial:
 
     Attributes:
         model: the ONNX file, and `settings` that it is opened with.
-        vectors: self-test inputs and expected outputs; `tolerance` is absolute, per output; None allows any value.
+        vectors: self-test inputs and expected outputs; `tolerance` is absolute, per output, and `slices` that of parts
+            of an output; None allows any value.
         float_model: the model that it was made from, if that is there, to compare both machines' outputs with.
         samples: data for agreement and, with a `task`, accuracy; at most `count` of them.
         name: of the variant.
@@ -129,6 +131,7 @@ class Trial:
     count: int | None = None
     task: Task | None = None
     name: str = ""
+    slices: Mapping[str, Sequence[SliceTolerance]] = field(default_factory=dict)
 
 
 def check_variant(
@@ -153,7 +156,15 @@ def check_variant(
     if COMPILED in variant.info:
         samples = None  # nothing else runs it, to compare with
     trial = Trial(
-        model, settings, vectors, variant.tolerance, samples=samples, count=count, task=task, name=variant.name
+        model,
+        settings,
+        vectors,
+        variant.tolerance,
+        samples=samples,
+        count=count,
+        task=task,
+        name=variant.name,
+        slices=variant.slices,
     )
     return check_trial(trial, target, machine, simulators=simulators, route=route, progress=progress)
 
@@ -211,9 +222,8 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
         return replace(found, status=FAILED, reason=str(error))
     expected = [outputs for _, outputs in trial.vectors]
     anything = dict.fromkeys((name for outputs in expected for name in outputs), math.inf)
-    selftest = check_outputs(
-        zip(answers, expected, strict=True), anything if trial.tolerance is None else trial.tolerance
-    )
+    allowed = anything if trial.tolerance is None else trial.tolerance
+    selftest = check_outputs(zip(answers, expected, strict=True), allowed, trial.slices)
     found = replace(found, selftest=selftest, answers=answers)
     wrong = [check for check in selftest if not check.passed]
     if wrong:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from edgeq_device.variants import SliceTolerance
+from numpy.typing import NDArray
 
 from edgeq.backends import Artifact
 from edgeq.bundle.write import SelfTestCase
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
+from edgeq.measure.inference import Session
+from edgeq.measure.slices import SliceSums
 from edgeq.session import open_session
 from edgeq.workers.engine import Engines
+
+Array = NDArray[Any]
 
 # Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
 # integers (requantization and QLinearAdd). A wrong kernel, one that saturates, is off by far more.
@@ -21,6 +29,12 @@ _SELFTEST_TOLERANCE = 0.025
 # A simulation rounds in places of its own, and so does the device: the difference of two independent noises has √2 of
 # each one's RMS. Seen on an H100 in float16, at the largest: 1.6 times what the simulation differs from float32 by.
 _SIMULATED = 2.0
+# Of the largest value of a slice of another unit. What follows the integers there is often a Sigmoid or an Exp in
+# float, which makes a rounding of its argument a change of several percent.
+_SLICE_TOLERANCE = 0.1
+_MOST_SLICES = 64
+# From a multiple of the step, in steps: a float32 holds a multiple of 2^16 of them.
+_OFF_GRID = 0.01
 
 
 def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
@@ -34,6 +48,15 @@ def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[Se
         )
 
 
+@dataclass(frozen=True)
+class SelfTestVectors:
+    """The vectors, and the absolute differences that are allowed: on each output, and on its slices of another unit."""
+
+    cases: tuple[SelfTestCase, ...]
+    tolerance: Mapping[str, float]
+    slices: Mapping[str, tuple[SliceTolerance, ...]]
+
+
 def expected_outputs(
     cases: tuple[SelfTestCase, ...],
     check: EmulatedCheck | None,
@@ -41,7 +64,7 @@ def expected_outputs(
     *,
     native: bool,
     simulated: bool = False,
-) -> tuple[tuple[SelfTestCase, ...], dict[str, float]]:
+) -> SelfTestVectors:
     """The vectors, made of what this machine answers, and what each output may differ by on the device.
 
     The outputs are the target's own where they could be computed there. Else they are this machine's, and the
@@ -56,25 +79,50 @@ def expected_outputs(
     """
     if check is not None and check.answers:
         cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
-    allowed = tolerance(cases)
-    if native or (check is not None and check.answers):
-        return cases, allowed
+    others: list[Mapping[str, Array]] = [case.outputs for case in cases]
+    if not native and not (check is not None and check.answers):
+        session = open_session(float_model)
+        others = [_answers(session, case) for case in cases]
     factor = _SIMULATED if simulated else 1.0
-    session = open_session(float_model)
-    for case in cases:
-        names = list(case.outputs)
-        for name, value in zip(names, session.run(names, dict(case.inputs)), strict=True):
-            if value.dtype.kind == "f":
-                changed = float(np.max(np.abs(value - case.outputs[name]), initial=0.0))
-                allowed[name] = max(allowed[name], factor * changed)
-    return cases, allowed
+    tolerance, slices = {}, {}
+    for name in dict.fromkeys(name for case in cases for name in case.outputs):
+        pairs = [(case, other[name]) for case, other in zip(cases, others, strict=True) if name in case.outputs]
+        tolerance[name], parts = _allowed(name, pairs, factor)
+        if parts:
+            slices[name] = parts
+    return SelfTestVectors(cases, tolerance, slices)
 
 
-def tolerance(cases: Sequence[SelfTestCase]) -> dict[str, float]:
-    """Per output, the absolute difference that rounding alone may make."""
-    largest: dict[str, float] = {}
-    for case in cases:
-        for name, value in case.outputs.items():
-            magnitude = float(np.max(np.abs(value), initial=0.0)) if value.dtype.kind == "f" else 0.0
-            largest[name] = max(largest.get(name, 0.0), magnitude)
-    return {name: _SELFTEST_TOLERANCE * magnitude for name, magnitude in largest.items()}
+def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
+    names = list(case.outputs)
+    return dict(zip(names, session.run(names, dict(case.inputs)), strict=True))
+
+
+def _allowed(
+    name: str, pairs: Sequence[tuple[SelfTestCase, Array]], factor: float
+) -> tuple[float, tuple[SliceTolerance, ...]]:
+    """Return what an output may differ by, and its slices: a share of its size, or `factor` times its distance from the
+    other answers."""
+    if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
+        return 0.0, ()
+    sums, largest, changed = SliceSums(), 0.0, 0.0
+    for case, other in pairs:
+        expected = case.outputs[name].astype(np.float64)
+        other = other if other.shape == expected.shape else expected
+        largest = max(largest, float(np.abs(expected).max(initial=0.0)))
+        changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
+        sums.update(expected, other.astype(np.float64), case.inputs.values())
+    whole = max(_SELFTEST_TOLERANCE * largest, factor * changed)
+    step = 2 * _step(np.concatenate([case.outputs[name].ravel() for case, _ in pairs]))
+    parts = ((part, max(_SLICE_TOLERANCE * part.peak, factor * part.max_abs_error, step)) for part in sums.result())
+    kept = (SliceTolerance(p.axis, p.first, p.last, allowed) for p, allowed in parts if allowed < whole)
+    strictest = sorted(kept, key=lambda part: part.tolerance)[:_MOST_SLICES]
+    return whole, tuple(sorted(strictest, key=lambda part: (part.axis, part.first)))
+
+
+def _step(values: Array) -> float:
+    """Return the step of the grid on which all values lie, as they do where one scale quantizes the output; else 0."""
+    known = np.unique(values.astype(np.float64))
+    step = float(np.diff(known).min()) if len(known) > 1 else 0.0
+    on_grid = step > 0 and bool(np.all(np.abs(known / step - np.rint(known / step)) < _OFF_GRID))
+    return step if on_grid else 0.0

@@ -123,7 +123,7 @@ def variant_spec(
     """
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
-    cases, allowed = expected_outputs(
+    vectors = expected_outputs(
         cases,
         variant.emulated,
         job.prepared.path,
@@ -159,8 +159,9 @@ def variant_spec(
             **({"threads": variant.threads} if variant.threads else {}),
             **({"files": sorted(artifact.files)} if artifact.files else {}),
         },
-        selftest=cases,
-        tolerance=allowed,
+        selftest=vectors.cases,
+        tolerance=vectors.tolerance,
+        slices=vectors.slices,
         files=artifact.files,
         calibration=tables,
     )
@@ -190,7 +191,7 @@ def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> Varia
         unopened = "; ".join(opening.notes)
     cases = selftest_cases(artifact, job.validation, selftest)
     modelled = artifact.simulation is not None
-    cases, allowed = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
+    vectors = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
     ep, options, engine = _engine(artifact)
     simulated = modelled or bool(engine)
     where = "in simulation on a CPU" if simulated else "this machine"
@@ -215,8 +216,9 @@ def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> Varia
             "preprocessing": _preprocessing(job.validation),
             "checks": [plain(check) for check in checks],
         },
-        selftest=cases,
-        tolerance=allowed,
+        selftest=vectors.cases,
+        tolerance=vectors.tolerance,
+        slices=vectors.slices,
     )
 
 

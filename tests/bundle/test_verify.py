@@ -14,6 +14,7 @@ from edgeq_device.cli import main
 from edgeq_device.errors import BundleError
 from edgeq_device.package import open_bundle
 from edgeq_device.text import variant_lines
+from edgeq_device.variants import SliceTolerance
 
 from edgeq.bundle.verify import verify_bundle
 from edgeq.bundle.write import BundleSpec, write_bundle
@@ -35,6 +36,17 @@ def test_report_lists_every_variant(good_zip: Path) -> None:
     (check,) = report.variants[0].selftest.outputs if report.variants[0].selftest else ()
     assert check.name == "y"
     assert check.max_error <= check.tolerance
+
+
+def test_a_slice_of_an_output_travels_with_its_tolerance(tmp_path: Path) -> None:
+    model = linear(tmp_path / "m.onnx", 0.0)
+    part = SliceTolerance(1, 4, 11, 1e-3)
+    write_bundle(BundleSpec("x", (variant("v", model, 0.0, slices={"y": (part,)}),)), tmp_path / "b")
+    report = verify_bundle(tmp_path / "b")
+    assert report.passed
+    assert report.variants[0].variant.slices == {"y": (part,)}
+    assert set(report.to_dict()["variants"][0]["outputs"]) == {"y", "y, 4..11 on axis 1"}
+    assert set(report.variants[0].variant.info["selftest"]) == {"cases", "tolerance"}, "what earlier readers know"
 
 
 def test_what_differs_besides_values_is_reported() -> None:

@@ -159,6 +159,8 @@ def test_what_cannot_go_in_is_refused(spec: BundleSpec, tmp_path: Path) -> None:
         ({"session_options": {"a": 1}}, "must be strings"),
         ({"tolerance": {}}, "differ in 'y'"),
         ({"tolerance": {"y": 1.0, "z": 1.0}}, "differ in 'z'"),
+        ({"info": {"selftest_slices": {}}}, "which the bundle writes itself"),
+        ({"slices": {"z": ()}}, "has no output 'z'"),
     ],
 )
 def test_a_variant_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from edgeq_device.errors import BundleError
 from edgeq_device.selftest import SelfTest, compare, run_selftest
+from edgeq_device.variants import SliceTolerance
 
 from .fakes import Session, case, variant
 
@@ -81,3 +82,27 @@ def test_every_kind_of_number_compares(dtype: str) -> None:
     left, right = np.array([0, 1], dtype), np.array([1, 1], dtype)
     assert compare(left, right) == (1.0, "")
     assert compare(left[:0], right[:0]) == (0.0, "")
+
+
+def test_a_slice_has_a_tolerance_of_its_own(tmp_path: Path) -> None:
+    wrong = RIGHT + np.array([[0, 0.25, 0]], np.float32)
+    (tmp_path / "b").mkdir()
+    cases = (case(tmp_path, INPUT, wrong), case(tmp_path / "b", INPUT, RIGHT))
+    first, second = SliceTolerance(1, 0, 0, 0.125), SliceTolerance(1, 1, 2, 0.125)
+    tested = variant(cases=cases, tolerance={"y": 0.5}, slices={"y": (first, second)})
+    result = run_selftest(tested, Session())
+    assert [(check.name, check.passed) for check in result.outputs] == [
+        ("y", True),
+        ("y, 0 on axis 1", True),
+        ("y, 1..2 on axis 1", False),
+    ]
+    assert not result.passed
+    assert result.reason == "output y, 1..2 on axis 1: error 0.25 is over 0.125"
+
+
+@pytest.mark.parametrize("part", [SliceTolerance(2, 0, 0, 9.0), SliceTolerance(1, 1, 3, 9.0)])
+def test_a_slice_that_is_not_there_fails(part: SliceTolerance, tmp_path: Path) -> None:
+    tested = variant(cases=(case(tmp_path, INPUT, RIGHT),), tolerance={"y": 9.0}, slices={"y": (part,)})
+    result = run_selftest(tested, Session())
+    assert not result.passed
+    assert "there is no such part of shape (1, 3)" in result.reason

@@ -1,25 +1,32 @@
-"""The self-test: run the bundle's vectors and hold each output against what it must be."""
+"""The self-test: run the bundle's vectors and hold each output against what it must be.
+
+Where an output holds values of several units, scores beside boxes in pixels, each slice has a tolerance of its own.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 
 from edgeq_device.arrays import read_arrays
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
-from edgeq_device.variants import Variant
+from edgeq_device.variants import SliceTolerance, Variant
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+Slices = Mapping[str, Sequence[SliceTolerance]]
+_NO_SLICES: Slices = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """One output over all cases.
+    """One output over all cases, or a slice of one.
 
     Attributes:
+        name: of the output, and the place of the slice.
         max_error: largest absolute difference; infinite where shape, dtype or finiteness differ.
         tolerance: what is allowed, absolute.
         problem: "" or what differs besides the values.
@@ -73,7 +80,8 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
         RuntimeUnavailableError: the process that runs it crashed or hangs.
         DataError: vectors that cannot be read.
     """
-    return SelfTest(len(variant.cases), check_outputs(_answers(variant, session), variant.tolerance))
+    outputs = check_outputs(_answers(variant, session), variant.tolerance, variant.slices)
+    return SelfTest(len(variant.cases), outputs)
 
 
 def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
@@ -96,22 +104,43 @@ def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
         yield dict(zip(names, map(np.asarray, results))), expected
 
 
-def check_outputs(answers: Iterable[Tuple[Arrays, Arrays]], tolerance: Mapping[str, float]) -> Tuple[OutputCheck, ...]:
-    """Each output over all cases, sorted by name.
+def check_outputs(
+    answers: Iterable[Tuple[Arrays, Arrays]], tolerance: Mapping[str, float], slices: Slices = _NO_SLICES
+) -> Tuple[OutputCheck, ...]:
+    """Each output over all cases, sorted by name, and after it its slices.
 
     Args:
         answers: of each case, the outputs by name, and those that are expected.
         tolerance: of every output.
+        slices: of outputs that have some.
     """
-    worst: Dict[str, float] = {}
-    problems: Dict[str, str] = {}
+    checks: Dict[Tuple[str, int], OutputCheck] = {}
     for outputs, expected in answers:
         for name, found in outputs.items():
-            error, problem = compare(found, expected[name])
-            worst[name] = max(worst.get(name, 0.0), error)
-            if problem:
-                problems.setdefault(name, problem)
-    return tuple(OutputCheck(name, worst[name], tolerance[name], problems.get(name, "")) for name in sorted(worst))
+            one = [_check(name, compare(found, expected[name]), tolerance[name])]
+            for part in slices.get(name, ()):
+                one.append(_check(f"{name}, {part.where}", _compare_slice(found, expected[name], part), part.tolerance))
+            for place, check in enumerate(one):
+                before = checks.get((name, place), check)
+                worse = replace(check, max_error=max(check.max_error, before.max_error))
+                checks[name, place] = replace(worse, problem=before.problem or check.problem)
+    return tuple(checks[key] for key in sorted(checks))
+
+
+def _check(name: str, compared: Tuple[float, str], tolerance: float) -> OutputCheck:
+    error, problem = compared
+    return OutputCheck(name, error, tolerance, problem)
+
+
+def _compare_slice(
+    found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]", part: SliceTolerance
+) -> Tuple[float, str]:
+    if part.axis >= expected.ndim or part.last >= expected.shape[part.axis]:
+        return float("inf"), f"there is no such part of shape {expected.shape}"
+    if found.shape != expected.shape:
+        return compare(found, expected)
+    place = (slice(None),) * part.axis + (slice(part.first, part.last + 1),)
+    return compare(found[place], expected[place])
 
 
 def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
@@ -15,6 +15,8 @@ from edgeq_device.options import check_table_name, read_provider_options, read_s
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
 _VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
+_MOST_SLICES = 256  # of one output
+_MOST_AXES, _MOST_INDICES = 64, 1 << 31
 _VERSION = re.compile(r"(\d{1,6}(\.\d{1,6}){0,4})?", re.ASCII)
 
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -26,6 +28,23 @@ class Case:
 
     inputs: Path
     outputs: Path
+
+
+@dataclass(frozen=True)
+class SliceTolerance:
+    """The absolute difference that is allowed on the indices `first` to `last` along `axis` of an output, whose values
+    are of another unit than the rest."""
+
+    axis: int
+    first: int
+    last: int
+    tolerance: float
+
+    @property
+    def where(self) -> str:
+        """Name the place in the output."""
+        indices = str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
+        return f"{indices} on axis {self.axis}"
 
 
 @dataclass(frozen=True)
@@ -43,6 +62,7 @@ class Variant:
         rank: among the variants that fit, the highest wins.
         min_onnxruntime: "" where any will do.
         cases, tolerance: the self-test; tolerance is absolute, per output name.
+        slices: what is allowed on parts of an output, by its name, besides the tolerance of the whole.
         info: all of executor_info.edgeq.
         table: the calibration table that must lie among the engines, where it has one.
         engines: folder for what is built from the model on the device.
@@ -63,6 +83,7 @@ class Variant:
     info: Mapping[str, Any]
     table: Optional[Path] = None
     engines: Path = Path("engines")
+    slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,7 @@ def _variant(component: str, directory: str, body: VariantBody, files: _Files) -
         min_onnxruntime=info.get("min_onnxruntime", ""),
         cases=cases,
         tolerance=tolerance,
+        slices=_slices(info.get("selftest_slices", {}), tolerance, where),
         info=info,
         table=_table(info, files),
     )
@@ -190,7 +212,34 @@ def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str
                 raise BundleError(f"{where}: a case names one file of inputs and one of outputs")
             paths.append(files.existing(case[key]))
         found.append(Case(paths[0], paths[1]))
-    for name, value in tolerance.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-            raise BundleError(f"{where}: the tolerance of {name!r} is not a number from 0 up")
-    return tuple(found), {name: float(value) for name, value in tolerance.items()}
+    of = f"{where}: the tolerance of"
+    return tuple(found), {name: _tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
+
+
+def _slices(values: object, tolerance: Mapping[str, float], where: str) -> Dict[str, Tuple[SliceTolerance, ...]]:
+    """Read the slices, which stand outside `selftest`: earlier readers refuse keys there that they do not know."""
+    where = f"{where}: selftest_slices"
+    if not isinstance(values, dict) or not set(values) <= set(tolerance):
+        raise BundleError(f"{where} is not an object of the self-test's outputs")
+    found = {}
+    for name, slices in values.items():
+        if not isinstance(slices, list) or len(slices) > _MOST_SLICES:
+            raise BundleError(f"{where}: {name!r} is not a list of at most {_MOST_SLICES} slices")
+        found[name] = tuple(_slice(one, f"{where}: {name!r}") for one in slices)
+    return found
+
+
+def _slice(value: object, where: str) -> SliceTolerance:
+    if not isinstance(value, dict) or set(value) != {"axis", "first", "last", "tolerance"}:
+        raise BundleError(f"{where}: a slice has an axis, a first and a last index and a tolerance")
+    axis, first, last = (value[key] for key in ("axis", "first", "last"))
+    whole = all(isinstance(one, int) and not isinstance(one, bool) for one in (axis, first, last))
+    if not whole or not 0 <= axis < _MOST_AXES or not 0 <= first <= last < _MOST_INDICES:
+        raise BundleError(f"{where}: a slice is not from a first to a last index of an axis")
+    return SliceTolerance(axis, first, last, _tolerance(value["tolerance"], f"{where}: the tolerance of a slice"))
+
+
+def _tolerance(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise BundleError(f"{where} is not a number from 0 up")
+    return float(value)

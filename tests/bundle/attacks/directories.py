@@ -468,6 +468,46 @@ def vectors_outside(root: Path) -> None:
     seal(root)
 
 
+@attack("is not an object of the self-test's outputs")
+def slices_of_no_output(root: Path) -> None:
+    edit(root, INFO, lambda i: i.update(selftest_slices={"z": []}))
+    seal(root)
+
+
+@attack("a slice has an axis")
+def slice_that_is_a_list(root: Path) -> None:
+    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [[1, 0, 1, 0.5]]}))
+    seal(root)
+
+
+@attack("is not from a first to a last index")
+def slice_that_ends_before_it_begins(root: Path) -> None:
+    part = {"axis": 1, "first": 2, "last": 1, "tolerance": 0.5}
+    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [part]}))
+    seal(root)
+
+
+@attack("is not from a first to a last index")
+def slice_of_an_axis_that_is_true(root: Path) -> None:
+    part = {"axis": True, "first": 0, "last": 1, "tolerance": 0.5}
+    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [part]}))
+    seal(root)
+
+
+@attack("is not a list of at most")
+def thousands_of_slices(root: Path) -> None:
+    part = {"axis": 1, "first": 0, "last": 1, "tolerance": 0.5}
+    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [part] * 5000}))
+    seal(root)
+
+
+@attack("the tolerance of a slice is not a number from 0 up")
+def slice_of_negative_tolerance(root: Path) -> None:
+    part = {"axis": 1, "first": 0, "last": 1, "tolerance": -0.5}
+    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [part]}))
+    seal(root)
+
+
 @attack("is not a number from 0 up")
 def negative_tolerance(root: Path) -> None:
     edit(root, INFO, lambda i: i["selftest"]["tolerance"].update(y=-1))
