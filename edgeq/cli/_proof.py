@@ -34,9 +34,16 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     in_engine = "" if proof.engine == DEFAULT else f"in {proof.engine}, "
     yield f"{in_engine}against float32: {closeness(agreement)} ({proof.samples} samples)"
     if len(agreement.outputs) > 1:
-        outputs = sorted(agreement.outputs, key=lambda output: output.sqnr_db)
+        outputs = sorted(agreement.outputs, key=lambda output: output.least_db)
         for output in outputs if verbose else outputs[:_OUTPUTS_SHOWN]:
             yield f"  output {output.name}: {closeness(output)}"
+    for output in agreement.outputs:
+        parts = sorted(output.slices, key=lambda part: part.sqnr_db)
+        for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
+            figures = (
+                "the same" if part.sqnr_db == math.inf else f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
+            )
+            yield f"  output {output.name}, {part.where}: {figures}"
     if proof.accuracy:
         rows = ((name, *(f"{value:.4f}" for value in one.metrics.values())) for name, one in proof.accuracy.items())
         yield table(("", *next(iter(proof.accuracy.values())).metrics), rows)
@@ -48,6 +55,8 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
 def closeness(found: Agreement | OutputAgreement) -> str:
     """How closely outputs follow others: by the share that is equal where they are indices, the same top-1
     where they are class scores, else by their cosine."""
+    if not found.compared:
+        return "nothing could be compared"
     if found.same is not None:
         return f"{found.same:.1%} of the values the same"
     if found.sqnr_db == math.inf:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, common, table
+from edgeq.cli._common import Lines, Printer, common, styled, table
 from edgeq.cli._options import (
     ENGINE,
     OWN_PREPROCESS,
@@ -122,9 +122,13 @@ def _draw(found: EvalResult) -> Lines:
         outputs = []
         for output in agreement.outputs:
             top1 = "" if output.top1 is None else f"{output.top1:.4f}"
-            sqnr = "equal" if output.equal else f"{output.sqnr_db:.1f}"
+            sqnr = "equal" if output.equal else f"{output.sqnr_db:.1f}" if output.compared else "not compared"
             if output.same not in (None, 1):
                 sqnr = f"{output.same:.2%} same"
             outputs.append((output.name, sqnr, f"{output.cosine:.6f}", f"{output.max_abs_error:.4g}", top1))
+            for part in output.slices:
+                figures = (f"{part.sqnr_db:.1f}", f"{part.cosine:.6f}", f"{part.max_abs_error:.4g}", "")
+                outputs.append((f"  {part.where}", *figures))
         heads = ("output", "SQNR dB", "cosine", "max error", "top-1")
         yield table(heads, outputs, title="agreement with the reference")
+        yield from (styled(f"warning: {warning}", "yellow") for warning in agreement.left_out("the reference"))

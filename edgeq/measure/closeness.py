@@ -18,9 +18,15 @@ Closeness = Literal["healthy", "noisy", "poor"]
 
 
 def closeness(agreement: Agreement) -> Closeness:
-    """Return how closely outputs follow float32's; NaN and infinities of their own make them "poor"."""
+    """Return how closely outputs follow float32's, by the worst output or slice of one.
+
+    NaN and infinities of their own make them "poor". Outputs of which samples could not be compared are not "healthy".
+    """
     found = worst_db(agreement)
-    return "healthy" if found >= HEALTHY_DB else "noisy" if found >= POOR_DB else "poor"
+    if found < POOR_DB:
+        return "poor"
+    whole = not any(output.mismatched for output in agreement.outputs)
+    return "healthy" if found >= HEALTHY_DB and whole else "noisy"
 
 
 def worst_db(agreement: Agreement) -> float:

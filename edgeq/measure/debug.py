@@ -13,7 +13,7 @@ from edgeq.engines import EngineChoice, as_engine
 from edgeq.errors import UsageError
 from edgeq.graph.index import GraphIndex
 from edgeq.measure.agreement import Agreement, compare_many
-from edgeq.measure.closeness import closeness
+from edgeq.measure.closeness import HEALTHY_DB, closeness
 from edgeq.measure.diagnosis import Diagnosis
 from edgeq.measure.engine_layers import EngineLayer, compare_engine
 from edgeq.measure.error_attribution import attribute_error
@@ -181,12 +181,16 @@ def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
 
 def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> tuple[str, ...]:
     found = [warning for warning in [optimiser_warning(outputs)] if warning is not None]
+    worst = outputs["optimised"].worst
+    if worst is not None and worst.unlike and worst.least_db < HEALTHY_DB:
+        found.append(worst.unlike)
     changed = [weight.name for weight in comparison.weights if weight.changed]
     if changed:
         found.append(
             f"{len(changed)} weights differ by more than rounding ({', '.join(changed[:_LISTED])}): they were changed "
             "before they were quantized, by folding or equalization; compare with the float model that has them so"
         )
+    found.extend(outputs["optimised"].left_out())
     broken = [a.name for a in comparison.activations if a.accumulated.nonfinite]
     if broken:
         found.append(f"{len(broken)} tensors hold NaN or infinities in one model only, first {broken[0]}")

@@ -65,13 +65,20 @@ class Diagnosis(Page):
 
     @property
     def verdict(self) -> Closeness:
-        """ "healthy", "noisy" or "poor", by the outputs of the session that ships."""
+        """ "healthy", "noisy" or "poor", by the worst output, or slice of one, of the session that ships."""
         return closeness(self.optimised)
 
     @property
     def verdict_text(self) -> str:
         """The verdict as a sentence."""
-        return f"{self.verdict}: {_VERDICTS[self.verdict]} ({self.optimised.sqnr_db:.1f} dB SQNR)"
+        worst = self.optimised.worst
+        missing = [output.name for output in self.optimised.outputs if output.mismatched and not output.compared]
+        if missing or worst is None:
+            figure = f"output {missing[0]!r} could not be compared" if missing else "no output could be compared"
+        else:
+            part = f" in output {worst.name!r}, {worst.worst_slice.where}" if worst.worst_slice is not None else ""
+            figure = f"{worst.least_db:.1f} dB SQNR{part}"
+        return f"{self.verdict}: {_VERDICTS[self.verdict]} ({figure})"
 
     @property
     def exclude(self) -> tuple[str, ...]:

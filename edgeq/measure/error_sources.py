@@ -194,9 +194,9 @@ def _share(effect: Agreement, outputs: Agreement) -> float:
 def _ratio(agreement: OutputAgreement | None) -> float:
     if agreement is None:
         return 0.0
-    if agreement.sqnr_db == math.inf:
+    if not agreement.compared or agreement.least_db == math.inf:
         return _MOST if agreement.nonfinite else 0.0
-    return float(min(_MOST, 10 ** (-agreement.sqnr_db / 10)))
+    return float(min(_MOST, 10 ** (-agreement.least_db / 10)))
 
 
 def _touching(tensor: ActivationComparison, activations: Mapping[str, ActivationComparison]) -> list[str]:

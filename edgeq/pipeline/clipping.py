@@ -30,7 +30,11 @@ def with_unclipped(job: Job, built: Built, proof: Proof, *, progress: Progress =
     scheme, statistics = built.artifact.scheme, job.statistics
     if scheme.mode != "static" or scheme.method == WHOLE or statistics is None or built.artifact.plugin is not None:
         return proof
-    if proof.agreement.sqnr_db >= GOOD_DB or (proof.drop is not None and proof.drop <= POOR_DROP):
+    if (
+        not proof.agreement.compared
+        or proof.agreement.sqnr_db >= GOOD_DB
+        or (proof.drop is not None and proof.drop <= POOR_DROP)
+    ):
         return proof
     whole = scheme.replace(method=WHOLE, method_options={})
     grid, worth = grid_of(scheme.activation_type, scheme.activation_symmetric), 10 ** (_WORTH_DB / 10)

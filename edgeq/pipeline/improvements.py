@@ -93,7 +93,7 @@ def with_improvements(job: Job, scheme: Scheme, built: Built, proof: Proof, *, p
     """Return the proof with what would help most; as it is where labels show that accuracy is kept or, without labels,
     where its outputs are healthy."""
     poor = worst_db(proof.agreement) < HEALTHY_DB if proof.drop is None else proof.drop > POOR_DROP
-    if not poor or built.artifact.plugin is not None:
+    if not poor or not proof.agreement.compared or built.artifact.plugin is not None:
         return proof
     with (
         tempfile.TemporaryDirectory(prefix="improvements-", dir=job.prepared.path.parent) as folder,

@@ -35,7 +35,7 @@ def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedMode
     try:
         source, made = open_session(prepared.source), open_session(prepared.path)
         agreement = compare_sessions(source, made, samples, count=1)
-        if agreement.same is not None or agreement.sqnr_db >= LEAST_DB:
+        if not agreement.compared or agreement.same is not None or agreement.sqnr_db >= LEAST_DB:
             check_other_sizes(
                 prepared,
                 (source, made),

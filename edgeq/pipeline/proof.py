@@ -17,7 +17,7 @@ from edgeq.engines import DEFAULT
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.closeness import closeness
+from edgeq.measure.closeness import HEALTHY_DB, closeness
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.inference import Outputs
 from edgeq.measure.latency import sessions_to_time
@@ -41,6 +41,8 @@ _SIMULATED_MACS = 1_000_000_000
 _LEAST_SIMULATED = 16
 # At another size than the samples': below this, half of the power is noise.
 _WRONG_DB = 3.0
+# Of a part of an output: half of its power is noise.
+_DEAD_SQNR_DB = 3.0
 POOR_DROP = 0.05
 """Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused."""
 # From so many samples with another top-1 on they say something about others.
@@ -153,25 +155,32 @@ class Proof(Displayed):
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
         """What a user should not miss, one sentence each; without `timed`, nothing about speed."""
         found = []
-        count = self.agreement.count
+        count, worst = self.agreement.count, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
         if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
             found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` looks for what is faster")
-        near = closeness(self.agreement) if self.drop is None else "healthy"
+        near = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
+        unlike = worst.unlike if worst is not None else ""
         sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
         if self.drop is not None and self.drop > POOR_DROP:
             found.append(
                 f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: "
                 f"{self._advice()}"
             )
-        elif near == "poor":
-            found.append(f"the outputs follow float32 to only {sqnr}: {self._advice()}; {measure}")
+        # A metric need not show what is dead: it may read other parts of the output.
+        dead = self.drop is not None and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
+        if near == "poor" or dead:
+            found.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
         elif self.drop is None and changed > POOR_DROP * count and changed >= _LEAST_CHANGED:
             found.append(
                 f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
             )
-        elif near == "noisy":
-            found.append(f"the outputs follow float32 with noise ({sqnr}): {self._advice()}; {measure}")
+        elif near == "noisy" and self.agreement.sqnr_db < HEALTHY_DB:
+            found.append(f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}")
+        left_out = self.agreement.left_out()
+        found.extend(left_out)
+        if self.drop is None and not self.agreement.compared and not left_out:
+            found.append(f"no output could be compared with float32's: {measure}")
         if self.unclipped is not None:
             method, clipped, whole = self.unclipped
             found.append(
@@ -194,6 +203,11 @@ class Proof(Displayed):
         """The improvement that helps most; where none is known, where to look for one."""
         if self.improvements:
             return self.improvements[0].sentence
+        if self.agreement.worst is not None and self.agreement.worst.unlike:
+            return (
+                "`edgeq quantize --recover float-head` keeps the layers that make it in float, and `edgeq debug` names "
+                "them"
+            )
         return "`edgeq debug` names the layers that cause it, `edgeq tune` looks for what is closer"
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:

@@ -58,11 +58,18 @@ def _agreement_text(agreement: Mapping[str, Any]) -> list[str]:
         return ["They have no output in common."]
     if all(output["equal"] for output in outputs):
         return ["Their answers are equal."]
-    worst = min((o["sqnr_db"] for o in outputs if o["sqnr_db"] is not None), default=None)
+    parts = [part for o in outputs for part in (o, *o.get("slices", ())) if o["elements"]]
+    worst = min((part["sqnr_db"] for part in parts if part["sqnr_db"] is not None), default=None)
     top1 = [o["top1"] for o in outputs if o["top1"] is not None]
     same = f", with the same top answer in {share(min(top1))} of {agreement['count']} samples" if top1 else ""
-    same = same or f", with a cosine of {min(o['cosine'] for o in outputs):.5f}"
-    return [f"B's outputs follow A's at {decibels(worst)} SQNR{same}."] if worst is not None else []
+    same = same or f", with a cosine of {min((part['cosine'] for part in parts), default=0.0):.5f}"
+    followed = [f"B's outputs follow A's at {decibels(worst)} SQNR{same}."] if worst is not None else []
+    left = [
+        f"Of output {o['name']}, {o['mismatched']} of {agreement['count']} samples have another size, and are left out."
+        for o in outputs
+        if o["mismatched"]
+    ]
+    return followed + left
 
 
 def _size(found: Mapping[str, Any]) -> list[Row]:
@@ -112,10 +119,15 @@ def primary(found: Mapping[str, Any]) -> tuple[str, float, float, bool] | None:
 def _agreement(found: Mapping[str, Any]) -> list[Row]:
     rows: list[Row] = []
     for output in (found["agreement"] or {}).get("outputs", ()):
-        lines = "equal" if output["equal"] else decibels(output["sqnr_db"]) if output["sqnr_db"] is not None else "–"
+        known = output["sqnr_db"] is not None and output["elements"]
+        lines = "equal" if output["equal"] else decibels(output["sqnr_db"]) if known else "–"
         cosine = f", cosine {output['cosine']:.5f}"
         top1 = f", same top answer {share(output['top1'])}" if output["top1"] is not None else cosine
         rows.append((f"output {output['name']}", "", "", f"{lines}{top1}"))
+        for part in output.get("slices", ()):
+            shown = decibels(part["sqnr_db"]) if part["sqnr_db"] is not None else "–"
+            place = f"{part['first']}..{part['last']} on axis {part['axis']}"
+            rows.append((f"  {place}", "", "", f"{shown}, cosine {part['cosine']:.5f}"))
     return rows
 
 

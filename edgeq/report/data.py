@@ -102,7 +102,7 @@ class Variant:
     """One way to run the model that the bundle carries, and its proof, as drawn.
 
     Attributes:
-        sqnr_db, top1: of the worst output.
+        sqnr_db, top1: of the worst output; SQNR of its worst slice.
         excluded: nodes that were kept in float on request.
         conversion_us: what conversions between float and int8 take, microseconds.
     """

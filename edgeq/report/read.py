@@ -47,7 +47,7 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
 def _variant(name: str, record: VariantRecord) -> Variant:
     layers, conversion = layer_rows(record.layers, record.kernels)
     outputs = record.agreement.outputs[:50] if record.agreement else ()
-    sqnr = [output.sqnr_db for output in outputs if math.isfinite(output.sqnr_db) and output.same is None]
+    sqnr = [output.least_db for output in outputs if math.isfinite(output.least_db) and output.same is None]
     top1 = [output.top1 for output in outputs if output.top1 is not None]
     facts = {
         "target": record.target,

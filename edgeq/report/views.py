@@ -35,6 +35,7 @@ Table = tuple[Row, list[Row]]
 
 DASH = "–"
 _SHOWN_OPERATORS, _SHOWN_REASONS, _TABLE_NODES = 10, 20, 500
+_SHOWN_SLICES = 8
 _FIRST = {"chosen": 0, "float32": 1}
 _RULED_OUT = ("short", "slow", "dropped")
 
@@ -146,20 +147,40 @@ def metric_rows(variant: Variant) -> list[Row]:
 
 
 def output_table(variant: Variant) -> Table:
-    """One row an output."""
+    """One row an output, and one for each of its slices of unlike scale."""
     heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
-    return known_columns(heads, [_output_row(output) for output in variant.outputs[:24]])
+    rows = [row for output in variant.outputs[:24] for row in (_output_row(output), *_slice_rows(output))]
+    return known_columns(heads, rows)
 
 
 def _output_row(output: OutputAgreement) -> Row:
     name, top1 = isolated(output.name, 80), or_dash(output.top1, share)
     if output.equal:
         return [name, "equal", "1", "0", top1]
+    if not output.compared:
+        return [name, "not compared", DASH, DASH, DASH]
     if output.same is not None:
         return [name, f"{share(output.same)} the same", DASH, significant(output.max_abs_error), top1]
     finite = math.isfinite(output.sqnr_db)
     sqnr = decibels(output.sqnr_db) if finite else DASH
     return [name, sqnr, f"{output.cosine:.6f}", significant(output.max_abs_error), top1]
+
+
+def _slice_rows(output: OutputAgreement) -> list[Row]:
+    """One row a slice, the worst ones."""
+    shown = sorted(
+        sorted(output.slices, key=lambda part: part.sqnr_db)[:_SHOWN_SLICES], key=lambda s: (s.axis, s.first)
+    )
+    return [
+        [
+            isolated(f"{output.name}, {part.where}", 120),
+            decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else DASH,
+            f"{part.cosine:.6f}",
+            significant(part.max_abs_error),
+            DASH,
+        ]
+        for part in shown
+    ]
 
 
 def coverage_text(coverage: Coverage) -> str:

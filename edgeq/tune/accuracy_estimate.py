@@ -10,7 +10,7 @@ float32's probabilities (the scores if they sum to one, else their softmax):
     disagreement  share of rows whose classes differ
 
 If p is right, regret is the expected loss of top-1; whatever is right, the loss of top-1 cannot be larger than the
-disagreement. For other outputs it is 1 - cosine of the worst output, over all elements.
+disagreement. For other outputs it is 1 - cosine of the worst output, or slice of one.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def assess(
         "complete": complete,
         "basis": "labels" if labels else "agreement",
         "sqnr_db": compared.sqnr_db,
-        "cosine": min((o.cosine for o in compared.outputs), default=1.0),
+        "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
         "disagreement": regret.changed / regret.rows if regret else None,
     }
     if any(o.nonfinite or o.mismatched for o in compared.outputs):
@@ -233,7 +233,7 @@ def loses_more(
     before, after, between = (10 ** (-db / 10) for db in (here.sqnr_db, there.sqnr_db, between_db))
     if between == 0:
         return 0.0, 0.0
-    if before == 0:
+    if before in (0, math.inf):
         return more, error
     expected = max(0.0, whole.drop) * (after / before - 1)
     most = max(whole.high, 2 / whole.samples)

@@ -16,6 +16,8 @@ from edgeq.cli import group
 from edgeq.measure.layers import LayerComparison
 from edgeq.model.prepare import prepare_model
 from edgeq.records import plain
+from edgeq.report.page import render
+from edgeq.report.read import read_report
 from edgeq.scheme import IntegerType, Scheme
 from tests.graphs import proto
 from tests.measure.quantized_models import Quantized
@@ -63,3 +65,24 @@ def embedded_attention() -> onnx.ModelProto:
         [head] y = MatMul(a, w)
     }"""
     return proto(body, weights)
+
+
+def test_dead_scores_beside_boxes_are_not_healthy(tmp_path: Path) -> None:
+    """One scale for boxes up to 600 and scores up to 0.14."""
+    rng = np.random.default_rng(3)
+    x = np.concatenate([rng.uniform(1, 600, (8, 4, 20)), rng.uniform(0, 0.14, (8, 8, 20))], axis=1).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    head = "network (float[N, 12, 20] x) => (float[N, 12, 20] y) "
+    onnx.save(proto(head + "{ y = Relu (x) }"), tmp_path / "float.onnx")
+    scale, zero = np.float32(600 / 255), np.uint8(0)
+    body = "{ m = Relu (x) q = QuantizeLinear (m, s, z) y = DequantizeLinear (q, s, z) }"
+    onnx.save(proto(head + body, {"s": scale, "z": zero}), tmp_path / "q.onnx")
+    found = edgeq.debug(tmp_path / "float.onnx", tmp_path / "q.onnx", tmp_path / "data.npz")
+    (output,) = found.optimised.outputs
+    assert output.sqnr_db > 50
+    assert found.verdict == "poor"
+    (warning,) = found.warnings
+    assert warning.startswith("output 'y', 4..11 on axis 1: 0.0 dB SQNR against float32")
+    html = render(read_report(found.__page__()))
+    assert "y, 4..11 on axis 1" in html
+    assert "0.0 dB" in html

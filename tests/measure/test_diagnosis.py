@@ -18,7 +18,7 @@ from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
 from edgeq.cli import group
 from edgeq.errors import DataError, ModelError, UsageError
 from edgeq.measure import debug as module
-from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
 from edgeq.measure.debug import debug, optimiser_warning
 from edgeq.model.prepare import prepare_model
 from edgeq.scheme import Scheme
@@ -76,6 +76,25 @@ def test_a_verdict_comes_first(quantized: Quantized, sqnr_db: float, verdict: st
     (output,) = found.optimised.outputs
     changed = Agreement((dataclasses.replace(output, sqnr_db=sqnr_db),), 2)
     assert dataclasses.replace(found, optimised=changed).verdict_text.startswith(f"{verdict}: the outputs ")
+
+
+def test_the_verdict_is_that_of_the_worst_slice(quantized: Quantized) -> None:
+    found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
+    (output,) = found.optimised.outputs
+    part = SliceAgreement(1, 4, 11, 0.14, 0.0, 0.0, 0.14)
+    changed = Agreement((dataclasses.replace(output, sqnr_db=53.9, slices=(part,)),), 2)
+    text = dataclasses.replace(found, optimised=changed).verdict_text
+    assert text.startswith("poor: ")
+    assert "(0.0 dB SQNR in output 'logits', 4..11 on axis 1)" in text
+
+
+def test_nothing_is_healthy_of_which_samples_could_not_be_compared(quantized: Quantized) -> None:
+    found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
+    (output,) = found.optimised.outputs
+    some = Agreement((dataclasses.replace(output, mismatched=1),), 2)
+    assert dataclasses.replace(found, optimised=some).verdict == "noisy"
+    none = Agreement((dataclasses.replace(output, elements=0, sqnr_db=-math.inf, mismatched=2),), 2)
+    assert dataclasses.replace(found, optimised=none).verdict_text.endswith("(output 'logits' could not be compared)")
 
 
 def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(

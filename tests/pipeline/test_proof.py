@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from edgeq.backends import Artifact
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy
-from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
 from edgeq.measure.coverage import Basis, Coverage, FloatNode, measure_coverage
 from edgeq.measure.task import make_task
 from edgeq.pipeline.opening import Opening
@@ -104,6 +104,37 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
 def test_warnings(changes: dict[str, Any], words: str) -> None:
     (warning,) = changed(**changes).warnings()
     assert words in warning
+
+
+def units(scores_db: float, *, mismatched: int = 0, elements: int = 96) -> Agreement:
+    boxes = SliceAgreement(1, 0, 3, 600.0, 54.0, 1.0, 1.2)
+    scores = SliceAgreement(1, 4, 11, 0.14, scores_db, 0.0, 0.14)
+    output = OutputAgreement("output0", elements, 53.9, 1.0, 1.2, None, 0, mismatched, slices=(boxes, scores))
+    return Agreement((output,), 20)
+
+
+def test_a_poor_slice_is_named_with_what_helps() -> None:
+    (warning,) = changed(agreement=units(0.0), accuracy={}).warnings()
+    assert warning == (
+        "output 'output0', 4..11 on axis 1: 0.0 dB SQNR against float32 (53.9 dB over the whole output); their values "
+        "reach 0.14 where others reach 600; `edgeq quantize --recover float-head` keeps the layers that make them in "
+        "float, and `edgeq debug` names them for --exclude"
+    )
+    assert changed(agreement=units(30.0), accuracy={}).warnings() == ()
+    assert changed(agreement=units(0.0)).warnings() == (warning,), "a metric need not read what is dead"
+    assert changed(agreement=units(8.0)).warnings() == ()
+    assert plain(units(0.0))["sqnr_db"] == 0.0
+    assert plain(units(0.0))["outputs"][0]["sqnr_db"] == 53.9
+
+
+def test_samples_that_could_not_be_compared_are_named() -> None:
+    (some,) = changed(agreement=units(30.0, mismatched=7)).warnings()
+    assert some.startswith("output 'output0': 7 of 20 samples are left out of its figures")
+    nothing = OutputAgreement("boxes", 0, -math.inf, 0.0, 0.0, None, 0, 20)
+    (none,) = changed(agreement=Agreement((nothing,), 20), accuracy={}).warnings()
+    assert none.startswith("output 'boxes': none of its 20 samples could be compared")
+    (empty,) = changed(agreement=Agreement((), 20), accuracy={}).warnings()
+    assert empty.startswith("no output could be compared")
 
 
 @pytest.mark.parametrize(("high", "found"), [(0.9, True), (1.24, False)])

@@ -112,6 +112,18 @@ def test_the_words_follow_the_interval() -> None:
     assert "SLOWER" in sentences(found)[0]
 
 
+def test_the_words_name_what_is_worst_and_what_is_left_out() -> None:
+    part = {"axis": 1, "first": 4, "last": 11, "sqnr_db": 0.0, "cosine": 0.25}
+    output = {"name": "y", "equal": False, "elements": 96, "sqnr_db": 53.9, "cosine": 1.0, "top1": None}
+    agreement = {"count": 16, "outputs": [{**output, "mismatched": 4, "slices": [part]}]}
+    found = {**NOTHING, "a": {**NOTHING["a"], "bytes": 1}, "b": {**NOTHING["b"], "bytes": 1}, "agreement": agreement}
+    found["signature_differences"] = []
+    assert sentences(found) == (
+        "B's outputs follow A's at 0.0\u202fdB SQNR, with a cosine of 0.25000.",
+        "Of output y, 4 of 16 samples have another size, and are left out.",
+    )
+
+
 def figures(low: float, high: float, after: float, *, higher: bool = True, same: bool = False) -> dict[str, Any]:
     def accuracy(value: float) -> dict[str, Any]:
         return {"accuracy": {"primary": "top1", "metrics": {"top1": value}, "higher_is_better": higher}}
