@@ -23,7 +23,7 @@ def closeness(agreement: Agreement) -> Closeness:
     NaN and infinities of their own make them "poor". Outputs of which samples could not be compared are not "healthy".
     """
     found = worst_db(agreement)
-    if found < POOR_DB:
+    if not found >= POOR_DB:  # nor is NaN close
         return "poor"
     whole = not any(output.mismatched for output in agreement.outputs)
     return "healthy" if found >= HEALTHY_DB and whole else "noisy"

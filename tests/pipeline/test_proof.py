@@ -117,8 +117,8 @@ def test_a_poor_slice_is_named_with_what_helps() -> None:
     (warning,) = changed(agreement=units(0.0), accuracy={}).warnings()
     assert warning == (
         "output 'output0', 4..11 on axis 1: 0.0 dB SQNR against float32 (53.9 dB over the whole output); their values "
-        "reach 0.14 where others reach 600; `edgeq quantize --recover float-head` keeps the layers that make them in "
-        "float, and `edgeq debug` names them for --exclude"
+        "reach 0.14 where others reach 600: `edgeq quantize --recover float-head` keeps the layers that make it in "
+        "float, and `edgeq debug` names them; measure accuracy with --task before you deploy it"
     )
     assert changed(agreement=units(30.0), accuracy={}).warnings() == ()
     assert changed(agreement=units(0.0)).warnings() == (warning,), "a metric need not read what is dead"
