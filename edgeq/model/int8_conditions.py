@@ -150,6 +150,10 @@ BOUNDED_CONDITIONS: dict[str, Callable[[int], Condition]] = {"least-channels": _
 """Name → check by a bound, which the file gives behind a colon: "least-channels:16"."""
 
 
+GAINS = frozenset({"not-vector", "least-channels"})
+"""Conditions under which int8 is worth it, by their names without a bound. All others decide whether it is possible."""
+
+
 def is_condition(name: str) -> bool:
     """Whether a file of rules may name such a condition: "nearest", or "least-channels:16" with a bound."""
     stem, colon, bound = name.partition(":")

@@ -10,7 +10,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from edgeq.errors import HardwareError
-from edgeq.model.int8_conditions import BOUNDED_CONDITIONS, CONDITIONS, NodeContext, condition, is_condition
+from edgeq.model.int8_conditions import BOUNDED_CONDITIONS, CONDITIONS, GAINS, NodeContext, condition, is_condition
 from edgeq.records import read_toml
 from edgeq.registry import data_folders
 from edgeq.resources import shipped
@@ -130,11 +130,13 @@ def explain_float(
     context: NodeContext | None = None,
     *,
     excluded: Collection[str] = (),
+    gains: bool = True,
 ) -> str:
     """Why a node runs in float: excluded by the user, no int8 form, or a condition that does not hold.
 
     Args:
         excluded: names of nodes that are to stay in float.
+        gains: whether conditions count that are about what int8 gains.
 
     Returns:
         The reason; "" where nothing is known against int8.
@@ -148,6 +150,8 @@ def explain_float(
         return rule.reason
     context = context or NodeContext()
     for name in rule.condition.split(", ") if rule.condition else ():
+        if not gains and name.partition(":")[0] in GAINS:
+            continue
         failure = condition(name)(node, context)
         if failure:
             return failure

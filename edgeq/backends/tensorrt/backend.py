@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -115,7 +116,8 @@ class TensorrtBackend:
     ) -> Artifact:
         known = facts()
         model = _raised(prepared, scheme.rest)
-        plan = plan_placement(
+        place_pairs = partial(
+            plan_placement,
             model,
             int8_rules(self.name),
             exclude=scheme.exclude,
@@ -123,6 +125,12 @@ class TensorrtBackend:
             cut=self.cut,
             most_cut=known.most_cut,
         )
+        plan = place_pairs()
+        doubt: tuple[str, ...] = ()
+        if not plan.edges and not scheme.exclude:
+            name, reason = next(iter(plan.reasons.items()), ("", ""))
+            doubt = (f"no layer is expected to be faster in int8 ({name}: {reason}); those that can be are quantized",)
+            plan = place_pairs(gains=False)
         if not plan.edges:
             first = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))
             raise ModelError(
@@ -149,7 +157,7 @@ class TensorrtBackend:
             scheme=scheme,
             provider=options.TENSORRT,
             provider_options=provider_options,
-            notes=_notes(placement, in_float32),
+            notes=(*doubt, *_notes(placement, in_float32)),
             device="gpu",
             requires={**self._gpu, "min_tensorrt": known.rest[scheme.rest].min_tensorrt},
             simulation=simulated_path,

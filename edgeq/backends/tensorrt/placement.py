@@ -69,6 +69,7 @@ def plan_placement(
     op_types: Collection[str] | None = None,
     cut: Mapping[str, float] | None = None,
     most_cut: float = 1.0,
+    gains: bool = True,
 ) -> Plan:
     """Decide for a prepared float model.
 
@@ -78,6 +79,7 @@ def plan_placement(
         op_types: quantize these only; None means all that the rules allow.
         cut: tensor → the share of its power that its range cuts off (`edgeq.calibrate.clipping`).
         most_cut: how much of it may be.
+        gains: False quantizes layers too that int8 is not expected to make faster.
     """
     lost = {name: share for name, share in (cut or {}).items() if share > most_cut}
     types = element_types(model)
@@ -91,7 +93,7 @@ def plan_placement(
         if node.op_type not in weighted:
             continue
         name, operands = str(node.name), [name_of(value) for value in node.inputs[:2]]
-        reason = explain_float(node, rules, context, excluded=exclude)
+        reason = explain_float(node, rules, context, excluded=exclude, gains=gains)
         if not reason and op_types is not None and node.op_type not in op_types:
             reason = foreign(node.op_type)
         if not reason and any(types.get(tensor, ir.DataType.FLOAT) != ir.DataType.FLOAT for tensor in operands):

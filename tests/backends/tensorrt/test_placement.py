@@ -154,3 +154,16 @@ def test_matrix_products_of_activations_have_both_operands_quantized(tmp_path: P
     artifact = bench(tmp_path, model(nodes, {"w": random(8, 8)}, shape=(1, 6, 8))).build()
     assert precisions(artifact)["project"] == precisions(artifact)["scores"] == "int8"
     assert set(pairs(artifact)) == {"x", "q", "t"}
+
+
+def test_a_model_of_tiny_layers_alone_is_quantized_with_a_note(tmp_path: Path) -> None:
+    nodes = """
+        [tiny] t = Conv<pads = [1, 1, 1, 1]>(x, w)
+        [pool] p = GlobalAveragePool(t)
+        [flatten] f = Flatten(p)
+        [vector] y = MatMul(f, v)
+    """
+    net = model(nodes, {"w": random(4, 3, 3, 3), "v": random(4, 1)}, shape=(1, 3, 8, 8))
+    artifact = bench(tmp_path, net).build()
+    assert precisions(artifact)["tiny"] == precisions(artifact)["vector"] == "int8"
+    assert artifact.notes[0].startswith("no layer is expected to be faster in int8 (tiny: it has 3 and 4 channels")
