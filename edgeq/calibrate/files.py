@@ -16,7 +16,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from edgeq.atomic import check_free, output_directory
 from edgeq.calibrate.histogram import KEYS, Histogram, from_order, order_of, sound
-from edgeq.calibrate.statistics import ChannelExtrema, Statistics, TensorStatistics
+from edgeq.calibrate.statistics import ChannelExtrema, Nonfinite, Statistics, TensorStatistics
 from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError
 from edgeq.ownership import Judge, Ownership, read_object
@@ -125,6 +125,13 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
+class _Nonfinite:
+    nan: Count = 0
+    below: Count = 0
+    above: Count = 0
+
+
+@dataclass(frozen=True)
 class _Description:
     format: Literal["edgeq-statistics"]
     version: int
@@ -133,6 +140,8 @@ class _Description:
     samples: Count
     total: Count
     tensors: tuple[_Tensor, ...]
+    # Of those that had any; earlier releases pass this over.
+    nonfinite: Mapping[str, _Nonfinite] = field(default_factory=dict)
 
 
 def _described(statistics: Statistics) -> _Description:
@@ -150,7 +159,8 @@ def _described(statistics: Statistics) -> _Description:
         for name, tensor in statistics.tensors.items()
     )
     digests = statistics.model_digest, statistics.data_digest
-    return _Description(FORMAT, VERSION, *digests, statistics.samples, statistics.total, tensors)
+    nonfinite = {n: _Nonfinite(*astuple(t.nonfinite)) for n, t in statistics.tensors.items() if t.nonfinite}
+    return _Description(FORMAT, VERSION, *digests, statistics.samples, statistics.total, tensors, nonfinite)
 
 
 def _arrays(statistics: Statistics) -> dict[str, NDArray[Any]]:
@@ -212,7 +222,8 @@ def _statistics(described: _Description, arrays: Mapping[str, NDArray[Any]]) -> 
             raise ValueError(f"tensor {entry.name!r} contradicts itself")
         if tensor.count and not -np.inf < tensor.minimum <= tensor.maximum < np.inf:
             raise ValueError(f"tensor {entry.name!r} has the extrema {tensor.minimum}..{tensor.maximum}")
-        tensors[entry.name] = tensor
+        unusual = described.nonfinite.get(entry.name, _Nonfinite())
+        tensors[entry.name] = replace(tensor, nonfinite=Nonfinite(*astuple(unusual)))
     return Statistics(described.model, described.data, described.samples, tensors, described.total)
 
 

@@ -15,7 +15,7 @@ from edgeq.calibrate.float_outputs import FloatOutputs
 from edgeq.calibrate.histogram import EMPTY
 from edgeq.calibrate.observer import Observer, Part, Seen
 from edgeq.calibrate.reduced import ReducedModel
-from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.calibrate.statistics import FINITE, TensorStatistics
 from edgeq.calibrate.tensors import Derived, Plan
 from edgeq.data.sample import Sample
 from edgeq.errors import CalibrationError, DataError, EdgeqError
@@ -103,7 +103,8 @@ class FloatPass:
         if self._failure is not None:
             raise self._failure
         done = {name: self._observers[name].freeze(last=last) for name in self._plan.counted}
-        known = self._plan.histograms({name: one.histogram for name, one in done.items()}) if derive else {}
+        nonfinite = {name: observer.nonfinite for name, observer in self._observers.items()}
+        known = self._plan.histograms({n: one.histogram for n, one in done.items()}, nonfinite) if derive else {}
         for how in self._plan.derived:
             done[how.name] = self._observers[how.name].freeze(known.get(how.name, EMPTY))
         return done
@@ -122,7 +123,7 @@ class FloatPass:
         """Run and count one sample, the one at `place` of all.
 
         Raises:
-            CalibrationError: a value is NaN or infinite.
+            CalibrationError: an input has a value that is not finite, or an output has NaN or nothing finite.
             DataError: ONNX Runtime refuses the sample.
         """
         try:
@@ -164,6 +165,12 @@ class FloatPass:
             part = _derive(derived, [seen[source] for source in derived.sources])
             seen[derived.name] = part
             self._observers[derived.name].note(part)
+        for name in self._plan.inputs:
+            if seen[name].nonfinite:
+                raise _refusal(name, sample, seen[name])
+        for name in self._plan.outputs:
+            if seen[name].nonfinite.nan or (seen[name].nonfinite and not seen[name].count):
+                raise _refusal(name, sample, seen[name])
 
     def _arrays(self, sample: Sample, place: int) -> _Arrays:
         """What is counted of a sample, by tensor; the first one last."""
@@ -179,9 +186,20 @@ class FloatPass:
         return arrays[::-1]
 
 
+def _refusal(name: str, sample: Sample, seen: Seen) -> CalibrationError:
+    return CalibrationError(
+        f"tensor {name!r} in sample {sample.name}: it holds {seen.nonfinite}", "Check the sample and its preprocessing"
+    )
+
+
 def _derive(how: Derived, sources: list[Seen]) -> Seen:
     count = sum(s.count for s in sources)
     low, high = min(s.minimum for s in sources), max(s.maximum for s in sources)
-    if how.kind == "clip" and count:
-        low, high = (min(max(v, how.low), how.high) + 0.0 for v in (low, high))
-    return Seen(count, low, high, sources[0].dtype)
+    nonfinite = sum((s.nonfinite for s in sources), start=FINITE)
+    if how.kind == "clip":
+        moved, nonfinite = how.clipped(nonfinite)
+        count += sum(number for number, _ in moved)
+        low, high = min((low, *(bound for _, bound in moved))), max((high, *(bound for _, bound in moved)))
+        if count:
+            low, high = (min(max(v, how.low), how.high) + 0.0 for v in (low, high))
+    return Seen(count, low, high, sources[0].dtype, nonfinite)

@@ -200,6 +200,11 @@ def histogram_of(values: NDArray[Any]) -> Histogram:
     return _collect(keys, counts.astype(np.int64))
 
 
+def repeated(value: float, count: int) -> Histogram:
+    """Return the histogram of one finite value that occurs `count` times."""
+    return Histogram(_keys_of(np.array([value + 0.0], np.float32)), np.array([count], np.int64))
+
+
 def sound(histogram: Histogram) -> bool:
     """Whether a histogram from a file is one: keys finite, ascending, without doubles; counts positive."""
     keys, counts = histogram.keys, histogram.counts

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibrate.histogram import CHUNK, Counter, Histogram
-from edgeq.calibrate.statistics import ChannelExtrema, TensorStatistics, in_units
+from edgeq.calibrate.statistics import FINITE, ChannelExtrema, Nonfinite, TensorStatistics, in_units
 from edgeq.errors import CalibrationError
 
 ALL_COUNTED = 1 << 13
@@ -28,12 +28,13 @@ LARGE = 1 << 15
 
 @dataclass(frozen=True)
 class Seen:
-    """What one sample held of one tensor."""
+    """What one sample held of one tensor: its finite elements, and how many others."""
 
     count: int
     minimum: float
     maximum: float
     dtype: str
+    nonfinite: Nonfinite = FINITE
 
 
 @dataclass(frozen=True)
@@ -64,17 +65,15 @@ class Observer:
         self._samples, self._nonempty, self._count = start.samples, start.nonempty, start.count
         self._minimum, self._maximum = start.minimum, start.maximum
         self._sums = (start.minimum_sum, start.maximum_sum)
+        self._nonfinite = start.nonfinite
 
     def observe(self, values: NDArray[Any] | Part, place: int = 0) -> Seen:
-        """Count one sample's values (float32 or float16, any shape) and note their extrema.
+        """Count one sample's finite values (float32 or float16, any shape) and note their extrema.
 
         Args:
             values: a `Part` where the sample's `place` is one at which no more of it is counted.
             place: the sample's place among the samples, from 0. Deciding by it, not by what other threads have done by
                 now, keeps the result the same every time.
-
-        Raises:
-            CalibrationError: a value is NaN or infinite.
         """
         with self._lock:
             counter = self._counter = self._counter or Counter(self._start.histogram)
@@ -94,29 +93,41 @@ class Observer:
         plenty = flat.size > ALL_COUNTED and place * flat.size >= PLENTY
         stride = spread_stride(values.shape) if plenty and not self._every else 1
         low, high = math.inf, -math.inf
+        nonfinite = FINITE
         for begin in range(0, flat.size, CHUNK):
             part = flat[begin : begin + CHUNK].astype(np.float32, copy=False)
+            step = stride
             smallest, largest = float(np.minimum.reduce(part)), float(np.maximum.reduce(part))
             if not (math.isfinite(smallest) and math.isfinite(largest)):
-                raise CalibrationError(_describe(part))
+                nonfinite += _nonfinite(part)
+                part, step = part[np.isfinite(part)], 1
+                smallest = float(np.minimum.reduce(part, initial=math.inf))
+                largest = float(np.maximum.reduce(part, initial=-math.inf))
             low, high = min(low, smallest), max(high, largest)
-            if stride > 1:
-                part = part[-begin % stride :: stride]
+            if step > 1:
+                part = part[-begin % step :: step]
             with self._lock:
-                counter.add(part, stride)
-        return Seen(flat.size, low + 0.0, high + 0.0, dtype_name(values))
+                counter.add(part, step)
+        count = flat.size - nonfinite.nan - nonfinite.below - nonfinite.above
+        return Seen(count, low + 0.0, high + 0.0, dtype_name(values), nonfinite)
 
     def note(self, seen: Seen) -> None:
         """Add what is known of one sample without its values; for tensors whose histogram is derived."""
         with self._lock:
             self._dtype = seen.dtype
             self._samples += 1
+            self._nonfinite += seen.nonfinite
             if not seen.count:
                 return
             self._nonempty += 1
             self._count += seen.count
             self._minimum, self._maximum = min(self._minimum, seen.minimum), max(self._maximum, seen.maximum)
             self._sums = (self._sums[0] + in_units(seen.minimum), self._sums[1] + in_units(seen.maximum))
+
+    @property
+    def nonfinite(self) -> Nonfinite:
+        """The elements so far that were no finite numbers."""
+        return self._nonfinite
 
     def freeze(self, histogram: Histogram | None = None, *, last: bool = False) -> TensorStatistics:
         """The totals as a value.
@@ -141,16 +152,18 @@ class Observer:
             *self._sums,
             histogram,
             self._channels,
+            self._nonfinite,
         )
 
     def _observe_channels(self, values: NDArray[Any], axis: int) -> None:
         if axis >= values.ndim:
             raise CalibrationError(f"it has {values.ndim} dimensions and no channel axis {axis}")
         others = tuple(i for i in range(values.ndim) if i != axis)
+        finite = np.isfinite(values)
         extrema = ChannelExtrema(
             axis,
-            values.min(axis=others).astype(np.float32) + np.float32(0),
-            values.max(axis=others).astype(np.float32) + np.float32(0),
+            values.min(axis=others, where=finite, initial=np.inf).astype(np.float32) + np.float32(0),
+            values.max(axis=others, where=finite, initial=-np.inf).astype(np.float32) + np.float32(0),
         )
         with self._lock:
             self._channels = extrema if self._channels is None else self._channels.merge(extrema)
@@ -174,5 +187,5 @@ def spread_stride(shape: tuple[int, ...]) -> int:
     return stride
 
 
-def _describe(part: NDArray[np.float32]) -> str:
-    return "it holds NaN" if np.isnan(part).any() else "it holds an infinity"
+def _nonfinite(part: NDArray[np.float32]) -> Nonfinite:
+    return Nonfinite(*(int(np.count_nonzero(found)) for found in (np.isnan(part), part == -np.inf, part == np.inf)))

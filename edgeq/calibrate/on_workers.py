@@ -106,7 +106,7 @@ class Merged:
         """The statistics of the shards that were added."""
         totals = self._totals
         counted = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
-        known = self._plan.histograms(counted)
+        known = self._plan.histograms(counted, {name: one.nonfinite for name, one in totals.items()})
         return {name: replace(one, histogram=known[name]) for name, one in totals.items()}
 
     def end(self) -> dict[str, TensorStatistics]:

@@ -48,19 +48,46 @@ class ChannelExtrema:
 
 
 @dataclass(frozen=True)
+class Nonfinite:
+    """How many elements were no finite numbers.
+
+    Attributes:
+        nan: NaN.
+        below, above: minus and plus infinity.
+    """
+
+    nan: int = 0
+    below: int = 0
+    above: int = 0
+
+    def __add__(self, other: Nonfinite) -> Nonfinite:
+        return Nonfinite(self.nan + other.nan, self.below + other.below, self.above + other.above)
+
+    def __bool__(self) -> bool:
+        return bool(self.nan or self.below or self.above)
+
+    def __str__(self) -> str:
+        return "NaN" if self.nan else "an infinity"
+
+
+FINITE = Nonfinite()
+
+
+@dataclass(frozen=True)
 class TensorStatistics:
     """What is known of one tensor.
 
     Attributes:
         dtype: "float32" or "float16".
         samples: samples that were run.
-        nonempty: samples in which the tensor had at least one element.
-        count: elements seen.
+        nonempty: samples in which the tensor had at least one finite element.
+        count: finite elements seen; all figures but `nonfinite` are of these.
         minimum, maximum: exact extrema; +inf and -inf while nothing was seen. Minus zero is stored as zero.
         minimum_sum, maximum_sum: sums over samples of the extrema of each sample, in units of 2^-149.
         histogram: every element, or of a tensor that is very large in one sample an evenly spread part, each counted
             for as many as it stands for.
         channels: extrema per channel where they were collected.
+        nonfinite: the elements that were NaN or infinite.
     """
 
     dtype: str = "float32"
@@ -73,6 +100,7 @@ class TensorStatistics:
     maximum_sum: int = 0
     histogram: Histogram = EMPTY
     channels: ChannelExtrema | None = None
+    nonfinite: Nonfinite = FINITE
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """The statistics of both parts together; sums and counts are exact, so the order of merging does not matter.
@@ -98,6 +126,7 @@ class TensorStatistics:
             self.maximum_sum + other.maximum_sum,
             self.histogram.merge(other.histogram),
             channels,
+            self.nonfinite + other.nonfinite,
         )
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from math import isfinite
 from typing import Literal
 
 import onnx_ir as ir
 
-from edgeq.calibrate.histogram import Histogram
+from edgeq.calibrate.histogram import Histogram, repeated
+from edgeq.calibrate.statistics import Nonfinite
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import PERMUTATIONS
 from edgeq.graph.query import MAIN_DOMAINS, clamp_bounds, is_op, name_of, only_reader
-from edgeq.model.masks import find_masks
 from edgeq.model.shapes import element_types
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
@@ -34,10 +35,22 @@ class Derived:
     low: float = float("-inf")
     high: float = float("inf")
 
-    def histogram(self, known: Mapping[str, Histogram]) -> Histogram:
-        """The tensor's, from those of its sources, which are `known`."""
+    def histogram(self, known: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> Histogram:
+        """Return the tensor's, from those of its sources, which are `known`, and from the sources' other elements."""
         whole = reduce(Histogram.merge, (known[source] for source in self.sources))
-        return whole.clip(self.low, self.high) if self.kind == "clip" else whole
+        if self.kind == "union":
+            return whole
+        moved, _ = self.clipped(nonfinite[self.sources[0]])
+        return reduce(Histogram.merge, (repeated(b, n) for n, b in moved), whole.clip(self.low, self.high))
+
+    def clipped(self, nonfinite: Nonfinite) -> tuple[tuple[tuple[int, float], ...], Nonfinite]:
+        """Return how many infinities a clip moves to which of its bounds, and what remains of `nonfinite`."""
+        below, above = (
+            number if isfinite(bound) else 0
+            for number, bound in ((nonfinite.below, self.low), (nonfinite.above, self.high))
+        )
+        moved = tuple((n, bound) for n, bound in ((below, self.low), (above, self.high)) if n)
+        return moved, Nonfinite(nonfinite.nan, nonfinite.below - below, nonfinite.above - above)
 
 
 @dataclass(frozen=True)
@@ -48,11 +61,13 @@ class Plan:
         inputs: those that are graph inputs, so that the sample has them already.
         fetched: those that are fetched from the session.
         derived: the rest, each after its sources.
+        outputs: those that the model gives.
     """
 
     inputs: tuple[str, ...]
     fetched: tuple[str, ...]
     derived: tuple[Derived, ...]
+    outputs: tuple[str, ...] = ()
 
     @property
     def counted(self) -> tuple[str, ...]:
@@ -64,11 +79,14 @@ class Plan:
         """All tensors of the plan, each after its sources."""
         return (*self.counted, *(how.name for how in self.derived))
 
-    def histograms(self, counted: Mapping[str, Histogram]) -> dict[str, Histogram]:
-        """Those of all tensors, from those of the counted ones."""
+    def histograms(
+        self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]
+    ) -> dict[str, Histogram]:
+        """Return those of all tensors, from those of the counted ones, and all tensors' elements that are not
+        finite."""
         known = dict(counted)
         for how in self.derived:
-            known[how.name] = how.histogram(known)
+            known[how.name] = how.histogram(known, nonfinite)
         return known
 
 
@@ -77,21 +95,19 @@ def quantizable_tensors(model: ir.Model, types: Mapping[str, ir.DataType] | None
     outputs of the main graph.
 
     Not among them: weights and what is computed from weights alone; a convolution's output that only a
-    BatchNormalization reads, since every backend folds that away; a mask that holds infinities. A tensor whose type
-    cannot be inferred is listed; `collect` drops it where ONNX Runtime infers that it is no float.
+    BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
+    `collect` drops it where ONNX Runtime infers that it is no float.
 
     Args:
         types: the model's `element_types`, where they are at hand.
     """
     constants = GraphIndex(model).computed_constants
     types = element_types(model) if types is None else types
-    infinite = find_masks(model).infinite
     made = [value for node in model.graph for value in node.outputs if value.name]
     return tuple(
         name
         for value in (*model.graph.inputs, *made)
         if (name := name_of(value)) not in constants
-        and name not in infinite
         and types.get(name, ir.DataType.FLOAT) in _FLOATS
         and not _is_folded(value, constants)
     )
@@ -120,7 +136,8 @@ def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) 
             else:
                 fetched.append(name)
             known.add(name)
-    return Plan(inputs, tuple(fetched), tuple(derived))
+    outputs = tuple(dict.fromkeys(name for value in model.graph.outputs if (name := name_of(value)) in known))
+    return Plan(inputs, tuple(fetched), tuple(derived), outputs)
 
 
 def _is_folded(value: ir.Value, constants: Collection[str]) -> bool:

@@ -70,7 +70,7 @@ def predict_int8(
         if node.op_type == "Constant":
             continue
         verdict, reason = judge(node, rules, NodeContext(constants, quantized))
-        if verdict == "int8" and node.name in masks.nodes:
+        if verdict == "int8" and node.name in masks:
             verdict, reason = "float", MASKED
         if verdict == "int8":
             quantized.update(name_of(output) for output in node.outputs)

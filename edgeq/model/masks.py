@@ -1,11 +1,12 @@
 """Masks of attention: what stands in front of a Softmax with numbers far below any score. A range that reaches that far
-leaves the scores a single integer, and one that is infinite is no range at all."""
+leaves the scores a single integer.
+
+They are found by the graph alone, because calibration samples may be without a masked place. What statistics show
+elsewhere is `edgeq.calibrate.hazards`'.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import onnx_ir as ir
 
 from edgeq.graph.query import MAIN_DOMAINS, constant_tensor, constant_values, is_op, name_of
@@ -27,22 +28,11 @@ _MOVING = frozenset(
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
-@dataclass(frozen=True)
-class Masks:
-    """What masks concern in the main graph of a model.
+def find_masks(model: ir.Model) -> frozenset[str]:
+    """Return the names of the nodes of the main graph that make or read a mask.
 
-    Attributes:
-        nodes: names of the nodes that make or read one.
-        infinite: names of the tensors that hold infinities.
-    """
-
-    nodes: frozenset[str]
-    infinite: frozenset[str]
-
-
-def find_masks(model: ir.Model) -> Masks:
-    """Follow constants of 1000 and more, and inputs that are only added to what the model computes, through additions,
-    choices and data movement to the Softmax that they mask."""
+    Constants of 1000 and more, and inputs that are only added to what the model computes, are followed through
+    additions, choices and data movement to the Softmax that they mask."""
     reach = {name_of(value): _FAR for value in model.graph.inputs if value.dtype in _FLOATS and _is_added(value)}
     for node in model.graph:
         if node.op_type in _PASSING and node.domain in MAIN_DOMAINS:
@@ -62,7 +52,7 @@ def find_masks(model: ir.Model) -> Masks:
             continue
         nodes.update(node.name or "" for node in (maker, *(use.node for use in value.uses())))
         pending.extend(maker.inputs)
-    return Masks(frozenset(nodes), frozenset(name for name in seen if np.isinf(reach[name])))
+    return frozenset(nodes)
 
 
 def _is_added(value: ir.Value) -> bool:

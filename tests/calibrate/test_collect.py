@@ -16,7 +16,7 @@ from edgeq.calibrate.float_pass import FloatPass
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.observer import SPREAD, spread_stride
 from edgeq.calibrate.ranges import derive_ranges
-from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.statistics import Nonfinite, Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, DataError
 from edgeq.graph.convert import from_proto
@@ -186,10 +186,32 @@ def test_values_that_are_not_finite_name_tensor_and_sample(tmp_path: Path, bad: 
         collect(path, ListSamples(items))
 
 
-def test_an_infinity_that_arises_inside_names_its_tensor(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.onnx", "g (float[2] x) => (float[2] y) { [log] log = Log(x) [relu] y = Relu(log) }")
-    with pytest.raises(CalibrationError, match="'log' in sample sample-1"):
-        collect(path, ListSamples([{"x": np.float32([1, 2])}, {"x": np.float32([0, 2])}]))
+def test_what_arises_inside_and_is_not_finite_is_counted_beside_the_rest(tmp_path: Path) -> None:
+    body = """g (float[4] x) => (float[4] y) {
+        [log] log = Log(x) [relu] relu = Relu(log) [nan] nan = IsNaN(relu) [y] y = Where(nan, one, relu)
+    }"""
+    path = write(tmp_path / "m.onnx", body, {"one": np.float32(1)})
+    tensors = collect(path, ListSamples([{"x": np.float32([1, 2, 4, 1])}, {"x": np.float32([0, -1, 2, 0.5])}])).tensors
+    assert tensors["log"].nonfinite == Nonfinite(nan=1, below=1)
+    assert (tensors["log"].minimum, tensors["log"].count) == (np.log(np.float32(0.5)), 6)
+    # Minus infinity is zero behind the Relu, whose statistics follow from its input's.
+    assert tensors["relu"].nonfinite == Nonfinite(nan=1)
+    logs = np.log(np.float32([1, 2, 4, 1, 2]))
+    assert tensors["relu"].histogram == histogram_of(np.float32([*logs, 0, 0]))
+    assert (tensors["y"].nonfinite, tensors["y"].count) == (Nonfinite(), 8)
+
+
+@pytest.mark.parametrize(("values", "word"), [([1, -1], "NaN"), ([0, 0], "an infinity")])
+def test_an_output_that_is_no_number_names_the_sample(tmp_path: Path, values: list[float], word: str) -> None:
+    path = write(tmp_path / "m.onnx", "g (float[2] x) => (float[2] y) { [log] y = Log(x) }")
+    with pytest.raises(CalibrationError, match=f"'y' in sample sample-1: it holds {word}"):
+        collect(path, ListSamples([{"x": np.float32([1, 2])}, {"x": np.float32(values)}]))
+
+
+def test_an_output_may_hold_minus_infinity_beside_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.onnx", "g (float[2] x) => (float[2] y) { [log] y = Log(x) }")
+    found = collect(path, ListSamples([{"x": np.float32([0, 1])}])).tensors["y"]
+    assert (found.nonfinite, found.maximum) == (Nonfinite(below=1), 0)
 
 
 def test_a_weight_that_is_no_number_is_named_instead_of_the_sample(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from edgeq.calibrate.files import ARRAYS, JSON, load_statistics, save_statistics
 from edgeq.calibrate.observer import Observer
-from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.calibrate.statistics import Nonfinite, Statistics, TensorStatistics
 from edgeq.errors import CalibrationError, OutputError
 
 
@@ -30,6 +30,18 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     save_statistics(before, tmp_path / "CAL")
     assert load_statistics(tmp_path / "CAL") == before
     assert list(before.tensors) == ["a", "b", "empty", "ünï"]
+
+
+def test_what_is_not_finite_is_kept_and_merged(tmp_path: Path) -> None:
+    running = Observer(TensorStatistics(), 1)
+    running.observe(np.float32([[1, -np.inf], [np.nan, np.inf]]))
+    parts = [Statistics("model", data, 1, {"x": running.freeze()}) for data in ("one", "two")]
+    for part in parts:
+        save_statistics(part, tmp_path / part.data_digest)
+    loaded = [load_statistics(tmp_path / part.data_digest) for part in parts]
+    assert loaded == parts
+    merged = loaded[0].merge(loaded[1]).tensors["x"]
+    assert (merged.nonfinite, merged.count, merged.minimum, merged.maximum) == (Nonfinite(2, 2, 2), 2, 1, 1)
 
 
 def test_the_same_statistics_give_the_same_bytes(tmp_path: Path) -> None:
