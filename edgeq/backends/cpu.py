@@ -199,7 +199,8 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
 def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
     """What a user can do about a model in which nothing was quantized, with the reason of the node that has most of the
     work."""
-    for node in sorted(predict_int8(prepared.model, int8_rules("cpu")), key=lambda n: -n.macs):
+    rules, hazards = int8_rules("cpu"), prepared.hazards if scheme.mode == "static" else {}
+    for node in sorted(predict_int8(prepared.model, rules, hazards=hazards), key=lambda n: -n.macs):
         if node.name in scheme.exclude:
             return "Exclude fewer nodes"
         types = scheme.quantized_types
@@ -209,7 +210,7 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
             return f"It holds {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
         if node.verdict == "float":
             return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
-    left = next((n for n in predict_int8(prepared.model, int8_rules("cpu"), scheme) if n.verdict == "float"), None)
+    left = next((n for n in predict_int8(prepared.model, rules, scheme) if n.verdict == "float"), None)
     return f"{left.op_type} ({left.name}): {left.reason}" if left is not None else "Deploy the float model"
 
 
@@ -276,7 +277,8 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
     and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
     that ONNX Runtime refuses."""
-    found = [node.name for node in predict_int8(prepared.model, rules) if node.verdict == "float"]
+    predicted = predict_int8(prepared.model, rules, hazards=prepared.hazards)
+    found = [node.name for node in predicted if node.verdict == "float"]
     if scheme.per_channel:
         found.extend(stacked_products(prepared.model))
     return found

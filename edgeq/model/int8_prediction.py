@@ -47,7 +47,11 @@ class NodePrediction:
 
 
 def predict_int8(
-    model: ir.Model, rules: Mapping[str, Rule], scheme: Scheme | None = None, macs: Mapping[str, int] | None = None
+    model: ir.Model,
+    rules: Mapping[str, Rule],
+    scheme: Scheme | None = None,
+    macs: Mapping[str, int] | None = None,
+    hazards: Mapping[str, str] | None = None,
 ) -> tuple[NodePrediction, ...]:
     """Predict each node of a prepared float model, in graph order; nodes inside If, Loop and Scan come last, as float.
 
@@ -56,6 +60,8 @@ def predict_int8(
         rules: of the backend, see `edgeq.model.int8_rules.int8_rules`.
         scheme: what is quantized, and how; None for all that the rules let run in int8, by static quantization.
         macs: by node name, where they are other than `node_macs` gives them.
+        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason; a scheme that is not
+            static has no ranges, so they are nothing to it.
     """
     macs = node_macs(model) if macs is None else macs
     index = GraphIndex(model)
@@ -64,6 +70,7 @@ def predict_int8(
         judge = partial(_judge_under, scheme, stacked_products(model), index.computed_constants)
     constants = {name for name in index.values if index.is_constant(name)}
     masks = find_masks(model)
+    hazardous = hazardous_nodes(model, hazards or {}) if scheme is None or scheme.mode == "static" else {}
     quantized: set[str] = set()
     predictions: list[NodePrediction] = []
     for node in model.graph:
@@ -72,6 +79,8 @@ def predict_int8(
         verdict, reason = judge(node, rules, NodeContext(constants, quantized))
         if verdict == "int8" and node.name in masks:
             verdict, reason = "float", MASKED
+        if verdict == "int8" and node.name in hazardous:
+            verdict, reason = "float", hazardous[node.name]
         if verdict == "int8":
             quantized.update(name_of(output) for output in node.outputs)
         name = node.name or ""
@@ -80,6 +89,17 @@ def predict_int8(
     inside = [(node.name or "", node.op_type) for body in model.graph.subgraphs() for node in body]
     predictions.extend(NodePrediction(name, op_type, macs[name], "float", reason) for name, op_type in inside)
     return tuple(predictions)
+
+
+def hazardous_nodes(model: ir.Model, hazards: Mapping[str, str]) -> dict[str, str]:
+    """Return the nodes that make or read a tensor which must not be in 8 bits, by name, each with the reason."""
+    found: dict[str, str] = {}
+    for node in model.graph:
+        names = (name_of(value) for value in (*node.outputs, *node.inputs))
+        name = next((name for name in names if name in hazards), None)
+        if name is not None:
+            found[node.name or ""] = f"tensor {name!r} {hazards[name]}"
+    return found
 
 
 def stacked_products(model: ir.Model) -> frozenset[str]:

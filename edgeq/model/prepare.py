@@ -57,6 +57,8 @@ class PreparedModel:
         digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
         signature: inputs and outputs, named and typed as the source's; shapes may be better known than there.
         notes: what was changed and what is worth knowing, as sentences.
+        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason; known once the
+            model is calibrated (`edgeq.calibrate.hazards`).
     """
 
     model: ir.Model = field(compare=False, repr=False)
@@ -65,6 +67,7 @@ class PreparedModel:
     digest: str
     signature: Signature
     notes: tuple[str, ...]
+    hazards: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 def prepare_model(

@@ -18,6 +18,7 @@ from edgeq.calibrate.clipping import clipped_power
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.float_outputs import FloatOutputs
+from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.ranges import Range, derive_ranges, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
@@ -160,6 +161,8 @@ def open_job(
             outputs=outputs,
             progress=progress,
         )
+    if collected is not None:
+        prepared = calibrated(prepared, collected)
     return Job(
         model,
         prepared,

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from edgeq.backends import backend_named
 from edgeq.calibrate.collect import collect
+from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.ranges import Range, scheme_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
@@ -73,6 +74,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
         assert job.calibration is not None
         found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
         ranges = scheme_ranges(found, scheme)
+        prepared = calibrated(prepared, found)
     return Built(target, backend_named(target.backend).build(prepared, ranges, scheme, destination), ranges)
 
 

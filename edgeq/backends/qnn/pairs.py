@@ -46,7 +46,8 @@ def write_pairs(
     from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
-    predicted = predict_int8(prepared.model, rules or int8_rules("qnn"), scheme.replace(per_channel=False))
+    rules = rules or int8_rules("qnn")
+    predicted = predict_int8(prepared.model, rules, scheme.replace(per_channel=False), hazards=prepared.hazards)
     left = {node.name: node.reason for node in predicted if node.verdict == "float"}
     types = sorted({node.op_type for node in predicted if node.verdict == "int8"})
     if not types:

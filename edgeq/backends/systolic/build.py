@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -41,13 +42,17 @@ Found = dict[str, tuple[Layer, ...]]
 
 
 def build_network(
-    model: ir.Model, path: Path, *, exclude: Collection[str] = (), op_types: Collection[str] | None = None
+    model: ir.Model,
+    path: Path,
+    *,
+    exclude: Mapping[str, str] = MappingProxyType({}),
+    op_types: Collection[str] | None = None,
 ) -> Network:
     """The layers of a prepared model, which is not changed.
 
     Args:
         path: the model's file, for messages.
-        exclude: names of nodes that stay in float.
+        exclude: names of nodes that stay in float, each with the reason.
         op_types: operator types that may become int8; None means all.
 
     Raises:
@@ -87,7 +92,7 @@ def _dtype(value: ir.Value | None) -> str:
 
 
 def _candidates(
-    model: ir.Model, exclude: Collection[str], op_types: Collection[str] | None
+    model: ir.Model, exclude: Mapping[str, str], op_types: Collection[str] | None
 ) -> tuple[Found, dict[str, str]]:
     found: Found = {}
     reasons: dict[str, str] = {}
@@ -100,10 +105,10 @@ def _candidates(
     return found, reasons
 
 
-def _unwanted(node: ir.Node, exclude: Collection[str], op_types: Collection[str] | None) -> str:
+def _unwanted(node: ir.Node, exclude: Mapping[str, str], op_types: Collection[str] | None) -> str:
     """Why a node stays in float whatever it is; "" where it need not."""
     if node.name in exclude:
-        return "excluded by request"
+        return exclude[node.name]
     return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
 
 

@@ -124,6 +124,7 @@ class TensorrtBackend:
             op_types=scheme.op_types,
             cut=self.cut,
             most_cut=known.most_cut,
+            hazards=prepared.hazards,
         )
         plan = place_pairs()
         doubt: tuple[str, ...] = ()

@@ -70,6 +70,7 @@ def plan_placement(
     cut: Mapping[str, float] | None = None,
     most_cut: float = 1.0,
     gains: bool = True,
+    hazards: Mapping[str, str] | None = None,
 ) -> Plan:
     """Decide for a prepared float model.
 
@@ -80,8 +81,9 @@ def plan_placement(
         cut: tensor → the share of its power that its range cuts off (`edgeq.calibrate.clipping`).
         most_cut: how much of it may be.
         gains: False quantizes layers too that int8 is not expected to make faster.
+        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason.
     """
-    lost = {name: share for name, share in (cut or {}).items() if share > most_cut}
+    lost = {name: _too_wide(share) for name, share in (cut or {}).items() if share > most_cut} | dict(hazards or {})
     types = element_types(model)
     index = GraphIndex(model)
     context = NodeContext(index.computed_constants)
@@ -99,7 +101,7 @@ def plan_placement(
         if not reason and any(types.get(tensor, ir.DataType.FLOAT) != ir.DataType.FLOAT for tensor in operands):
             reason = "its operands are not float32"
         if not reason:
-            reason = next((_too_wide(tensor, lost[tensor]) for tensor in operands if tensor in lost), "")
+            reason = next((f"tensor {tensor!r} {lost[tensor]}" for tensor in operands if tensor in lost), "")
         if reason:
             reasons[name] = reason
             continue
@@ -116,8 +118,8 @@ def plan_placement(
     return Plan(tuple(sorted(edges, key=lambda e: (index.order[e.node], e.place))), weights, reasons)
 
 
-def _too_wide(tensor: str, share: float) -> str:
-    return f"the range of {tensor!r} cuts off {share:.0%} of its power: its values spread too wide for 8 bits"
+def _too_wide(share: float) -> str:
+    return f"has a range that cuts off {share:.0%} of its power: its values spread too wide for 8 bits"
 
 
 def _skip_branch(

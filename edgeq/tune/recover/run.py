@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgeq.backends import backend_for
 from edgeq.calibrate.collect import collect
+from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.ranges import scheme_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
@@ -133,7 +134,9 @@ class Recoverer:
         if prepared.digest not in self._statistics:
             found = collect(prepared.model, samples, model_digest=prepared.digest, progress=progress)
             self._statistics[prepared.digest] = found
-        return state.replace(statistics=self._statistics[prepared.digest])
+        statistics = self._statistics[prepared.digest]
+        prepared = calibrated(prepared, statistics)
+        return state.replace(prepared=prepared, statistics=statistics)
 
     def _apply(self, stage: Stage, names: Sequence[str], state: State, samples: Samples, progress: Progress) -> State:
         for recovery in recoveries().values():

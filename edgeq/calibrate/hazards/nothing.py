@@ -1,0 +1,89 @@
+"""Elements that carry no information: NaN, infinities, and numbers far outside the real values, as masks have them.
+
+A number means "nothing" where three things come together. The histogram has a gap, with a narrow cluster beyond it. A
+range that reaches that far leaves what lies before the gap only a few of the 256 levels. And a constant of that size, or
+an input that has the number in many places, leads to the tensor through operators that select, move or add. Ordinary
+outliers have no gap before them or come from no constant, and padding with an ordinary number leaves enough levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.calibrate.hazards.measured import FEWEST, Measured, Spread
+from edgeq.graph.operators import DATA_MOVEMENT
+from edgeq.graph.query import MAIN_DOMAINS, constant, name_of
+
+NONFINITE = "holds NaN or infinity, which 8 bits do not have"
+NOTHING = 'holds numbers that mean "nothing", far outside the others, which 8 bits would not tell apart with those'
+
+_CLUSTER = 4.0
+"""How many times larger than its smallest magnitude the largest of a cluster may be: masks are added twice."""
+_GAP = 4.0
+_CARRYING = DATA_MOVEMENT | {
+    "Abs", "Add", "Cast", "Clip", "Concat", "ConstantOfShape", "GatherElements", "GatherND", "GlobalMaxPool", "Max",
+    "Min", "Mul", "Neg", "ReduceMax", "ReduceMin", "Relu", "ScatterElements", "ScatterND", "Sub", "Sum", "TopK",
+    "Trilu", "Where",
+}  # fmt: skip
+_LARGEST = 2**22
+
+
+def find_nothing(measured: Measured) -> Mapping[str, str]:
+    """Return the tensors that hold elements without meaning, by name, each with the reason."""
+    graph = measured.model.graph
+    found: dict[str, str] = {}
+    reach = {name_of(value): _given(measured.spread(value)) for value in graph.inputs}
+    for value in (*graph.inputs, *(output for node in graph for output in node.outputs if output.name)):
+        node, spread, name = value.producer(), measured.spread(value), name_of(value)
+        if node is not None and node.op_type in _CARRYING and node.domain in MAIN_DOMAINS:
+            reach[name] = max((_filled(node), *(_reach(read, reach) for read in node.inputs)))
+        far = far_value(spread) if spread is not None else 0.0
+        if spread is not None and spread.nonfinite:
+            found[name] = NONFINITE
+        elif far and reach.get(name, 0.0) >= abs(far) / _CLUSTER:
+            found[name] = NOTHING
+    return found
+
+
+def far_value(spread: Spread) -> float:
+    """Return the outermost number beyond the gap of a histogram, where the range would leave what lies before the gap
+    too few levels; 0 where there is none."""
+    beyond = _beyond(spread)
+    if beyond < 2:  # none, one or two numbers lie before it: 8 bits have them
+        return 0.0
+    before = spread.magnitudes[beyond - 1]
+    if spread.magnitudes[beyond] < _GAP * before or spread.levels(2 * before) >= FEWEST:
+        return 0.0
+    return spread.high if spread.high > -spread.low else spread.low
+
+
+def _beyond(spread: Spread) -> int:
+    """Return the place where the cluster of the largest magnitudes begins."""
+    largest = spread.magnitudes[-1] if spread.magnitudes.size else 0.0
+    return int(np.searchsorted(spread.magnitudes, largest / _CLUSTER))
+
+
+def _given(spread: Spread | None) -> float:
+    """Return the magnitude of a number of an input that means nothing: it occurs more than once, so it is no outlier."""
+    if spread is None or not far_value(spread):
+        return 0.0
+    alone = _beyond(spread) == spread.magnitudes.size - 1 and spread.counts[-1] > 1
+    return float(spread.magnitudes[-1]) if alone else 0.0
+
+
+def _reach(value: ir.Value | None, reach: Mapping[str, float]) -> float:
+    """Return the largest magnitude that a constant is known to bring into a value."""
+    known = constant(value)
+    if known is None or known.dtype.kind != "f" or not 0 < known.size <= _LARGEST:
+        return reach.get(name_of(value), 0.0)
+    return float(np.abs(known).max()) if not np.isnan(known).any() else math.inf
+
+
+def _filled(node: ir.Node) -> float:
+    """Return the magnitude that a ConstantOfShape fills in."""
+    tensor = node.attributes.get_tensor("value") if node.op_type == "ConstantOfShape" else None
+    return float(np.abs(tensor.numpy().astype(np.float64)).max(initial=0.0)) if tensor is not None else 0.0
