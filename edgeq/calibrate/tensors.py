@@ -79,9 +79,7 @@ class Plan:
         """All tensors of the plan, each after its sources."""
         return (*self.counted, *(how.name for how in self.derived))
 
-    def histograms(
-        self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]
-    ) -> dict[str, Histogram]:
+    def histograms(self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> dict[str, Histogram]:
         """Return those of all tensors, from those of the counted ones, and all tensors' elements that are not
         finite."""
         known = dict(counted)

@@ -32,7 +32,7 @@ from edgeq.backends.systolic.schedule import alternate
 from edgeq.graph.convert import to_bytes
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.query import constant, is_constant, name_of, only_reader, readers, reads, sizes
-from edgeq.model.int8_prediction import foreign
+from edgeq.model.int8_prediction import foreign, hazardous_nodes
 
 _ANCHORS = (ConvLayer, FcLayer)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
@@ -45,23 +45,26 @@ def build_network(
     model: ir.Model,
     path: Path,
     *,
-    exclude: Mapping[str, str] = MappingProxyType({}),
+    exclude: Collection[str] = (),
     op_types: Collection[str] | None = None,
+    hazards: Mapping[str, str] = MappingProxyType({}),
 ) -> Network:
     """The layers of a prepared model, which is not changed.
 
     Args:
         path: the model's file, for messages.
-        exclude: names of nodes that stay in float, each with the reason.
+        exclude: names of nodes that stay in float.
         op_types: operator types that may become int8; None means all.
+        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason.
 
     Raises:
         ModelError: sizes are not fixed beforehand.
     """
     fixed = fixed_batch(model, path)
-    rewrite(fixed, lambda node: not _unwanted(node, exclude, op_types))
+    kept = {**dict.fromkeys(exclude, "excluded by request"), **hazardous_nodes(model, hazards)}
+    rewrite(fixed, lambda node: not _unwanted(node, kept, op_types))
     index = GraphIndex(fixed)
-    found, reasons = _candidates(fixed, exclude, op_types)
+    found, reasons = _candidates(fixed, kept, op_types)
     _fold_biases(index, found, reasons)
     _settle(index, found, reasons)
     layers = [layer for node in fixed.graph if node.name in found for layer in found[node.name]]
@@ -92,12 +95,12 @@ def _dtype(value: ir.Value | None) -> str:
 
 
 def _candidates(
-    model: ir.Model, exclude: Mapping[str, str], op_types: Collection[str] | None
+    model: ir.Model, kept: Mapping[str, str], op_types: Collection[str] | None
 ) -> tuple[Found, dict[str, str]]:
     found: Found = {}
     reasons: dict[str, str] = {}
     for node in model.graph:
-        layers = _unwanted(node, exclude, op_types) or recognise(model, node)
+        layers = _unwanted(node, kept, op_types) or recognise(model, node)
         if isinstance(layers, str):
             reasons[node.name or ""] = layers
         else:
@@ -105,10 +108,10 @@ def _candidates(
     return found, reasons
 
 
-def _unwanted(node: ir.Node, exclude: Mapping[str, str], op_types: Collection[str] | None) -> str:
+def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] | None) -> str:
     """Why a node stays in float whatever it is; "" where it need not."""
-    if node.name in exclude:
-        return exclude[node.name]
+    if node.name is not None and node.name in kept:
+        return kept[node.name]
     return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
 
 

@@ -23,7 +23,6 @@ from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.graph.edit import with_outputs
 from edgeq.graph.index import GraphIndex
-from edgeq.model.int8_prediction import ON_REQUEST, hazardous_nodes
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.session import open_in_memory
 from edgeq.scheme import Scheme
@@ -70,8 +69,13 @@ def compile_program(
         CalibrationError: a range is missing.
         ModelError: sizes are not fixed beforehand.
     """
-    floats = {**dict.fromkeys(scheme.exclude, ON_REQUEST), **hazardous_nodes(prepared.model, prepared.hazards)}
-    network = build_network(prepared.model, prepared.source, exclude=floats, op_types=scheme.quantized_types)
+    network = build_network(
+        prepared.model,
+        prepared.source,
+        exclude=scheme.exclude,
+        op_types=scheme.quantized_types,
+        hazards=prepared.hazards,
+    )
     network, channels = sort_channels(network, array.dim)
     scales = activation_scales(network, ranges, powers_of_two=array.output_scale == "shift")
     name = prepared.source.stem

@@ -3,8 +3,8 @@
 | kind | found by | where |
 |---|---|---|
 | NaN or infinity | the count of such elements | `nothing` |
-| numbers that mean "nothing" (-1e9 in a mask, a padding) | a gap in the histogram, and the constant that they come from | `nothing` |
-| angles of Sin and Cos, divisors, what a logarithm or a root is taken of | the operators, and what rounding would do to small values | `precision` |
+| numbers that mean "nothing", as masks have them | a gap in the histogram, and a constant beyond it | `nothing` |
+| angles, divisors, arguments of logarithms and roots | what rounding would do to small values | `precision` |
 | joins of unlike ranges | levels that the joint range leaves the narrowest input | `joins` |
 
 A backend leaves every node in float that makes or reads such a tensor (`edgeq.model.int8_prediction`), or, where it

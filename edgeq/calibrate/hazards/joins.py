@@ -3,10 +3,10 @@
 In 8 bits a tensor has one scale. An input of a Concat whose range is a hundredth of the joint one is left two or three
 of 256 levels. So is a column of an output that another column exceeds a hundred times.
 
-Where no layer follows, float costs next to nothing: the join stays in float from the last layer before it to the
-outputs, if an input would be left fewer than `FEWEST` levels. Where a layer reads the join, that layer would be in
-float. Then an input must be left fewer than a quarter of that, and the rounding must make a twentieth of the layer's
-output.
+Where no layer follows, float costs next to nothing. The join stays in float, from the last layer before it to the
+outputs, where an input would be left fewer than 64 levels, or a column by its constants fewer than 16. Where a layer
+reads the join, that layer would be in float. Then an input must be left fewer than 4, and the rounding must make a
+twentieth of the layer's output.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from edgeq.graph.operators import moves_data, operator_of
 from edgeq.graph.query import MAIN_DOMAINS, consumers, is_op, name_of, node_input, readers
 from edgeq.model.constants import float_constant, output_channels
 
-JOINED = f"joins values of unlike ranges: 8 bits would leave the narrowest fewer than {FEWEST} of 256 levels"
-COLUMNS = f"has columns of unlike ranges: 8 bits would leave the narrowest fewer than {FEWEST} of 256 levels"
+JOINED = "joins values of unlike ranges: 8 bits would leave the narrowest only some of 256 levels"
+COLUMNS = "has columns of unlike ranges: 8 bits would leave the narrowest only some of 256 levels"
 TAIL = "lies beside a join of unlike ranges, behind the last layer: there is nothing to gain from 8 bits"
 
 _FEWEST_INSIDE = FEWEST / 4
+_FEWEST_BEHIND = FEWEST * 4
 _MOST_NOISE = 0.05
 _BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh", "TopK")
 _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND": slice(0, 3, 2), "Where": slice(1, 3)}
@@ -43,9 +44,9 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
         joined, columns = _joined_levels(node, measured), math.inf
         if node not in before_layers:
             columns = math.inf if _is_scored(output) else _column_levels(node, measured)
-            if min(joined, columns) < FEWEST:
+            if joined < _FEWEST_BEHIND or columns < FEWEST:
                 tail = dict.fromkeys(_tail(node, measured.model, before_layers), TAIL)
-                found = {**tail, **found, name_of(output): JOINED if joined < FEWEST else COLUMNS}
+                found = {**tail, **found, name_of(output): JOINED if joined < _FEWEST_BEHIND else COLUMNS}
         elif joined < _FEWEST_INSIDE and _is_lost(output, measured):
             found.update((name_of(value), JOINED) for value in (output, *_moved(output)))
     return found
@@ -122,8 +123,8 @@ def _tail(node: ir.Node, model: ir.Model, before_layers: frozenset[ir.Node]) -> 
         reading = {reader for output in at.outputs for reader in readers(output)}
         if reading and reading <= inside and at not in before_layers and not operator_of(at).mac_rule:
             inside.add(at)
-    for at in inside:
-        if not operator_of(at).mac_rule:
+    for at in model.graph:
+        if at in inside and not operator_of(at).mac_rule:
             yield from (name_of(output) for output in at.outputs if output.name)
 
 

@@ -1,15 +1,15 @@
 """Elements that carry no information: NaN, infinities, and numbers far outside the real values, as masks have them.
 
 A number means "nothing" where three things come together. The histogram has a gap, with a narrow cluster beyond it. A
-range that reaches that far leaves what lies before the gap only a few of the 256 levels. And a constant of that size, or
-an input that has the number in many places, leads to the tensor through operators that select, move or add. Ordinary
+range that reaches that far leaves what lies before the gap only a few of the 256 levels. And a constant of that size
+leads to the tensor through operators that select, move or add, or an input that has the number in many places. Ordinary
 outliers have no gap before them or come from no constant, and padding with an ordinary number leaves enough levels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -46,7 +46,16 @@ def find_nothing(measured: Measured) -> Mapping[str, str]:
             found[name] = NONFINITE
         elif far and reach.get(name, 0.0) >= abs(far) / _CLUSTER:
             found[name] = NOTHING
+            found.update(dict.fromkeys(_masks(node, far, reach, measured), NOTHING))
     return found
+
+
+def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: Measured) -> Iterator[str]:
+    """Yield the operands that bring a number into what a node makes; some hold nothing but it and zero."""
+    for value in node.inputs if node is not None else ():
+        spread = measured.spread(value)
+        if spread is not None and reach.get(name_of(value), 0.0) and spread.width >= abs(far) / _CLUSTER:
+            yield name_of(value)
 
 
 def far_value(spread: Spread) -> float:
@@ -68,7 +77,7 @@ def _beyond(spread: Spread) -> int:
 
 
 def _given(spread: Spread | None) -> float:
-    """Return the magnitude of a number of an input that means nothing: it occurs more than once, so it is no outlier."""
+    """Return the magnitude of an input's number that means nothing: it is no outlier, as it occurs more than once."""
     if spread is None or not far_value(spread):
         return 0.0
     alone = _beyond(spread) == spread.magnitudes.size - 1 and spread.counts[-1] > 1

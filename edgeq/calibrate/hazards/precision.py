@@ -62,7 +62,11 @@ def find_precise(measured: Measured) -> Mapping[str, str]:
         for need in _arguments(node, measured):
             kept, norm = _follow(need, measured)
             names = [name for name, coarse in kept.items() if coarse or norm]
-            if names and need.reason == DIVISOR and not (is_op(node, "Div") and not measured.is_constant(node.inputs[0])):
+            if (
+                names
+                and need.reason == DIVISOR
+                and not (is_op(node, "Div") and not measured.is_constant(node.inputs[0]))
+            ):
                 names.append(name_of(node.outputs[0]))  # what a product divides by
             for name in names:
                 found.setdefault(name, need.reason)
