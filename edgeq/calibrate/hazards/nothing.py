@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.calibrate.hazards.measured import FEWEST, Measured, Spread
-from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.graph.query import MAIN_DOMAINS, constant, name_of
+from edgeq.graph.operators import DATA_MOVEMENT, operator_of
+from edgeq.graph.query import MAIN_DOMAINS, constant, name_of, readers
 
 NONFINITE = "holds NaN or infinity, which 8 bits do not have"
 NOTHING = 'holds numbers that mean "nothing", far outside the others, which 8 bits would not tell apart with those'
@@ -41,7 +41,7 @@ def find_nothing(measured: Measured) -> Mapping[str, str]:
         node, spread, name = value.producer(), measured.spread(value), name_of(value)
         if node is not None and node.op_type in _CARRYING and node.domain in MAIN_DOMAINS:
             reach[name] = max((_filled(node), *(_reach(read, reach) for read in node.inputs)))
-        far = far_value(spread) if spread is not None else 0.0
+        far = far_value(spread, _fewest(value)) if spread is not None else 0.0
         if spread is not None and spread.nonfinite:
             found[name] = NONFINITE
         elif far and reach.get(name, 0.0) >= abs(far) / _CLUSTER:
@@ -58,14 +58,19 @@ def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measure
             yield name_of(value)
 
 
-def far_value(spread: Spread) -> float:
+def _fewest(value: ir.Value) -> int:
+    """Return the levels that a tensor needs. Operators that select or move cost as much in float, but layers do not."""
+    return FEWEST if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * FEWEST
+
+
+def far_value(spread: Spread, fewest: int = FEWEST) -> float:
     """Return the outermost number beyond the gap of a histogram, where the range would leave what lies before the gap
-    too few levels; 0 where there is none."""
+    fewer levels than `fewest`; 0 where there is none."""
     beyond = _beyond(spread)
     if beyond < 2:  # none, one or two numbers lie before it: 8 bits have them
         return 0.0
     before = spread.magnitudes[beyond - 1]
-    if spread.magnitudes[beyond] < _GAP * before or spread.levels(2 * before) >= FEWEST:
+    if spread.magnitudes[beyond] < _GAP * before or spread.levels(2 * before) >= fewest:
         return 0.0
     return spread.high if spread.high > -spread.low else spread.low
 
@@ -77,10 +82,11 @@ def _beyond(spread: Spread) -> int:
 
 
 def _given(spread: Spread | None) -> float:
-    """Return the magnitude of an input's number that means nothing: it is no outlier, as it occurs more than once."""
-    if spread is None or not far_value(spread):
+    """Return the magnitude of an input's number that may mean nothing: it occurs more than once, so that it is no
+    outlier, with a gap before it, or in a mask with nothing but zeros."""
+    if spread is None or not spread.magnitudes.size or spread.counts[-1] < 2:
         return 0.0
-    alone = _beyond(spread) == spread.magnitudes.size - 1 and spread.counts[-1] > 1
+    alone = _beyond(spread) == spread.magnitudes.size - 1 and (spread.magnitudes.size == 1 or far_value(spread))
     return float(spread.magnitudes[-1]) if alone else 0.0
 
 
