@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.calibrate.hazards.measured import FEWEST, Measured
+from edgeq.calibrate.hazards.measured import FEWEST, LEVELS, Measured
 from edgeq.graph.operators import moves_data, operator_of
 from edgeq.graph.query import MAIN_DOMAINS, consumers, is_op, name_of, node_input, readers
 from edgeq.model.constants import float_constant, output_channels
@@ -29,6 +29,8 @@ TAIL = "lies beside a join of unlike ranges, behind the last layer: there is not
 _FEWEST_INSIDE = FEWEST / 4
 _FEWEST_BEHIND = FEWEST * 4
 _MOST_NOISE = 0.05
+_FEW_COLUMNS = 0.05
+"""Of many columns, as of features, some are always small."""
 _BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh", "TopK")
 _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND": slice(0, 3, 2), "Where": slice(1, 3)}
 
@@ -36,6 +38,7 @@ _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND"
 def find_joins(measured: Measured) -> Mapping[str, str]:
     """Return the tensors around joins of unlike ranges, by name, each with the reason."""
     before_layers = _before_layers(measured.model)
+    layers = sum(bool(operator_of(node).mac_rule) for node in measured.model.graph)
     found: dict[str, str] = {}
     for node in measured.model.graph:
         if node.domain not in MAIN_DOMAINS or not node.outputs[0].name:
@@ -43,7 +46,8 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
         output = node.outputs[0]
         joined, columns = _joined_levels(node, measured), math.inf
         if node not in before_layers:
-            columns = math.inf if _is_scored(output) else _column_levels(node, measured)
+            alone = layers == 1 and bool(operator_of(node).mac_rule)  # nothing else would be left to quantize
+            columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
             if joined < _FEWEST_BEHIND or columns < FEWEST:
                 tail = dict.fromkeys(_tail(node, measured.model, before_layers), TAIL)
                 found = {**tail, **found, name_of(output): JOINED if joined < _FEWEST_BEHIND else COLUMNS}
@@ -71,8 +75,8 @@ def _width(value: ir.Value | None, measured: Measured) -> float:
 
 
 def _column_levels(node: ir.Node, measured: Measured) -> float:
-    """Return the levels that the widest column of an output leaves the narrowest, by the constants that make them:
-    columns of a weight, factors, and summands."""
+    """Return the levels that the widest column of an output leaves the narrowest but a few, by the constants that make
+    them: columns of a weight, factors, and summands."""
     first = node_input(node, 0)
     weights = float_constant(node_input(node, 1))
     if is_op(node, "Conv", "Gemm", "MatMul") and weights is not None and weights.ndim > 1:
@@ -96,7 +100,9 @@ def _column_levels(node: ir.Node, measured: Measured) -> float:
     else:
         return math.inf
     sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
-    return float(sizes.min() / sizes.max()) * 255 if sizes.size > 1 else math.inf
+    return (
+        float(np.quantile(sizes, _FEW_COLUMNS, method="lower") / sizes.max()) * LEVELS if sizes.size > 1 else math.inf
+    )
 
 
 def _before_layers(model: ir.Model) -> frozenset[ir.Node]:

@@ -21,6 +21,7 @@ from edgeq.data.samples import Samples
 from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import DATA_MOVEMENT
 from edgeq.graph.query import name_of, readers
+from edgeq.model.int8_prediction import hazardous_nodes
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.elementwise import Followers
@@ -46,9 +47,10 @@ class FloatHead(Recovery):
         """See `Recovery.apply`."""
         del samples, workdir, progress
         found = find_heads(state.prepared.model, state.ranges)
-        new = sorted(set(found) - set(state.scheme.exclude))
+        kept = {*state.scheme.exclude, *hazardous_nodes(state.prepared.model, state.prepared.hazards)}
+        new = sorted(set(found) - kept)
         if not new:
-            return state.note(f"{self.name}: no tail joins ranges that differ {HETEROGENEOUS:g} times")
+            return state.note(f"{self.name}: no further tail joins ranges that differ {HETEROGENEOUS:g} times")
         scheme = state.scheme.replace(exclude=(*state.scheme.exclude, *new))
         return state.replace(scheme=scheme).note(f"{self.name}: kept in float: {', '.join(new)}")
 
