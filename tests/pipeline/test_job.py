@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from edgeq.calibrate.files import save_statistics
+from edgeq.calibrate.hazards.nothing import NONFINITE
 from edgeq.calibrate.run import calibrate
 from edgeq.data.given import Data
 from edgeq.errors import CalibrationError, ModelError, UsageError
@@ -54,6 +55,26 @@ def test_arrays_in_memory_are_samples_too(place: Path) -> None:
     job = open_job(NET, Data([random(1, 8, 8, 8)]), None, place / "work")
     assert job.statistics is not None
     assert job.statistics.samples == 1
+
+
+def test_what_8_bits_would_destroy_is_known_of_given_statistics_too(tmp_path: Path) -> None:
+    body = """g (float[1, 6, 8] x, bool[1, 6, 8] keep) => (float[1, 4] y) {
+        [h] h = MatMul(x, square) [m] m = Where(keep, h, far) [p] p = ReduceMax<axes = [1], keepdims = 0>(m)
+        [y] y = MatMul(p, w)
+    }"""
+    weights = {"square": random(8, 8), "far": np.float32(-np.inf), "w": random(8, 4)}
+    model, data = tmp_path / "m.onnx", tmp_path / "x.npz"
+    model.write_bytes(proto(body, weights).SerializeToString())
+    keep = np.random.default_rng(0).random((8, 1, 6, 8)) < 0.8
+    keep[:, :, 0] = True
+    np.savez(data, x=random(8, 1, 6, 8), keep=keep)
+    collected = open_job(model, Data(data), None, tmp_path / "one")
+    assert collected.statistics is not None
+    save_statistics(collected.statistics, tmp_path / "CAL")
+    loaded = open_job(model, None, Data(data), tmp_path / "two", statistics=tmp_path / "CAL")
+    for job in (collected, loaded):
+        assert dict(job.prepared.hazards) == {"m": NONFINITE}
+        assert job.prepared.notes[-1] == f"in float: tensor 'm' {NONFINITE}"
 
 
 def test_nothing_static_means_no_pass(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

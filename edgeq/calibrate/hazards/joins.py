@@ -4,9 +4,9 @@ In 8 bits a tensor has one scale. An input of a Concat whose range is a hundredt
 of 256 levels. So is a column of an output that another column exceeds a hundred times.
 
 Where no layer follows, float costs next to nothing. The join stays in float, from the last layer before it to the
-outputs, where an input would be left fewer than 64 levels, or a column by its constants fewer than 16. Where a layer
-reads the join, that layer would be in float. Then an input must be left fewer than 4, and the rounding must make a
-twentieth of the layer's output.
+outputs, where an input would be left fewer than 16 levels, or so would a column by its constants. Where a layer reads
+the join, that layer would be in float. Then an input must be left fewer than 4, and the rounding must make a twentieth
+of the layer's output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ COLUMNS = "has columns of unlike ranges: 8 bits would leave the narrowest only s
 TAIL = "lies beside a join of unlike ranges, behind the last layer: there is nothing to gain from 8 bits"
 
 _FEWEST_INSIDE = FEWEST / 4
-_FEWEST_BEHIND = FEWEST * 4
 _MOST_NOISE = 0.05
 _FEW_COLUMNS = 0.05
 """Of many columns, as of features, some are always small."""
@@ -46,11 +45,11 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
         output = node.outputs[0]
         joined, columns = _joined_levels(node, measured), math.inf
         if node not in before_layers:
-            alone = layers == 1 and bool(operator_of(node).mac_rule)  # nothing else would be left to quantize
+            alone = layers == 1 and bool(operator_of(node).mac_rule)  # it is all that can be quantized
             columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
-            if joined < _FEWEST_BEHIND or columns < FEWEST:
+            if joined < FEWEST or columns < FEWEST:
                 tail = dict.fromkeys(_tail(node, measured.model, before_layers), TAIL)
-                found = {**tail, **found, name_of(output): JOINED if joined < _FEWEST_BEHIND else COLUMNS}
+                found = {**tail, **found, name_of(output): JOINED if joined < FEWEST else COLUMNS}
         elif joined < _FEWEST_INSIDE and _is_lost(output, measured):
             found.update((name_of(value), JOINED) for value in (output, *_moved(output)))
     return found
@@ -69,7 +68,7 @@ def _width(value: ir.Value | None, measured: Measured) -> float:
     """Return the width of the range of an operand; 0 where it is not known, or all zero."""
     spread, numbers = measured.spread(value), float_constant(value)
     if spread is not None:
-        # Two numbers need no levels between them: zero is one of them, or both are exact ends.
+        # Zero and one number beside it need no levels between them.
         return spread.width if spread.magnitudes.size > 1 else 0.0
     return float(np.ptp([0.0, *numbers[np.isfinite(numbers)].reshape(-1)])) if numbers is not None else 0.0
 

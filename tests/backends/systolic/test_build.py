@@ -190,6 +190,14 @@ def test_excluded_nodes_stay_in_float() -> None:
     assert len(reasons(network)) == 2
 
 
+def test_what_reads_a_hazardous_tensor_stays_in_float() -> None:
+    b = builder()
+    first = b.conv("input", 4)
+    model = b.model(b.conv(first, 4))
+    network = network_of(model, hazards={"input": "holds NaN"})
+    assert reasons(network) == {"conv0": "tensor 'input' holds NaN"}
+
+
 def test_grouped_and_dilated_convolutions_are_kept_whole() -> None:
     b = builder()
     first = b.conv("input", 6, groups=2)
