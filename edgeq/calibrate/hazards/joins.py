@@ -70,7 +70,8 @@ def _width(value: ir.Value | None, measured: Measured) -> float:
     if spread is not None:
         # Zero and one number beside it need no levels between them.
         return spread.width if spread.magnitudes.size > 1 else 0.0
-    return float(np.ptp([0.0, *numbers[np.isfinite(numbers)].reshape(-1)])) if numbers is not None else 0.0
+    finite = numbers[np.isfinite(numbers)] if numbers is not None else np.zeros(0)
+    return float(finite.max(initial=0.0) - finite.min(initial=0.0))
 
 
 def _column_levels(node: ir.Node, measured: Measured) -> float:

@@ -62,15 +62,16 @@ def find_precise(measured: Measured) -> Mapping[str, str]:
         for need in _arguments(node, measured):
             kept, norm = _follow(need, measured)
             names = [name for name, coarse in kept.items() if coarse or norm]
-            if (
-                names
-                and need.reason == DIVISOR
-                and not (is_op(node, "Div") and not measured.is_constant(node.inputs[0]))
-            ):
-                names.append(name_of(node.outputs[0]))  # what a product divides by
+            if names and need.reason == DIVISOR and _inverts(node, measured):
+                names.append(name_of(node.outputs[0]))
             for name in names:
                 found.setdefault(name, need.reason)
     return found
+
+
+def _inverts(node: ir.Node, measured: Measured) -> bool:
+    """Return whether a division gives a reciprocal, by which products divide then."""
+    return not is_op(node, "Div") or measured.is_constant(node.inputs[0])
 
 
 def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
