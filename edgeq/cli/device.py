@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from edgeq.cli._common import Printer, common
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH, complete_board
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
@@ -25,6 +26,7 @@ def listed(printer: Printer) -> None:
 
     boards = known_boards()
     lines = [f"{b.name}: {b.user + '@' if b.user else ''}{b.host}, of the kind {b.kind}" for b in boards.values()]
+    fill_next(board=next(iter(boards), None))
     printer.lines({"devices": boards}, lines or ["no devices.toml names a board; see docs/boards.md"])
 
 

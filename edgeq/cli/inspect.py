@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Lines, Printer, common, table
+from edgeq.cli._next import choose_next, fill_next
 from edgeq.cli._options import PATH, target_option
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ def command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], prin
         given = parse_shapes(shapes)
     report = inspect(model, targets or ("auto",), shapes=given, progress=printer.progress())
     printer.lines(report, _show(report, verbose=printer.verbose))
+    if report.quantized:
+        choose_next(lambda: "compare FLOAT.onnx {model} --data SAMPLES")
+    elif not any(node.verdict == "int8" for target in report.targets for node in target.nodes):
+        fill_next(model=None)  # there is nothing to quantize
 
 
 def _show(report: ModelReport, *, verbose: bool) -> Lines:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Lines, Printer, common, styled
+from edgeq.cli._next import choose_next
 from edgeq.cli._options import PATH, build_options, target_option
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ def command(
     edgeq package model.onnx --data calib/ --engine openvino -o dist/
     python dist/edgeq_run.py verify
     """
+    from edgeq.emulate.verify import next_check
     from edgeq.engines import choose_engine
     from edgeq.pipeline.options import build_arguments
     from edgeq.pipeline.package import package
+    from edgeq.pipeline.simulators import SIMULATORS
 
     extra = {name: options.pop(name) for name in ("with_float", "selftest", "split")}
     arguments = build_arguments(options)
@@ -62,6 +65,8 @@ def command(
         model, output=output, targets=targets, engines=chosen, progress=printer.progress(), **extra, **arguments
     )
     printer.lines(result, _draw(result, verbose=printer.verbose))
+    bundle = next(iter(result.bundles.values()))
+    choose_next(lambda: next_check(bundle, SIMULATORS, targets), bundle=bundle)
 
 
 def _draw(result: Packaged, *, verbose: bool) -> Lines:

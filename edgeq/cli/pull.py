@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from edgeq.cli._common import Printer, common
+from edgeq.cli._next import choose_next
 from edgeq.cli._options import FORCE, PATH, REQUIRE_SIGNATURE, TRUST, checked_reference
 
 
@@ -27,7 +28,9 @@ def command(
     \b
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub
     """
+    from edgeq.emulate.verify import next_check
     from edgeq.oci.transfer import pull_bundle
+    from edgeq.pipeline.simulators import SIMULATORS
 
     pulled = pull_bundle(
         reference,
@@ -41,3 +44,4 @@ def command(
     if pulled.signer is not None:
         lines.append(f"signed by {pulled.signer['trusted_by']} ({pulled.signer['key']})")
     printer.lines(pulled, lines)
+    choose_next(lambda: next_check(output, SIMULATORS), bundle=output)

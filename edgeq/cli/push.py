@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from edgeq.cli._common import Printer, common
+from edgeq.cli._next import fill_next
 from edgeq.cli._options import PATH, checked_reference
 
 
@@ -27,4 +28,5 @@ def command(printer: Printer, bundle: Path, reference: str) -> None:
     pushed = push_bundle(bundle, reference, progress=printer.progress())
     signed = "signed" if pushed.signed else "not signed"
     size = f"{pushed.bytes / 1e6:.2f} MB, {pushed.uploaded / 1e6:.2f} MB of them new there"
+    fill_next(reference=pushed.reference, trust="KEY.pub" if pushed.signed else None)
     printer.lines(pushed, [f"{pushed.files} files, {signed}, {size}", pushed.reference])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Lines, Printer, common, styled
-from edgeq.cli._next import fill_next
+from edgeq.cli._next import choose_next
 from edgeq.cli._options import PATH
 
 if TYPE_CHECKING:
@@ -49,14 +49,16 @@ def command(
     edgeq report dist/ --bench -o report.html
     edgeq report tuning.json --open
     """
+    from edgeq.emulate.verify import next_check
+    from edgeq.pipeline.simulators import SIMULATORS
     from edgeq.report.bundle import report_bundle
 
     result = report_bundle(
         bundle, output, measure=measure, variant=variant, fleet=fleet, force=force, progress=printer.progress()
     )
     printer.lines(result, _draw(result))
-    if result.of_record:
-        fill_next(bundle=None)  # there is nothing to verify
+    # Of a record there is nothing to verify.
+    choose_next(lambda: None if result.of_record else next_check(bundle, SIMULATORS), bundle=bundle)
     if opened:
         click.launch(str(result.page.absolute()))
 

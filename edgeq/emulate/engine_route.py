@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from edgeq_device.engines import EngineSpec, problem_of
+from edgeq_device.engines import EngineSpec, find_library, problem_of
+from edgeq_device.errors import DeviceError
 
 from edgeq.emulate.probe import KernelProof, check_kernels, probe_engine
 from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, route_to
@@ -34,7 +35,13 @@ def route_for(
     """The best way to run the kernels that `spec` has for `target` on `machine`, which is this one; without a plug-in,
     see `edgeq.emulate.routes.route_to`."""
     engine = described(spec)
-    if engine is None or engine.name == target.emulate.get("simulator"):
+    if engine is None:
+        return route_to(target, machine, simulators=simulators, progress=progress)
+    if engine.name == target.emulate.get("simulator"):
+        try:
+            find_library(engine, str(onnxruntime().__version__))
+        except DeviceError as error:
+            return ExecutionRoute(NOT_RUN, "", str(error))
         return route_to(target, machine, simulators=simulators, progress=progress)
     problem = problem_of(engine, str(onnxruntime().__version__))
     if not problem and target.architecture != machine.architecture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,19 +10,20 @@ from typing import Any
 
 from edgeq_device.engines import plugin_of
 from edgeq_device.package import MAIN, Bundle
-from edgeq_device.select import Device, select
+from edgeq_device.select import Device, judge, select
 from edgeq_device.sessions import read_device
 from edgeq_device.variants import Variant
 
 from edgeq.bundle.read import opened
 from edgeq.data.samples import Samples, open_samples
 from edgeq.emulate.check import COMPILED, EmulatedCheck, check_variant
-from edgeq.emulate.routes import NOT_RUN, Simulator
+from edgeq.emulate.engine_route import route_for
+from edgeq.emulate.routes import NATIVE, NOT_RUN, Simulator
 from edgeq.engines import load_engines
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.target import Target, named_target, resolve
+from edgeq.hardware.target import AUTO, Target, named_target, resolve
 from edgeq.measure.loaded_model import variant_preprocessing
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.load import own_signature
@@ -95,6 +97,10 @@ def verify_on(
     with opened(request.bundle, expect=request.expect) as bundle:
         pairs = list(_pairs(bundle, request, machine))
         for variant, target in pairs:
+            lacks = "; ".join(judge(variant, read_device()).reasons) if _stands_in(variant) else ""
+            if lacks:
+                checks.append(EmulatedCheck(target.name, variant.name, NOT_RUN, "", NOT_RUN, lacks))
+                continue
             samples = samples_of(request, variant, progress) if request.data is not None else None
             checks.append(
                 check_variant(
@@ -128,9 +134,16 @@ def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator
                 yield variant, target
 
 
+def _stands_in(variant: Variant) -> bool:
+    """Tell whether `variant` was built for no target: it runs on any device of its kind where another one does not."""
+    return not {"profile", "target"} & variant.info.keys()
+
+
 def _built_for(variant: Variant, machine: Machine) -> Target:
     """The target that a variant was built for; its profile where it followed the build machine, or where it was a file
-    of the user's own, of which a bundle records the name alone."""
+    of the user's own, of which a bundle records the name alone. One that stands in for others is checked here."""
+    if _stands_in(variant):
+        return resolve(AUTO, machine)
     profile, target = (variant.info.get(key) for key in ("profile", "target"))
     if not isinstance(profile, str) or not isinstance(target, str):
         raise BundleError(f"variant {variant.name} does not record what it was built for", "Name a target with --on")
@@ -147,6 +160,35 @@ def _built_for(variant: Variant, machine: Machine) -> Target:
         f"variant {variant.name} was built for {target!r} of profile {profile!r}, of which nothing is known here",
         "Give the file that it was built from: --on FILE.toml",
     ) from unknown
+
+
+def next_check(path: Path, simulators: Mapping[str, Simulator], targets: Sequence[str] = ()) -> str | None:
+    """Return the `edgeq` command, with "{bundle}" for the bundle, that checks as much of it as this machine can run.
+
+    Args:
+        simulators: see `verify_on`.
+        targets: those that it was built for, where they are known: a bundle records no paths.
+
+    Returns:
+        None where nothing of it can be run here.
+    """
+    machine, device = detect_machine(), read_device()
+    with opened(path) as bundle:
+        try:
+            pairs = list(_pairs(bundle, VerifyRequest(path, on=(ALL,)), machine))
+        except HardwareError:  # a target in a file of the user's own
+            named = " ".join(f"--on {shlex.quote(target)}" for target in targets)
+            return f"verify {{bundle}} {named}" if named else None
+        routes = [
+            route_for(target, machine, plugin_of(variant.ep), simulators=simulators)
+            for variant, target in pairs
+            if not _stands_in(variant) or judge(variant, device).fits
+        ]
+    if len(pairs) == 1 and [route.where for route in routes] == [NATIVE]:
+        return "verify {bundle}"
+    if any(route.start is not None for route in routes):
+        return "verify {bundle} --on all"
+    return "emulate setup" if any("qemu" in target.emulate for _, target in pairs) else None
 
 
 def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant]:

@@ -16,11 +16,12 @@ from edgeq_device.arrays import read_arrays
 from edgeq.bundle.read import opened
 from edgeq.cli import group
 from edgeq.data.given import Data
-from edgeq.emulate.verify import VerifyRequest, verify_on
+from edgeq.emulate.verify import VerifyRequest, next_check, verify_on
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.pipeline.package import package
+from edgeq.pipeline.simulators import SIMULATORS
 from edgeq.records import plain
 from tests.graphs import proto
 
@@ -76,6 +77,43 @@ def test_a_board_of_the_user_s_own_is_checked_on_its_profile(data: Path, tmp_pat
         verify_on(VerifyRequest(tmp_path / "kind", ("all",)))
     (check,) = verify_on(VerifyRequest(tmp_path / "kind", (str(profile),))).checks
     assert check.variant == "kind"
+
+
+@pytest.mark.parametrize(
+    ("targets", "states", "line"),
+    [
+        (
+            ("nvidia-t4",),
+            {"nvidia-t4": "not run", "cuda-float16": "not run", "cpu-float32": "passed"},
+            "verify {bundle} --on all",
+        ),
+        (
+            ("hexagon-v73", "gemmini"),
+            {"hexagon-v73": "not run", "hexagon-v73-cpu": "passed", "gemmini": "passed"},
+            "verify {bundle} --on all",
+        ),
+        (("auto",), {resolve("auto").profile.name: "passed"}, "verify {bundle}"),
+    ],
+)
+def test_what_stands_in_for_others_is_checked_on_this_machine(
+    targets: tuple[str, ...], states: dict[str, str], line: str, data: Path, tmp_path: Path, bare: None
+) -> None:
+    """Where the accelerator and its engine are missing, as in most places where bundles are made."""
+    if {"CUDAExecutionProvider", "QNNExecutionProvider"} & set(onnxruntime.get_available_providers()):
+        pytest.skip("an accelerator's provider is installed")
+    samples = Data(data / "x.npz", "key=x,label=label")
+    package(data / "net.onnx", samples, tmp_path / "b", targets=targets, timed=False, emulate=False)
+    found = verify_on(VerifyRequest(tmp_path / "b", ("all",)), simulators=SIMULATORS)
+    assert {check.variant: check.status for check in found.checks} == states
+    found.check()
+    assert next_check(tmp_path / "b", SIMULATORS) == line
+
+
+def test_the_next_check_of_what_nothing_here_can_run(data: Path, tmp_path: Path, bare: None) -> None:
+    board = "raspberry-pi-4" if detect_machine().architecture != "arm64" else "haswell"
+    samples = Data(data / "x.npz", "key=x,label=label")
+    package(data / "net.onnx", samples, tmp_path / "b", targets=(board,), timed=False, emulate=False)
+    assert next_check(tmp_path / "b", SIMULATORS) == ("emulate setup" if board == "raspberry-pi-4" else None)
 
 
 def test_a_target_takes_what_its_runner_would(bundle: Path) -> None:
