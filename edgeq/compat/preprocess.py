@@ -159,12 +159,13 @@ def write(
 
     kept = model_files(source)
     check_apart(output, kept)
+    folder = external_folder(model)
     with output_file(output, force=True) as draft:
         if save_as_external_data:
             save_external(
                 to_proto(model),
                 draft,
-                base=external_folder(model) or draft.parent,
+                origin=source if folder == source.parent.absolute() else (folder or draft.parent) / source.name,
                 location=(external_data_location or data_name(output)) if all_tensors_to_one_file else None,
                 threshold=external_data_size_threshold,
             )

@@ -117,7 +117,7 @@ def open_model(
         return
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
-    from edgeq.model.load import in_memory, load_model, signature_of
+    from edgeq.model.load import data_folder, in_memory, load_model, signature_of
 
     proto = load_model(path, external_data="none")
     settings = with_carried(path, settings)
@@ -125,7 +125,7 @@ def open_model(
         yield LoadedModel(
             path=path,
             model=path,
-            graph=in_memory(proto, path.parent, where=path),
+            graph=in_memory(proto, data_folder(proto, path), where=path),
             variant=None,
             signature=signature_of(proto, path),
             settings=settings,

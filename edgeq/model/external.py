@@ -18,14 +18,14 @@ _FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", 
 
 
 def save_external(
-    model: onnx.ModelProto, path: Path, *, base: Path, location: str | None = None, threshold: int = 1024
+    model: onnx.ModelProto, path: Path, *, origin: Path, location: str | None = None, threshold: int = 1024
 ) -> None:
     """Write a model with its initializers of `threshold` bytes or more in data files beside it.
 
     Args:
         model: changed in place: afterwards it refers to the new files.
         path: the model file, in a folder that holds no file of the names that are written.
-        base: folder that external tensors of `model` are relative to.
+        origin: model file whose external tensors `model` has.
         location: name of the one file for all weights; None gives each its own, named after it.
 
     Raises:
@@ -45,9 +45,9 @@ def save_external(
                 name = location or _own_name(tensor.name, taken)
                 taken.add(name.lower())
                 with (path.parent / name).open("ab") as file:
-                    _move(tensor, base, file, name)
+                    _move(tensor, origin, file, name)
             elif is_external(tensor):
-                content = _bytes(tensor, base)
+                content = _bytes(tensor, origin)
                 _clear(tensor)
                 tensor.raw_data = content
     path.write_bytes(model.SerializeToString(deterministic=True))
@@ -63,11 +63,11 @@ def _own_name(tensor: str, taken: set[str]) -> str:
     return name
 
 
-def _move(tensor: onnx.TensorProto, base: Path, file: IO[bytes], name: str) -> None:
+def _move(tensor: onnx.TensorProto, origin: Path, file: IO[bytes], name: str) -> None:
     """Append a tensor's bytes to a file, and let it refer to them."""
     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
     offset = file.tell()
-    file.write(_bytes(tensor, base))
+    file.write(_bytes(tensor, origin))
     length = file.tell() - offset
     _clear(tensor)
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -75,10 +75,10 @@ def _move(tensor: onnx.TensorProto, base: Path, file: IO[bytes], name: str) -> N
         tensor.external_data.add(key=key, value=value)
 
 
-def _bytes(tensor: onnx.TensorProto, base: Path) -> bytes:
+def _bytes(tensor: onnx.TensorProto, origin: Path) -> bytes:
     """The tensor as `raw_data` would hold it."""
     if is_external(tensor):
-        return external_span(tensor, base / "model").read()
+        return external_span(tensor, origin).read()
     if tensor.HasField("raw_data"):
         return tensor.raw_data
     import onnx_ir

@@ -17,7 +17,7 @@ from edgeq.graph.convert import from_proto
 from edgeq.graph.query import MAIN_DOMAINS, constant_tensor, every_node, opset_of
 from edgeq.model.int8_prediction import NodePrediction, predict_int8
 from edgeq.model.int8_rules import int8_rules, rules_title
-from edgeq.model.load import is_quantized, load_model, model_digest, model_files, signature_of
+from edgeq.model.load import data_folder, is_quantized, load_model, model_digest, model_files, signature_of
 from edgeq.model.macs import assumed_shapes, node_macs, sized
 from edgeq.model.names import node_names
 from edgeq.model.opset import LOWEST, RAISED_TO
@@ -156,7 +156,7 @@ def inspect_model(
     rules = [(name, backend, int8_rules(backend), scheme) for name, backend, scheme in targets]
     proto = load_model(path, external_data="none")
     signature = signature_of(proto, path)
-    model = from_proto(proto, path.parent, where=path)
+    model = from_proto(proto, data_folder(proto, path), where=path)
     files = model_files(path)
     quantized = is_quantized(model)
     notes = _notes(model)

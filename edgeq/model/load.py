@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -88,7 +89,27 @@ def read_model(path: Path) -> ir.Model:
     Raises:
         ModelError: as `load_model`.
     """
-    return in_memory(load_model(path, external_data="none"), path.parent, where=path)
+    model = load_model(path, external_data="none")
+    return in_memory(model, data_folder(model, path), where=path)
+
+
+def data_folder(model: onnx.ModelProto, path: Path) -> Path:
+    """Return the folder that the locations of a loaded model's external data are relative to.
+
+    It is the model's own. Where links lead out of that, as `external_span` allows, the locations are made relative, in
+    place, to a folder that all data files lie in: later readers need no rule of their own.
+
+    Raises:
+        ModelError: as `load_model`.
+    """
+    spans = [(tensor, external_span(tensor, path)) for tensor in iter_tensors(model) if is_external(tensor)]
+    if all(span.file.is_relative_to(path.parent.resolve()) for _, span in spans):
+        return path.parent
+    folder = Path(os.path.commonpath([span.file.parent for _, span in spans]))
+    for tensor, span in spans:
+        place = next(entry for entry in tensor.external_data if entry.key == "location")
+        place.value = span.file.relative_to(folder).as_posix()
+    return folder
 
 
 def read_own(path: Path, folder: Path | None = None) -> ir.Model:

@@ -19,6 +19,7 @@ from edgeq.model.functions import inline_functions
 from edgeq.model.load import (
     INLINE_LIMIT,
     check_valid,
+    data_folder,
     is_quantized,
     load_model,
     model_digest,
@@ -147,7 +148,7 @@ def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str)
 def _loaded(source: Path) -> ir.Model:
     proto = load_model(source, external_data="none")
     signature_of(proto, source)
-    return from_proto(proto, source.parent, where=source)
+    return from_proto(proto, data_folder(proto, source), where=source)
 
 
 def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -25,7 +25,7 @@ class ExternalSpan:
     """Where the bytes of one external tensor lie.
 
     Attributes:
-        file: absolute path, proven to be inside the model's folder.
+        file: absolute path, proven to be inside the model's folder or that of the file that the model is a link to.
         location: the path as the model spells it, relative to the model's folder.
         offset, length: bytes, proven to be inside the file.
     """
@@ -159,16 +159,20 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
     """Check one external tensor and give the place of its bytes, which are not read.
 
     Args:
-        folder: where external data lie; None: the model's folder.
+        folder: where external data lie; None: the model's folder, or where `model_path` is a link, the folder of the
+            file that it leads to, as caches that keep files by their hashes have it. ONNX Runtime has the same rule.
 
     Raises:
-        ModelError: the location is absolute, leaves the model's folder (also through a symbolic link), is missing or
+        ModelError: the location is absolute, leaves those folders (also through a symbolic link), is missing or
             no regular file; or offset and length do not fit the file or the tensor.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     where = f"{model_path}: external tensor {tensor.name!r}"
-    file = _contained(location, model_path.parent if folder is None else folder, where)
+    allowed = [model_path.parent if folder is None else folder]
+    if folder in (None, model_path.parent) and model_path.is_symlink():
+        allowed.append(model_path.resolve().parent)
+    file = _contained(location, allowed, where)
     size = file.stat().st_size
     offset = _number(entries.get("offset", "0"), "offset", where)
     expected = tensor_bytes(tensor)
@@ -183,7 +187,8 @@ def external_span(tensor: onnx.TensorProto, model_path: Path, folder: Path | Non
     return ExternalSpan(file, location, offset, length)
 
 
-def _contained(location: str, folder: Path, where: str) -> Path:
+def _contained(location: str, allowed: Sequence[Path], where: str) -> Path:
+    """The file that `location` names in the first of the folders `allowed`, which lies in one of them."""
     fix = "External data must lie in the model's folder or below; put it there and export again"
     if not location or "\0" in location:
         raise ModelError(f"{where} names no data file", DAMAGED)
@@ -192,8 +197,8 @@ def _contained(location: str, folder: Path, where: str) -> Path:
         raise ModelError(f"{where} has the absolute location {location!r}", fix)
     if ".." in windows.parts or ".." in PurePosixPath(location).parts:
         raise ModelError(f"{where} has the location {location!r}, which leaves the model's folder", fix)
-    folder = folder.resolve()
-    named = folder / location
+    folders = [folder.resolve() for folder in allowed]
+    named = folders[0] / location
     try:
         file = named.resolve()
         mode = file.stat().st_mode
@@ -201,7 +206,7 @@ def _contained(location: str, folder: Path, where: str) -> Path:
         raise ModelError(
             f"{where} needs {location!r}, which cannot be read: {error}", "Copy the data file next to the model"
         ) from error
-    if not file.is_relative_to(folder):
+    if not any(file.is_relative_to(folder) for folder in folders):
         raise ModelError(f"{where} follows the symbolic link {location!r} out of the model's folder", fix)
     if not stat.S_ISREG(mode):
         raise ModelError(f"{where} has the location {location!r}, which is no regular file", fix)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,8 +25,11 @@ from edgeq.model.load import (
     model_digest,
     model_files,
     model_signature,
+    read_model,
     save_model,
 )
+from edgeq.model.prepare import prepare_model
+from edgeq.model.session import open_in_memory
 
 from .build import model, node, rand, run, small_cnn, write
 
@@ -277,6 +281,46 @@ class TestExternalData:
         (inside / "folder").symlink_to(tmp_path)
         with pytest.raises(ModelError, match="symbolic link"):
             load_model(external(inside, location="folder/secret.bin"))
+
+    @pytest.mark.parametrize("data", ["blobs/w", "blobs/below/w", "snapshot/w", "elsewhere/w", "blobs"])
+    def test_a_model_that_is_a_link_may_have_its_data_where_it_leads(self, tmp_path: Path, data: str) -> None:
+        """As in a cache of downloads, and as ONNX Runtime has it: below the folder of the link, or that of the file."""
+        for folder in ("blobs/below", "snapshot", "elsewhere"):
+            (tmp_path / folder).mkdir(parents=True)
+        external(tmp_path / "blobs").rename(tmp_path / "blobs" / "1f2e")
+        path = tmp_path / "snapshot" / "m.onnx"
+        path.symlink_to("../blobs/1f2e")
+        weights = path.with_name("weights.bin")
+        weights.symlink_to(f"../{data}")
+        if data != "blobs":
+            (tmp_path / data).write_bytes(rand(4, 4).tobytes())
+        if data in ("elsewhere/w", "blobs"):
+            with pytest.raises(ModelError, match="symbolic link|no regular file"):
+                load_model(path)
+            with pytest.raises(Exception, match="weights.bin"):
+                onnxruntime.InferenceSession(path)
+            return
+        onnxruntime.InferenceSession(path)
+        loaded = read_model(path)
+        assert loaded.graph.initializers["w"].const_value.numpy().tolist() == rand(4, 4).tolist()
+        assert model_files(path) == (path, weights)
+        assert model_digest(path, path.parent) == model_digest(path)
+        feed = {"x": rand(1, 4)}
+        (expected,) = onnxruntime.InferenceSession(path).run(None, feed)
+        prepared = prepare_model(path, tmp_path / "work")
+        for session in (open_in_memory(loaded), onnxruntime.InferenceSession(prepared.path)):
+            np.testing.assert_array_equal(session.run(None, feed)[0], expected)
+
+    def test_a_link_to_a_model_opens_no_folder_above(self, tmp_path: Path) -> None:
+        for folder in ("blobs", "snapshot"):
+            (tmp_path / folder).mkdir()
+        (tmp_path / "secret.bin").write_bytes(bytes(64))
+        path = tmp_path / "snapshot" / "linked.onnx"
+        for location in ("../secret.bin", "../blobs/../secret.bin", str(tmp_path / "secret.bin")):
+            path.unlink(missing_ok=True)
+            path.symlink_to(external(tmp_path / "blobs", location=location))
+            with pytest.raises(ModelError, match="leaves the model's folder|absolute location"):
+                load_model(path)
 
     def test_symbolic_link_loop(self, tmp_path: Path) -> None:
         (tmp_path / "weights.bin").symlink_to(tmp_path / "weights.bin")
