@@ -146,7 +146,7 @@ def _npz(arrays: Arrays, where: str) -> bytes:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"{where}: {name!r} is not finite", "Choose other samples for the self-test")
-        if array.dtype.kind not in "biuf":
+        if array.dtype.kind not in "biufU":
             raise DataError(f"{where}: {name!r} is {array.dtype}, which cannot be compared")
     buffer = io.BytesIO()
     write_npz(buffer, arrays)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.arrays import one_array
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
@@ -97,11 +98,11 @@ class InstrumentedModel:
             DataError: ONNX Runtime refuses the sample.
         """
         try:
-            values: list[NDArray[Any]] = self._session.run(self.fetched, dict(inputs))
+            values = self._session.run(self.fetched, dict(inputs))
         except Exception as error:  # onnxruntime raises unrelated types, some of them bare Exception
             text = " ".join(str(error).split())
             raise DataError(f"onnxruntime cannot run sample {sample}: {text}", "Check its names and shapes") from error
-        return values
+        return [one_array(value) for value in values]
 
 
 def without_conversions(model: ir.Model, names: Sequence[str], keep_layout: Collection[str] = ()) -> dict[str, str]:

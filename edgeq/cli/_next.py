@@ -118,7 +118,7 @@ def _carried(context: click.Context, line: str) -> Iterator[str]:
         other = taken.get(option.name)
         if not typed or not isinstance(option, click.Option) or other is None or option.name in _NOT_CARRIED:
             continue
-        if not set(other.opts).isdisjoint(there) or (option.name == "force" and "{output}" not in line):
+        if not set(other.opts).isdisjoint(there) or (option.name == "force" and "-o {output}" not in line):
             continue
         value = context.params[option.name or ""]
         name = next((name for name in other.opts if name.startswith("--")), other.opts[0])

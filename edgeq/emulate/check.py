@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeq_device.arrays import read_arrays
+from edgeq_device.arrays import one_array, read_arrays
 from edgeq_device.select import CPU
 from edgeq_device.selftest import OutputCheck, check_outputs
 from edgeq_device.variants import SliceTolerance
@@ -280,5 +280,5 @@ def _judge(found: EmulatedCheck) -> EmulatedCheck:
 def _answers(session: Session, vectors: Iterable[Vectors], advance: Advance) -> Iterator[Mapping[str, NDArray[Any]]]:
     for inputs, expected in vectors:
         names = sorted(expected)
-        yield dict(zip(names, session.run(names, inputs), strict=True))
+        yield dict(zip(names, map(one_array, session.run(names, inputs)), strict=True))
         advance(1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
+from edgeq_device.arrays import one_array
 from numpy.typing import NDArray
 
 from edgeq.errors import BoardError, DataError, RuntimeUnavailableError
@@ -36,7 +36,7 @@ class Session(Protocol):
 
 
 def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:
-    """Run one sample. Outputs that are no arrays (sequences, maps) are left out.
+    """Run one sample. Outputs that are no tensors become one array each, as `edgeq_device.arrays.one_array` has it.
 
     Raises:
         DataError: the session refuses the sample's names, dtypes or shapes.
@@ -56,7 +56,7 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
         raise RuntimeUnavailableError(
             f"{sample.name}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
         ) from error
-    return {name: value for name, value in zip(names, values, strict=True) if isinstance(value, np.ndarray)}
+    return dict(zip(names, map(one_array, values), strict=True))
 
 
 def inferences(

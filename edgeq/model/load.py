@@ -18,10 +18,11 @@ from edgeq.errors import ModelError, OutputError, one_line
 from edgeq.graph.convert import from_proto, to_bytes
 from edgeq.graph.operators import is_quantized_operator
 from edgeq.graph.query import every_node
+from edgeq.model.constant_nodes import settle_constants
 from edgeq.model.functions import check_functions
 from edgeq.model.order import sort_nodes
 from edgeq.model.parse import parse_model
-from edgeq.model.skeleton import proto_skeleton
+from edgeq.model.skeleton import shaped_skeleton
 from edgeq.model.sparse import make_dense
 from edgeq.model.tensors import (
     DAMAGED,
@@ -74,6 +75,7 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
         _free_sizes(graph)
     check_functions(model, path)
     check_valid(model, path)
+    settle_constants(model, path)
     make_dense(model, path)
     _on_one_device(model)
     if external_data == "all" or (external_data == "small" and total <= SMALL_EXTERNAL):
@@ -164,7 +166,7 @@ def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
     weights = {t.name for t in model.graph.initializer}
     return Signature(
         tuple(_spec(i, path) for i in model.graph.input if i.name not in weights),
-        tuple(_spec(o, path) for o in model.graph.output),
+        tuple(_spec(o, path, sequences=True) for o in model.graph.output),
     )
 
 
@@ -266,25 +268,28 @@ def check_valid(model: onnx.ModelProto, path: Path) -> None:
     Raises:
         ModelError: it breaks one.
     """
-    bare = proto_skeleton(model)
-    # The checker wants a shape on every input and output; ONNX Runtime does not, and many exporters leave it out.
-    for value in [*bare.graph.input, *bare.graph.output]:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.shape.SetInParent()
     try:
-        onnx.checker.check_model(bare)
+        onnx.checker.check_model(shaped_skeleton(model))
     except Exception as error:  # its C++ side raises ValidationError, RuntimeError, IndexError and others
         raise ModelError(
             f"{path} is not a valid ONNX model: {one_line(error, most=300)}", "Export the model again"
         ) from error
 
 
-def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
+def _spec(value: onnx.ValueInfoProto, path: Path, *, sequences: bool = False) -> TensorSpec:
+    """Return what `path` says of an input or an output.
+
+    Args:
+        sequences: whether it may be a sequence or an optional of tensors, whose elements count then.
+    """
+    while sequences and (kind := value.type.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        value = onnx.ValueInfoProto(name=value.name, type=getattr(value.type, kind).elem_type)
+        value.type.tensor_type.ClearField("shape") if value.type.HasField("tensor_type") else None
     if not value.type.HasField("tensor_type") or value.type.tensor_type.elem_type == 0:
         kind = value.type.WhichOneof("value") or "untyped value"
         raise ModelError(
             f"{path}: {value.name!r} is a {kind.removesuffix('_type')}",
-            "edgeq takes models whose inputs and outputs are tensors; from scikit-learn, export with "
+            "edgeq takes models whose inputs are tensors, and outputs no maps; from scikit-learn, export with "
             "options={'zipmap': False}",
         )
     tensor = value.type.tensor_type

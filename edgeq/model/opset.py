@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from edgeq.errors import ModelError
 from edgeq.graph.query import constant, every_node, is_op, name_of, node_input, opset_of
-from edgeq.model.skeleton import reattach, skeleton
+from edgeq.model.skeleton import reattach, shaped_skeleton, skeleton
 
 LOWEST = 13
 """The first opset whose QuantizeLinear and DequantizeLinear have an axis, and so take per-channel scales."""
@@ -50,10 +50,7 @@ def raise_opset(
         converted: onnx.ModelProto = version_converter.convert_version(bare, to)
         # Shapes that the old opset's rules had given may be wrong for what the converter put in.
         del converted.graph.value_info[:]
-        for output in converted.graph.output:
-            if not outputs[output.name].type.tensor_type.HasField("shape"):
-                output.type.tensor_type.shape.SetInParent()
-        onnx.checker.check_model(converted)
+        onnx.checker.check_model(shaped_skeleton(converted))
         changed = [a.name for a, b in zip(bare.graph.input, converted.graph.input, strict=True) if a != b]
         if changed:
             raise ValueError(f"it changes the input {changed[0]!r}")

@@ -69,6 +69,16 @@ def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
+def shaped_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto_skeleton` with a shape on every input and output. onnx's checker wants one; ONNX Runtime does not,
+    and many exporters leave it out."""
+    bare = proto_skeleton(model)
+    for value in [*bare.graph.input, *bare.graph.output]:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    return bare
+
+
 def reattach(bare: onnx.ModelProto, model: ir.Model) -> ir.Model:
     """The model of `bare`, a skeleton of `model` that may have been changed since, with the weights of `model`."""
     whole = ir.serde.deserialize_model(bare)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.arrays import one_array
 from edgeq_device.variants import SliceTolerance
 from numpy.typing import NDArray
 
@@ -16,7 +17,7 @@ from edgeq.backends import Artifact
 from edgeq.bundle.write import SelfTestCase
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
-from edgeq.measure.inference import Session
+from edgeq.measure.inference import Session, infer
 from edgeq.measure.slices import SliceSums
 from edgeq.session import open_session
 from edgeq.workers.engine import Engines
@@ -41,10 +42,8 @@ def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[Se
     """The first `count` samples with what the artifact makes of them here, in its engine."""
     with Engines() as engines:
         session = engines.open(artifact.proof_model, artifact.proof_settings())
-        names = [output.name for output in session.get_outputs()]
         return tuple(
-            SelfTestCase(dict(sample.inputs), dict(zip(names, session.run(None, dict(sample.inputs)), strict=True)))
-            for sample in itertools.islice(samples, count)
+            SelfTestCase(dict(sample.inputs), infer(session, sample)) for sample in itertools.islice(samples, count)
         )
 
 
@@ -95,7 +94,7 @@ def expected_outputs(
 
 def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
     names = list(case.outputs)
-    return dict(zip(names, session.run(names, dict(case.inputs)), strict=True))
+    return dict(zip(names, map(one_array, session.run(names, dict(case.inputs))), strict=True))
 
 
 def _allowed(

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeq.errors import ModelError, OutputError
 from edgeq.graph.convert import from_proto
 from edgeq.model import load
+from edgeq.model.inspect import inspect_model
 from edgeq.model.load import (
     is_quantized,
     load_model,
@@ -30,6 +31,7 @@ from edgeq.model.load import (
 )
 from edgeq.model.prepare import prepare_model
 from edgeq.model.session import open_in_memory
+from edgeq.scheme import Scheme
 
 from .build import model, node, rand, run, small_cnn, write
 
@@ -179,6 +181,40 @@ class TestGraph:
             load_model(write(tmp_path / "m.onnx", model([], {"x": [1]}, ["x"])))
 
 
+class TestConstants:
+    """Each has one value: the first, as ONNX Runtime has it."""
+
+    @staticmethod
+    def graph(*attributes: onnx.AttributeProto, output: int = TensorProto.FLOAT) -> onnx.ModelProto:
+        proto = model([node("Constant", [], ["c"]), node("Relu", ["x"], ["y"])], {"x": [1]})
+        proto.graph.node[0].attribute.extend(attributes)
+        proto.graph.output.append(helper.make_tensor_value_info("c", output, None))
+        return proto
+
+    def test_of_two_values_the_first_counts(self, tmp_path: Path) -> None:
+        values = (helper.make_attribute("value_float", 3.0), helper.make_attribute("value_int", 4))
+        path = write(tmp_path / "m.onnx", self.graph(*values))
+        (expected,) = onnxruntime.InferenceSession(path).run(["c"], {"x": rand(1)})
+        assert expected == 3
+        (constant, _) = load_model(path).graph.node
+        assert [attribute.name for attribute in constant.attribute] == ["value_float"]
+        assert inspect_model(path).parameters == 1
+
+    def test_none_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="Constant 'c' has no value"):
+            load_model(write(tmp_path / "m.onnx", self.graph()))
+
+    @pytest.mark.parametrize(("name", "value"), [("value_string", "\u202eé"), ("value_strings", ["\u202eé", "b"])])
+    def test_texts_need_not_be_ascii(self, tmp_path: Path, name: str, value: str | list[str]) -> None:
+        attribute = helper.make_attribute(name, value)
+        path = write(tmp_path / "m.onnx", self.graph(attribute, output=TensorProto.STRING))
+        (expected,) = onnxruntime.InferenceSession(path).run(["c"], {"x": rand(1)})
+        assert inspect_model(path, [("auto", "cpu", Scheme())]).targets
+        prepared = prepare_model(path, tmp_path / "work")
+        (found,) = onnxruntime.InferenceSession(prepared.path).run(["c"], {"x": rand(1)})
+        assert found.tolist() == expected.tolist() == value
+
+
 class TestTensors:
     @pytest.mark.parametrize("dims", [[2**40], [2**31, 2**31], [4, 5], [-1], [0]])
     def test_dims_that_the_data_does_not_have(self, tmp_path: Path, dims: list[int]) -> None:
@@ -295,9 +331,9 @@ class TestExternalData:
         if data != "blobs":
             (tmp_path / data).write_bytes(rand(4, 4).tobytes())
         if data in ("elsewhere/w", "blobs"):
-            with pytest.raises(ModelError, match="symbolic link|no regular file"):
+            with pytest.raises(ModelError, match=r"symbolic link|no regular file"):
                 load_model(path)
-            with pytest.raises(Exception, match="weights.bin"):
+            with pytest.raises(Exception, match=r"weights\.bin"):
                 onnxruntime.InferenceSession(path)
             return
         onnxruntime.InferenceSession(path)
@@ -319,7 +355,7 @@ class TestExternalData:
         for location in ("../secret.bin", "../blobs/../secret.bin", str(tmp_path / "secret.bin")):
             path.unlink(missing_ok=True)
             path.symlink_to(external(tmp_path / "blobs", location=location))
-            with pytest.raises(ModelError, match="leaves the model's folder|absolute location"):
+            with pytest.raises(ModelError, match=r"leaves the model's folder|absolute location"):
                 load_model(path)
 
     def test_symbolic_link_loop(self, tmp_path: Path) -> None:

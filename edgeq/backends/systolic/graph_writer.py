@@ -198,6 +198,8 @@ class GraphWriter(ABC):
 
 
 def _typed(value: ir.Value, spec: TensorSpec) -> ir.Value:
+    if value.type is not None and not isinstance(value.type, ir.TensorType):
+        return value  # a sequence or an optional, of whose elements the signature tells
     value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(spec.dtype)))
     value.shape = None if spec.shape is None else ir.Shape(spec.shape)
     return value

@@ -34,11 +34,12 @@ from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
 from edgeq.model.int8_rules import int8_rules
-from edgeq.model.load import save_model
+from edgeq.model.load import check_valid, save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.names import name_nodes
 from edgeq.model.opset import raise_opset
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.skeleton import proto_skeleton
 from edgeq.records import plain
 from edgeq.scheme import Scheme
 
@@ -266,9 +267,11 @@ def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
 
 def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
     save_model(model, path)
+    written = onnx.load(path, load_external_data=False)
     try:
-        onnx.checker.check_model(str(path), full_check=True)
-    except Exception as error:  # C++ raises ValidationError, InferenceError and others
+        check_valid(written, path)
+        onnx.shape_inference.infer_shapes(proto_skeleton(written), check_type=True, strict_mode=True)
+    except Exception as error:  # C++ raises InferenceError and others
         problem = f"{prepared.source}: the file for TensorRT is not valid: {one_line(error, most=200)}"
         raise EdgeqError(problem, "This is a bug in edgeq: report it") from error
 

@@ -97,6 +97,8 @@ class _Caster:
         slots = self._slots[node]
         if _has_body(node):
             return "stays in fp32: its body is left as it is"
+        if self._other_than_tensors(node):
+            return "stays in fp32: what it reads or makes is no tensor, and keeps the type of its elements"
         if node.domain not in MAIN_DOMAINS:
             return f"stays in fp32: {node.domain}.{node.op_type} is not a standard operator"
         if node.op_type in self._facts.float32_operators:
@@ -112,6 +114,11 @@ class _Caster:
             if reason:
                 return reason
         return ""
+
+    def _other_than_tensors(self, node: ir.Node) -> bool:
+        """Tell whether a value of `node` is a sequence, an optional or a map."""
+        values = (value for value in (*node.inputs, *node.outputs) if value is not None)
+        return any(self._types.get(name_of(value)) == ir.DataType.UNDEFINED for value in values)
 
     def _range_problem(self, name: str) -> str:
         source = name.removesuffix(RESTORED)
@@ -135,7 +142,7 @@ class _Caster:
         return ""
 
     def _slots_of(self, node: ir.Node) -> Slots:
-        if node.domain not in MAIN_DOMAINS or _has_body(node):
+        if node.domain not in MAIN_DOMAINS or _has_body(node) or self._other_than_tensors(node):
             return Slots((False,) * len(node.inputs), (False,) * len(node.outputs))
         schema = onnx.defs.get_schema(node.op_type, self._opset, "")
         fixed = not _TYPED_BY_ATTRIBUTE.isdisjoint(node.attributes)

@@ -18,6 +18,17 @@ from edgeq_device.errors import DataError
 MAX_ARRAY_BYTES = 1 << 32
 
 
+def one_array(value: Any) -> "np.ndarray[Any, Any]":
+    """What a session gives for one output, as an array that an .npz can hold: texts in NumPy's own type, the elements of
+    all parts of a sequence in a row, nothing for an optional that is absent."""
+    if isinstance(value, list):
+        parts = [one_array(part).ravel() for part in value]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+    array = np.empty(0, np.float32) if value is None else np.asarray(value)
+    texts = array.dtype.hasobject and all(isinstance(text, str) for text in array.flat)
+    return array.astype(str) if texts else array
+
+
 def write_npz(
     target: Union[Path, IO[bytes]], arrays: Mapping[str, "np.ndarray[Any, Any]"], level: Optional[int] = None
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from edgeq_device.arrays import read_arrays, write_npz
+from edgeq_device.arrays import one_array, read_arrays, write_npz
 from edgeq_device.contents import is_harmless
 from edgeq_device.dtypes import DTYPES
 from edgeq_device.errors import BundleError, DataError, OutputError, RuntimeUnavailableError
@@ -79,7 +79,7 @@ def infer(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> Dict[str
         results = session.run(names, dict(feeds))
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise RuntimeUnavailableError(f"onnxruntime fails on this input ({' '.join(str(error).split())})") from error
-    return {name: np.asarray(result) for name, result in zip(names, results)}
+    return {name: one_array(result) for name, result in zip(names, results)}
 
 
 def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device.arrays import read_arrays
+from edgeq_device.arrays import one_array, read_arrays
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.variants import SliceTolerance, Variant
 
@@ -101,7 +101,7 @@ def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
         unbounded = next((name for name in names if name not in variant.tolerance), None)
         if unbounded is not None:
             raise BundleError(f"variant {variant.name}: the self-test has no tolerance for output {unbounded!r}")
-        yield dict(zip(names, map(np.asarray, results))), expected
+        yield dict(zip(names, map(one_array, results))), expected
 
 
 def check_outputs(
@@ -147,6 +147,8 @@ def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> 
     """Largest absolute difference in float64, and what else differs ("" if nothing does)."""
     if found.shape != expected.shape:
         return float("inf"), f"shape {found.shape} where {expected.shape} is expected"
+    if found.dtype.kind == expected.dtype.kind == "U":
+        return (0.0, "") if (found == expected).all() else (float("inf"), "its texts are others")
     if found.dtype != expected.dtype:
         return float("inf"), f"dtype {found.dtype} where {expected.dtype} is expected"
     if found.size == 0:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from edgeq_device.arrays import one_array
 from edgeq_device.budget import lift_seconds
 from edgeq_device.engines import EngineSpec, plugin_of, read_engine
 from edgeq_device.frames import read_frame, write_frame
@@ -125,8 +126,8 @@ def _answer(
         return {"session": len(sessions) - 1, **made}, {}
     opened = sessions[request["session"]]
     if request["do"] == "run":
-        results = dict(zip(request["outputs"], opened.session.run(request["outputs"], arrays)))
-        return {}, {name: value for name, value in results.items() if isinstance(value, np.ndarray)}
+        results = dict(zip(request["outputs"], map(one_array, opened.session.run(request["outputs"], arrays))))
+        return {}, {name: value for name, value in results.items() if not value.dtype.hasobject}
     if request["do"] == "end profiling":
         return {"profile": opened.session.end_profiling()}, {}
     if request["do"] == "prepare":
