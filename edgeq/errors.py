@@ -114,6 +114,14 @@ class BudgetError(EdgeqError):
     exit_code = 12
 
 
+def no_threads() -> BudgetError:
+    """Return the error for a system that starts no more threads or processes."""
+    return BudgetError(
+        "the system starts no more threads or processes for this user",
+        "End some, or raise the limit (`ulimit -u`; a container's pids limit)",
+    )
+
+
 class WorseError(EdgeqError):
     exit_code = 13
 

@@ -16,6 +16,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ import click
 from edgeq_device.budget import interrupt_once, unwind_on
 from edgeq_device.terminal import prepare_output, printable, without_passwords
 
-from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError
+from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
 from edgeq.registry import plugin_in
 from edgeq.user_code import describe, place_in
 
@@ -36,10 +37,10 @@ READER_GONE = 128 + 13  # SIGPIPE, which Windows does not name
 TERMINATED = 128 + signal.SIGTERM
 TERMINAL_GONE = 128 + 1  # SIGHUP, which Windows does not name
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 # Resources that the machine lacks; any other OSError that no package has turned into an edgeq error is a bug.
-_EXHAUSTED = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.EFBIG}
-)
+_EXHAUSTED = frozenset({*_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.EFBIG})
 
 
 def restore_interrupts() -> None:
@@ -63,6 +64,26 @@ class _Interrupt:
 _interrupt = _Interrupt()
 
 
+def check_threads() -> None:
+    """Start, for a moment, the threads that numpy starts when it is imported: where one cannot be started, its library
+    interrupts the program.
+
+    Raises:
+        RuntimeError: the system starts no more.
+    """
+    named = next((os.environ[name] for name in _THREADS if os.environ.get(name, "").isdecimal()), "")
+    done, started = threading.Event(), []
+    try:
+        for _ in range(int(named or os.cpu_count() or 1) - 1):
+            thread = threading.Thread(target=done.wait)
+            thread.start()
+            started.append(thread)
+    finally:
+        done.set()
+        for thread in started:
+            thread.join()
+
+
 @contextmanager
 def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
     """End the program on any error with its line on stderr and its exit code; with `verbose`, a bug's traceback too."""
@@ -83,12 +104,35 @@ def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
         sys.exit(READER_GONE)
     except MemoryError:
         _end("memory ran out. Give smaller inputs, or set EDGEQ_BUDGET (docs/security.md)", BudgetError.exit_code)
-    except OSError as error:
-        if error.errno not in _EXHAUSTED:
+    except (OSError, RuntimeError) as error:
+        lacks = _lacking(error)
+        if lacks is None:
             _end_unforeseen(error, verbose=verbose)
-        _end(f"{error.filename or 'standard output'}: {error.strerror}", OutputError.exit_code)
+        _end(str(lacks), lacks.exit_code)
     except Exception as error:
         _end_unforeseen(error, verbose=verbose)
+
+
+def _lacking(error: OSError | RuntimeError) -> EdgeqError | None:
+    """Return what the system lacks, as an error of edgeq's; None where the error tells of something else."""
+    if isinstance(error, RuntimeError):
+        return no_threads() if "start new thread" in str(error) else None
+    if error.errno == errno.EAGAIN:
+        return no_threads()
+    if error.errno == errno.ENOMEM:
+        return BudgetError("the system has no memory left", "End other programs, or give smaller inputs")
+    if error.errno in _FULL or (error.errno == errno.ENOENT and error.filename is None):
+        from edgeq.atomic import is_full, work_folder
+
+        work = work_folder()
+        if work is None:
+            return OutputError("there is no folder for work files that can be written", "Set TMPDIR to one")
+        named = error.filename is not None and os.path.realpath(error.filename).startswith(os.path.realpath(work))
+        if error.errno in _FULL and (named or (error.filename is None and is_full(work))):
+            return OutputError(f"no space left in {work} for work files", "Free some space, or set TMPDIR")
+    if error.errno not in _EXHAUSTED:
+        return None
+    return OutputError(f"{error.filename or 'standard output'}: {error.strerror}")
 
 
 def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:

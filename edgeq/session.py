@@ -18,7 +18,7 @@ from edgeq_device.session_options import BRIEF_SPIN, session_options
 from numpy.typing import NDArray
 
 from edgeq.device import device_errors
-from edgeq.errors import EdgeqError, RuntimeUnavailableError, UsageError, closest
+from edgeq.errors import EdgeqError, RuntimeUnavailableError, UsageError, closest, no_threads
 from edgeq.records import NOT_WRITTEN
 
 OptimizationLevel = Literal["none", "basic", "extended", "all"]
@@ -114,6 +114,8 @@ def open_session(
         _check_space(model, sum(array.nbytes for array in weights.values()), settings.save_optimized_to)
         where = "the model" if isinstance(model, bytes) else str(model)
         text = " ".join(str(error).split())
+        if "pthread_create" in text:
+            raise no_threads() from error
         raise RuntimeUnavailableError(
             f"onnxruntime {ort.__version__} refuses {where}: {text}",
             "Check the model with `edgeq inspect`, or use a newer onnxruntime",

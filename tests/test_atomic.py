@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -522,6 +525,92 @@ def test_a_kill_before_any_change_loses_nothing(write: Any, old: str, tmp_path: 
             assert left == "new"
             assert list(target.parent.glob(".*")) == []
             return
+
+
+@FORKS
+@pytest.mark.parametrize("old", ["", "old"])
+def test_a_kill_while_a_mount_point_is_filled_loses_nothing(
+    old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files cannot come in one step. What tells that they are there, the last of them, is the last that comes."""
+    monkeypatch.setattr(outputs, "_is_mount", Path.is_dir)
+    monkeypatch.setattr(outputs, "_LAST", ("two",))
+    for number in range(1, 100):
+        target = tmp_path / str(number) / "out"
+        target.mkdir(parents=True)
+        if old:
+            write_directory(target, old)
+            (target / "gone").write_text(old)
+        killed = killed_before(lambda: write_directory(target, "new", force=bool(old)), target.parent, number)  # noqa: B023
+        left = {name: text for name, text in contents(target).items() if not name.startswith(".")}
+        assert "two" not in left or left["one"] == left["two"], number
+        assert ("gone" in left) <= (left.get("two", "old") == "old"), number
+        check_free(target, force=True)
+        found = contents(target)
+        assert not found or found in ({"one": "new", "two": "new"}, dict.fromkeys(("one", "two", "gone"), "old")), (
+            number
+        )
+        assert found or not old, number
+        write_directory(target, "last", force=True)
+        assert contents(target) == {"one": "last", "two": "last"}, number
+        if not killed:
+            assert left == {"one": "new", "two": "new"}
+            return
+
+
+MOUNTS = """
+set -e
+mkdir {0}/tmpfs {0}/again {0}/bound {0}/layers
+mount -t tmpfs none {0}/tmpfs
+mount --bind {0}/again {0}/bound
+mount -t tmpfs none {0}/layers
+mkdir -p {0}/layers/lower/out {0}/layers/upper {0}/layers/work {0}/layers/merged
+touch {0}/layers/lower/out/old
+mount -t overlay none -o lowerdir={0}/layers/lower,upperdir={0}/layers/upper,workdir={0}/layers/work {0}/layers/merged
+touch {0}/file {0}/mounted
+mount --bind {0}/file {0}/mounted
+shift
+exec "$@"
+"""
+
+
+def test_mount_points_and_layers(tmp_path: Path) -> None:
+    """As containers have them: folders that cannot be renamed."""
+    mount = ["unshare", "-m", "bash", "-c", MOUNTS.format(tmp_path), "bash", ""]
+    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    for made in tmp_path.iterdir():
+        shutil.rmtree(made) if made.is_dir() else made.unlink()
+    script = """
+import sys
+from pathlib import Path
+from edgeq.errors import OutputError
+from tests.test_atomic import contents, output_file, write_directory
+place = Path(sys.argv[1])
+for folder in (place / "tmpfs", place / "bound"):
+    write_directory(folder, "new")
+    (folder / "old").write_text("")
+    try:
+        write_directory(folder, "newer")
+    except OutputError as error:
+        assert "exists already" in str(error)
+    write_directory(folder, "newest", force=True)
+    assert contents(folder) == {"one": "newest", "two": "newest"}, contents(folder)
+layered = place / "layers" / "merged" / "out"
+write_directory(layered, "new", force=True)
+assert contents(layered) == {"one": "new", "two": "new"}
+try:
+    with output_file(place / "mounted", force=True) as draft:
+        draft.write_text("new")
+except OutputError as error:
+    assert "is a mount point" in str(error)
+print("done")
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [*mount, sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False, env=env
+    )
+    assert done.stdout == "done\n", done.stderr
 
 
 @FORKS

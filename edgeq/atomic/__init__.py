@@ -1,7 +1,17 @@
 """Outputs that appear whole or not at all: written beside their place, then renamed into it."""
 
 from edgeq.atomic.lock import alone_in
-from edgeq.atomic.outputs import Kind, check_apart, check_free, check_outside, output_directory, output_file, recover
+from edgeq.atomic.outputs import (
+    Kind,
+    check_apart,
+    check_free,
+    check_outside,
+    is_full,
+    output_directory,
+    output_file,
+    recover,
+    work_folder,
+)
 from edgeq.atomic.placement import interrupted
 
 __all__ = [
@@ -11,7 +21,9 @@ __all__ = [
     "check_free",
     "check_outside",
     "interrupted",
+    "is_full",
     "output_directory",
     "output_file",
     "recover",
+    "work_folder",
 ]

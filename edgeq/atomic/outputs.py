@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,11 @@ from edgeq.errors import OutputError
 Kind = Literal["file", "directory"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_MOUNTS = Path("/proc/self/mountinfo")
+_LAST = ("manifest.json", ".edgeq")
+"""Of a folder that is filled in place: what tells that the rest is there."""
+_ROOM = 1 << 20
+"""Bytes. What does not fit was larger than what is left."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
@@ -54,6 +60,12 @@ def recover(path: Path) -> None:
     if placement.interrupted(path):
         with alone_in(path.parent):
             placement.settle(path)
+    inside = path / path.name
+    if any(placement.stages(inside)):  # of a mount point that was filled
+        with alone_in(path.parent):
+            placement.settle(inside)
+            for stage in placement.stages(inside):
+                shutil.rmtree(stage)
 
 
 def _check_free(path: Path, *, force: bool, kind: Kind | None) -> None:
@@ -96,9 +108,10 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OutputError(f"{path} is a device, a pipe or a socket", "Name a file: those are never replaced")
     # A link that leads nowhere is something that exists, too.
-    if (path.exists() or path.is_symlink()) and not force:
+    mounted = kind == "directory" and _is_mount(path)
+    if (path.exists() or path.is_symlink()) and not force and not (mounted and not any(path.iterdir())):
         raise _taken(path)
-    parent = nearest_parent(path)
+    parent = path if mounted else nearest_parent(path)
     if not parent.is_dir():
         raise OutputError(f"{parent} is not a directory", "Choose another output")
     if not os.access(parent, os.W_OK):
@@ -184,18 +197,47 @@ def output_directory(path: Path, *, force: bool = False, check: Callable[[Path],
         with alone_in(path.parent):
             _check_free(path, force=force, kind="directory")
             check(path)
-            if not force or not os.path.lexists(path):
+            if _is_mount(path):
+                _fill(path, draft)
+            elif not force or not os.path.lexists(path):
                 move_new(draft, path)
             elif not _exchanged(draft, path, check):
                 checked = partial(_check_moved, path=path, check=check)
                 placement.place(stage, path.parent, [path.name], checked, force=True)
 
 
+def _is_mount(path: Path) -> bool:
+    """Tell whether a folder is a mount point, as containers have them: what is at such a place cannot be renamed."""
+    if not path.is_dir() or path.is_symlink():
+        return False
+    if os.path.ismount(path):
+        return True
+    try:  # a folder of the same file system, mounted once more
+        lines = _MOUNTS.read_bytes().splitlines()
+    except OSError:  # no Linux, or no /proc
+        return False
+    place = os.fsencode(path.resolve())
+    return any(re.sub(rb"\\([0-7]{3})", lambda o: bytes([int(o[1], 8)]), line.split()[4]) == place for line in lines)
+
+
+def _fill(path: Path, draft: Path) -> None:
+    """Put what is in `draft` into the folder `path`, in the place of all that is there: all of it or nothing."""
+    stage = path / placement.stage_name(path)
+    old = [entry.name for entry in path.iterdir()]
+    try:
+        stage.mkdir(mode=0o700)
+        shutil.copytree(draft, stage / NEW, symlinks=True)
+        names = sorted((entry.name for entry in draft.iterdir()), key=lambda name: (name in _LAST, name))
+        placement.place(stage, path, names, force=True, gone=[name for name in old if name not in names])
+    finally:
+        _remove(stage, [])
+
+
 def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
     """Whether the system exchanged the two; afterwards `draft` is what was at `path`."""
     new = placement.identity(draft)
     try:
-        done = exchange(draft, path)
+        done = _exchange(draft, path)
         if done:
             # What came into it between the check and the move has moved along.
             _check_moved(draft, path, check)
@@ -204,6 +246,16 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
             exchange(draft, path)
         raise
     return done
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """`exchange`, but for folders in a lower layer of an overlay, which cannot be renamed."""
+    try:
+        return exchange(one, other)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return False
+        raise
 
 
 def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
@@ -218,7 +270,7 @@ def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
 def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
     check_free(path, force=force, kind=kind)
     # Named before it is made, so that no signal can come between the two and leave it behind.
-    stage = path.parent / placement.stage_name(path)
+    stage = _beside(path, kind) / placement.stage_name(path)
     parents: list[Path] = []
     try:
         try:
@@ -237,6 +289,9 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
                 raise _taken(taken) from error
         if error.errno in _FULL:
             raise _full(path) from error
+        if error.errno == errno.EBUSY and kind == "file":
+            fix = "Mount its folder, and name a file in it"
+            raise OutputError(f"{path} is a mount point, which cannot be replaced", fix) from error
         if error.errno in _REFUSED and _concerns(error, path):
             raise _unwritable(path, error) from error
         raise
@@ -246,6 +301,14 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
         except (KeyboardInterrupt, SystemExit):  # a signal while cleaning up: clean up first
             _remove(stage, parents)
             raise
+
+
+def _beside(path: Path, kind: Kind) -> Path:
+    """Return the folder for the private folder of an output: its own, but where a mount point's cannot be written."""
+    work = work_folder()
+    if kind == "directory" and work is not None and _is_mount(path) and not os.access(path.parent, os.W_OK):
+        return work
+    return path.parent
 
 
 def _remove(stage: Path, parents: list[Path]) -> None:
@@ -279,11 +342,25 @@ def _concerns(error: OSError, path: Path) -> bool:
 def _full(path: Path) -> OutputError:
     """Which disk is full: the output's, or that of the work files."""
     places = {nearest_parent(path): f"while writing {path}"}
-    work = Path(tempfile.gettempdir())
-    places[work] = f"in {work} for the work files of {path}"
+    work = work_folder()
+    if work is not None:
+        places[work] = f"in {work} for the work files of {path}"
     fullest = min(places, key=lambda place: shutil.disk_usage(place).free)
     fix = "Free some space and run again"
     return OutputError(f"no space left {places[fullest]}", fix if fullest != work else f"{fix}, or set TMPDIR")
+
+
+def work_folder() -> Path | None:
+    """Return the folder in which work files lie (TMPDIR); None where none can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return None
+
+
+def is_full(folder: Path) -> bool:
+    """Tell whether the file system of `folder` has room for nothing more than small files."""
+    return shutil.disk_usage(folder).free < _ROOM
 
 
 def _unwritable(path: Path, error: OSError) -> OutputError:

@@ -7,13 +7,14 @@ model with the data of another one is never there to be read.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from edgeq_device.errors import DeviceError
@@ -45,25 +46,32 @@ def identity(path: Path) -> Identity | None:
 
 
 def place(
-    stage: Path, folder: Path, names: Sequence[str], check: Callable[[Path], None] = lambda old: None, *, force: bool
+    stage: Path,
+    folder: Path,
+    names: Sequence[str],
+    check: Callable[[Path], None] = lambda old: None,
+    *,
+    force: bool,
+    gone: Iterable[str] = (),
 ) -> None:
     """Move `names` from `stage`/new into `folder`, all or none of them.
 
     Args:
         names: the output itself is the last.
+        gone: what else moves to `stage`/old.
         force: what has such a name moves to `stage`/old.
         check: of what was moved to `stage`/old; what it raises undoes everything.
 
     Raises:
         FileExistsError: something is at one of the places, or came to it meanwhile.
     """
-    drafts = {name: identity(stage / NEW / name) for name in names}
+    drafts = {**dict.fromkeys(gone), **{name: identity(stage / NEW / name) for name in names}}
     (stage / OLD).mkdir()
     _write(stage, drafts)
     try:
-        for name in reversed(names):
+        for name in reversed(drafts):
             if force and os.path.lexists(folder / name):
-                move_new(folder / name, stage / OLD / name)
+                _move_away(folder / name, stage / OLD / name)
                 check(stage / OLD / name)
         for name in names:
             move_new(stage / NEW / name, folder / name)
@@ -73,6 +81,20 @@ def place(
     (stage / RECORD).unlink()
 
 
+def _move_away(source: Path, place: Path) -> None:
+    """Move what is at `source`. A folder in a lower layer of an overlay, which cannot be renamed, is copied first and
+    removed then."""
+    try:
+        move_new(source, place)
+    except OSError as error:
+        if error.errno != errno.EXDEV or source.is_symlink() or not source.is_dir():
+            raise
+        draft = place.with_name(f"{place.name}.copy")
+        shutil.copytree(source, draft, symlinks=True)
+        move_new(draft, place)
+        shutil.rmtree(source)
+
+
 def is_open(stage: Path) -> bool:
     """Whether moves of `stage` are under way, or were cut off."""
     return (stage / RECORD).exists()
@@ -80,7 +102,7 @@ def is_open(stage: Path) -> bool:
 
 def interrupted(path: Path) -> bool:
     """Whether moves to `path` are under way, or were cut off."""
-    return any(_open_stages(path))
+    return any(map(is_open, stages(path)))
 
 
 def settle(path: Path) -> None:
@@ -90,11 +112,12 @@ def settle(path: Path) -> None:
     Raises:
         OutputError: something else stands there now.
     """
-    for stage in list(_open_stages(path)):
+    for stage in filter(is_open, stages(path)):
         drafts = _read(stage)
-        if drafts is None or path.name not in drafts:
+        if not drafts:
             continue
-        if identity(path) != drafts[path.name]:
+        last = next(reversed(drafts))
+        if identity(path.parent / last) != drafts[last]:
             try:
                 _undo(stage, path.parent, drafts)
             except FileExistsError as error:
@@ -105,19 +128,20 @@ def settle(path: Path) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _open_stages(path: Path) -> Iterator[Path]:
+def stages(path: Path) -> Sequence[Path]:
+    """Return the private folders beside `path`: of runs under way, or that were killed."""
     pattern = re.compile(rf"\.{re.escape(path.name[:_STEM])}\.[0-9a-f]{{16}}\.partial")
     try:
         with os.scandir(path.parent) as entries:
             found = [entry.name for entry in entries if pattern.fullmatch(entry.name)]
     except OSError:  # no such folder, or one that cannot be read
-        return
-    yield from (path.parent / name for name in sorted(found) if is_open(path.parent / name))
+        return ()
+    return [path.parent / name for name in sorted(found)]
 
 
 def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None:
     for name, new in reversed(drafts.items()):
-        if identity(folder / name) != new:
+        if new is None or identity(folder / name) != new:
             continue
         if os.path.lexists(stage / NEW / name):  # a move by linking got half way
             (folder / name).unlink()
@@ -143,8 +167,8 @@ def _read(stage: Path) -> dict[str, Identity | None] | None:
         return None
     if not all(Path(name).name == name and _is_identity(value) for name, value in plain.items()):
         return None
-    return {name: (value[0], value[1]) for name, value in plain.items()}
+    return {name: (value[0], value[1]) if value is not None else None for name, value in plain.items()}
 
 
 def _is_identity(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(part, int) for part in value)
+    return value is None or (isinstance(value, list) and len(value) == 2 and all(isinstance(p, int) for p in value))

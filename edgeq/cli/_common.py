@@ -17,7 +17,7 @@ from edgeq_device.terminal import json_text, printable
 
 from edgeq.cli._next import next_line
 from edgeq.errors import OutputError
-from edgeq.process import ends_in_one_line
+from edgeq.process import check_threads, ends_in_one_line
 from edgeq.progress import SILENT, Advance, Progress
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ def common(function: F) -> F:
 
                 click.echo(written(click.get_current_context()))
                 return
+            check_threads()
             budget = click.get_current_context().find_object(Budget)
             function(*args, printer=Printer(as_json, quiet, verbose, budget), **kwargs)
             if not as_json and not quiet and (line := next_line(click.get_current_context())) is not None:

@@ -178,11 +178,7 @@ def check_shapes(where: str, inputs: Mapping[str, Array], signature: Signature) 
 
 
 def _convert(where: str, array: Array, spec: TensorSpec, *, prepared: bool, others: Sequence[str]) -> Array:
-    if (
-        spec.dtype.hasobject
-        and array.dtype.kind in "OSU"
-        and all(isinstance(text, (str, bytes)) for text in array.flat)
-    ):
+    if spec.dtype.hasobject and (array.dtype.kind in "SU" or all(isinstance(text, str) for text in array.flat)):
         return array.astype(str)  # texts, in the type that files can hold
     if array.dtype.kind in "OV" and array.dtype != spec.dtype:
         raise DataError(f"{where}: input {spec.name!r} holds Python objects", "Give numeric arrays of one shape")

@@ -8,13 +8,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 from msgspec import Meta
 
-from edgeq.errors import HardwareError, UsageError
+from edgeq.errors import HardwareError, OutputError, RuntimeUnavailableError, UsageError
 from edgeq.hardware import document as doc
 from edgeq.records import Positive, parse
-from edgeq.resources import shipped
+from edgeq.resources import shipped, user_folder
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]+$", description="hexadecimal digits")]
 Texts = tuple[str, ...]
@@ -145,5 +144,26 @@ def emulator_named(name: str) -> Emulator:
 
 
 def home() -> Path:
-    """Where emulated machines lie: in the user's cache (XDG_CACHE_HOME)."""
-    return platformdirs.user_cache_path("edgeq") / "emulate"
+    """Where emulated machines lie: in the user's cache (XDG_CACHE_HOME).
+
+    Raises:
+        RuntimeUnavailableError: the user has none.
+    """
+    folder = user_folder("cache")
+    if folder is None:
+        raise RuntimeUnavailableError("there is no home folder to keep emulated machines in", "Set XDG_CACHE_HOME")
+    return folder / "emulate"
+
+
+def check_writable() -> None:
+    """Refuse early where the cache cannot be written.
+
+    Raises:
+        OutputError: it cannot.
+    """
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{home()} cannot be made ({error.strerror})", "Set XDG_CACHE_HOME to another folder"
+        ) from error

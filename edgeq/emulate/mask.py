@@ -21,7 +21,7 @@ from edgeq_device.cpuid import FEATURES, bit_of
 from edgeq_device.moves import move_new
 
 from edgeq.emulate.commands import find, run, which
-from edgeq.emulate.emulator import home
+from edgeq.emulate.emulator import check_writable, home
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.ownership import sha256
 from edgeq.progress import SILENT, Progress
@@ -79,7 +79,8 @@ def _masked_runtime(progress: Progress) -> Path:
     folder = home() / FOLDER / parts
     if folder.is_dir():
         return folder
-    (home() / FOLDER).mkdir(parents=True, exist_ok=True)
+    check_writable()
+    (home() / FOLDER).mkdir(exist_ok=True)
     with (
         progress.stage("Preparing onnxruntime for CPUID masking"),
         tempfile.TemporaryDirectory(dir=home() / FOLDER, prefix="new-") as work,

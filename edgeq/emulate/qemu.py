@@ -15,7 +15,7 @@ from edgeq_device.version import parse_version
 
 from edgeq.emulate.apt import Apt, Package, unpack_programs
 from edgeq.emulate.commands import run, which
-from edgeq.emulate.emulator import Emulator, home, load_emulators
+from edgeq.emulate.emulator import Emulator, check_writable, home, load_emulators
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.ownership import Judge, Ownership, read_object
 from edgeq.progress import SILENT, Progress
@@ -91,7 +91,7 @@ def fetch_qemu(*, sources: Path | None = None, progress: Progress = SILENT) -> Q
     emulators = load_emulators().values()
     names = {n for emulator in emulators for n in (emulator.program, f"{emulator.program}-static")}
     packages = tuple(dict.fromkeys(name for emulator in emulators for name in emulator.qemu.packages))
-    home().mkdir(parents=True, exist_ok=True)
+    check_writable()
     with tempfile.TemporaryDirectory(dir=home(), prefix="qemu-") as work, progress.stage("Fetching qemu-user"):
         apt = _with_backports(Path(work), sources)
         offers = [offer for found in apt.offers(packages).values() for offer in found]

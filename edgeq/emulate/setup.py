@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.emulate.emulator import Emulator, emulator_named, home, load_emulators
+from edgeq.emulate.emulator import Emulator, check_writable, emulator_named, home, load_emulators
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.qemu import Qemu, fetch_qemu, find_qemu
 from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Simulator, route_to
-from edgeq.emulate.sysroot import Sysroot, build_sysroot, check_writable, load_sysroot, use_sysroot
+from edgeq.emulate.sysroot import Sysroot, build_sysroot, load_sysroot, use_sysroot
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import load_targets

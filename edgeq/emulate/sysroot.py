@@ -14,7 +14,7 @@ from pathlib import Path
 from edgeq.emulate.apt import Apt, Package, unpack
 from edgeq.emulate.emulator import Emulator, Recipe, home
 from edgeq.emulate.wheels import download_wheels
-from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
+from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.ownership import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain, read_json
@@ -274,17 +274,3 @@ def _fits(path: Path, emulator: Emulator) -> bool:
 
 def _bytes_under(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def check_writable() -> None:
-    """Refuse early where the cache cannot be written.
-
-    Raises:
-        OutputError: it cannot.
-    """
-    try:
-        home().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{home()} cannot be made ({error.strerror})", "Set XDG_CACHE_HOME to another folder"
-        ) from error

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
-import platformdirs
 from edgeq_device.features import normalise, normalise_architecture
 from edgeq_device.options import session_problem
 from msgspec import Meta
@@ -20,7 +19,7 @@ from edgeq.hardware import document as doc
 from edgeq.hardware.document import Document
 from edgeq.records import Positive
 from edgeq.registry import BACKENDS, data_folders
-from edgeq.resources import shipped
+from edgeq.resources import shipped, user_folder
 from edgeq.scheme import Format, Scheme
 
 ANY = "any"
@@ -162,14 +161,10 @@ class EitherFile(TargetFile, ProfileFile):
     """A file of which it is not yet known whether it is a profile or a target."""
 
 
-def config_folder(name: str) -> Path:
-    """The user's own folder of "profiles" or "targets"."""
-    return platformdirs.user_config_path("edgeq") / name
-
-
 def default_folders(name: str) -> tuple[Path, ...]:
     """Shipped first, then those of plug-ins, then the user's; each is merged over those before."""
-    return shipped(name), *data_folders(name), config_folder(name)
+    own = user_folder("config")
+    return shipped(name), *data_folders(name), *([own / name] if own is not None else [])
 
 
 def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgeq_device.arrays import one_array
 from numpy.typing import NDArray
 
-from edgeq.errors import BoardError, DataError, RuntimeUnavailableError
+from edgeq.errors import BoardError, DataError, EngineError, RuntimeUnavailableError
 from edgeq.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -42,19 +42,28 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
         DataError: the session refuses the sample's names, dtypes or shapes.
         RuntimeUnavailableError: the runtime fails inside the model.
     """
+    return run_feed(session, sample.inputs, sample.name, model=model)
+
+
+def run_feed(session: Session, feed: Mapping[str, Any], name: str, *, model: str = "the model") -> Outputs:
+    """Run what no data set holds as `infer` runs a sample.
+
+    Args:
+        name: of the feed, for messages.
+    """
     names = [output.name for output in session.get_outputs()]
     try:
-        values = session.run(names, dict(sample.inputs))
-    except BoardError:  # it is not the model that failed
+        values = session.run(names, dict(feed))
+    except (BoardError, EngineError):  # each says what failed
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class below Exception
         text = " ".join(str(error).split())
         if type(error).__name__ in ("InvalidArgument", "ValueError"):
             raise DataError(
-                f"{sample.name}: {model} refuses it: {text}", "Compare with the inputs that `edgeq inspect` lists"
+                f"{name}: {model} refuses it: {text}", "Compare with the inputs that `edgeq inspect` lists"
             ) from error
         raise RuntimeUnavailableError(
-            f"{sample.name}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
+            f"{name}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
         ) from error
     return dict(zip(names, map(one_array, values), strict=True))
 

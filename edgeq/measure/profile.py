@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx
 
+from edgeq.measure.inference import run_feed
 from edgeq.session import SessionSettings, open_session
 
 RUNS = 20
@@ -78,7 +79,7 @@ def profile(
         profiled = replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile")
         session = opener(model, profiled)
         for _ in range(runs):
-            session.run(None, dict(feed))
+            run_feed(session, feed, "one sample", model=str(model))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         graph = onnx.load(optimized, load_external_data=False).graph
         return Profile(kernel_runs(events), _weight_shapes(graph), frozenset(_expanded(graph)))

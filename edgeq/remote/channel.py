@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import platform
 import re
 import subprocess
@@ -180,7 +181,11 @@ def program_version() -> str:
 
 def _start(link: Link, version: str) -> Channel:
     errors = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the channel
-    who = f"{getpass.getuser()}@{platform.node()}"
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # neither a variable nor an entry in the list of users, as in containers
+        user = str(os.getuid())
+    who = f"{user}@{platform.node()}"
     command = link.command(_SERVE, link.board.folder, version, who, *link.board.python)
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
     return Channel(link, process, errors)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import platformdirs
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.records import is_toml, read_toml, toml_table
+from edgeq.resources import user_folder
 
 DEVICES = "devices.toml"
 """The file's name, in the user's configuration folder and in the working directory."""
@@ -110,7 +110,7 @@ def known_boards() -> dict[str, Board]:
     Raises:
         HardwareError: a file that is not as it should be.
     """
-    files = [platformdirs.user_config_path("edgeq") / DEVICES, Path(DEVICES)]
+    files = [folder / DEVICES for folder in (user_folder("config"), Path()) if folder is not None]
     return {name: board for file in files if file.is_file() for name, board in _read(file).items()}
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-import platformdirs
 
 from edgeq.atomic import output_file
 from edgeq.errors import EdgeqError, OutputError
@@ -25,6 +24,7 @@ from edgeq.hardware.profile import Profile
 from edgeq.model.macs import node_macs
 from edgeq.progress import Progress
 from edgeq.records import fingerprint, parse, plain
+from edgeq.resources import user_folder
 from edgeq.scheme import Scheme
 from edgeq.tune.candidate import Candidate, engine_name
 from edgeq.tune.engines import Field
@@ -164,21 +164,26 @@ class Memory:
             progress.note(f"what was found is not remembered: {error}")
 
 
-def memory_file() -> Path:
-    """Where runs of this user are remembered."""
-    return platformdirs.user_state_path("edgeq") / FILE
+def memory_file() -> Path | None:
+    """Return the file in which runs of this user are remembered; None for a user without a home."""
+    folder = user_folder("state")
+    return folder / FILE if folder is not None else None
 
 
-def recall(path: Path, model: ir.Model, settings: Mapping[str, Any], max_drop: float, progress: Progress) -> Memory:
+def recall(
+    path: Path | None, model: ir.Model, settings: Mapping[str, Any], max_drop: float, progress: Progress
+) -> Memory:
     """What is known of models like `model`.
 
     Args:
+        path: None: nothing is remembered.
         settings: of the run, as `edgeq.tune.document.settings_of` has them.
         max_drop: what may be lost; what won where less could be lost is left out.
     """
     setting = fingerprint({key: settings.get(key) for key in _SETTING})
     operators = layer_kinds(model)
-    found = [e for e in _read(path, progress) if e.setting == setting and e.max_drop >= max_drop]
+    kept = _read(path, progress) if path is not None else ()
+    found = [e for e in kept if e.setting == setting and e.max_drop >= max_drop]
     alike = sorted((e for e in found if e.likeness(operators) >= _ALIKE), key=lambda e: -e.likeness(operators))
     return Memory(path, setting, max_drop, operators, tuple(alike[:_MOST_USED]))
 

@@ -18,7 +18,7 @@ from tests.hardware.recorded import RECORDS, machine_of
 @pytest.fixture(autouse=True)
 def _config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The user's own folder is an empty one, on a recorded machine."""
-    monkeypatch.setattr("edgeq.hardware.schema.platformdirs.user_config_path", lambda app: tmp_path / app)
+    monkeypatch.setattr("platformdirs.user_config_path", lambda app: tmp_path / app)
     recorded = machine_of(RECORDS["haswell"])
 
     def machine() -> Machine:

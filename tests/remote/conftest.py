@@ -97,7 +97,7 @@ def make_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     ssh.write_text(_SSH.format(hosts=str(hosts), python=sys.executable))
     ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("edgeq.remote.devices.platformdirs.user_config_path", lambda app: tmp_path / "config")
+    monkeypatch.setattr("platformdirs.user_config_path", lambda app: tmp_path / "config")
 
     def make(name: str) -> FakeBoard:
         board = FakeBoard(name, hosts / name)

@@ -21,7 +21,7 @@ python = ["python3.11", "-X", "utf8"]
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("edgeq.remote.devices.platformdirs.user_config_path", lambda app: tmp_path / "config")
+    monkeypatch.setattr("platformdirs.user_config_path", lambda app: tmp_path / "config")
 
 
 def test_an_address() -> None:

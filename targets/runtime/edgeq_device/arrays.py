@@ -19,8 +19,8 @@ MAX_ARRAY_BYTES = 1 << 32
 
 
 def one_array(value: Any) -> "np.ndarray[Any, Any]":
-    """What a session gives for one output, as an array that an .npz can hold: texts in NumPy's own type, the elements of
-    all parts of a sequence in a row, nothing for an optional that is absent."""
+    """Return what a session gives for one output as an array that an .npz can hold: texts in NumPy's own type, the
+    elements of a sequence's parts in a row, and no elements for an optional that is absent."""
     if isinstance(value, list):
         parts = [one_array(part).ravel() for part in value]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)

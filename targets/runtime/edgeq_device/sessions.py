@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from edgeq_device.engines import EngineSpec, engines, open_engine, plugin_of, problem_of
-from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.errors import BudgetError, BundleError, RuntimeUnavailableError
 from edgeq_device.gpu import read_gpus
 from edgeq_device.gpu_sessions import GPU_PROVIDERS, open_on_gpu
 from edgeq_device.options import check_names, ignore_options_in_models
@@ -127,6 +127,10 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
         raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
+        if "pthread_create" in text:
+            raise BudgetError(
+                "the system starts no more threads for this user", "End some, or raise the limit"
+            ) from error
         raise RuntimeUnavailableError(
             f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
             f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",

@@ -115,8 +115,8 @@ def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, .
 
 def _folder(beside: Path, key: str) -> Tuple[Path, str]:
     """A writable folder for `key`: beside the bundle, else in the user's cache, else a temporary one."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgeq" / "engines"
-    for parent in (beside, cache):
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # there may be no home
+    for parent in (beside, *([Path(cache) / "edgeq" / "engines"] if os.path.isabs(cache) else [])):  # noqa: PTH117
         folder = parent / key
         try:
             folder.mkdir(parents=True, exist_ok=True)
