@@ -4,6 +4,7 @@ import errno
 import inspect
 import re
 import sys
+import tempfile
 
 import click
 import pytest
@@ -102,8 +103,22 @@ def test_memory_that_runs_out_is_no_bug() -> None:
 
 
 def test_a_full_disk_that_no_free_space_explains_is_no_bug() -> None:
-    code, _, err = run(OSError(errno.ENOSPC, "No space left on device", "/tmp/work"))
-    assert (code, err) == (errors.OutputError.exit_code, "edgeq: /tmp/work: No space left on device\n")
+    code, _, err = run(OSError(errno.ENOSPC, "No space left on device", "/elsewhere/x"))
+    assert (code, err) == (errors.OutputError.exit_code, "edgeq: /elsewhere/x: No space left on device\n")
+
+
+def test_a_full_disk_of_work_files_is_named_so() -> None:
+    work = tempfile.gettempdir()
+    code, _, err = run(OSError(errno.ENOSPC, "No space left on device", f"{work}/edgeq-1/x"))
+    line = f"edgeq: no space left in {work} for work files. Free some space, or set TMPDIR\n"
+    assert (code, err) == (errors.OutputError.exit_code, line)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "fork")])
+def test_no_threads_or_processes_are_no_bug(error: Exception) -> None:
+    code, _, err = run(error)
+    assert code == errors.BudgetError.exit_code
+    assert "starts no more threads or processes" in err
 
 
 def test_program_name_and_unknown_command() -> None:

@@ -359,7 +359,7 @@ def work_folder() -> Path | None:
 
 
 def is_full(folder: Path) -> bool:
-    """Tell whether the file system of `folder` has room for nothing more than small files."""
+    """Tell whether the file system of `folder` takes nothing more than small files."""
     return shutil.disk_usage(folder).free < _ROOM
 
 

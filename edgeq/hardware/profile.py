@@ -51,6 +51,7 @@ class Profile(Displayed):
             host that has more), "simulator", "note".
         min_compute_capability: of an NVIDIA GPU, (major, minor); None where no GPU is needed.
         requires_runtimes: keys of `Machine.runtimes` that must be there.
+        never_run: what of it was never run on hardware of this class, one line; "" where nothing is known.
         extends: the profile it builds on.
         files: where it was read from, the last word last.
     """
@@ -70,6 +71,7 @@ class Profile(Displayed):
     emulate: Mapping[str, Any] = field(default_factory=dict)
     min_compute_capability: tuple[int, int] | None = field(default=None, metadata=written(form=capability_text))
     requires_runtimes: frozenset[str] = frozenset()
+    never_run: str = ""
     extends: str | None = None
     files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
@@ -215,6 +217,7 @@ def build_profile(document: Document) -> Profile:
         search=_search(document),
         min_compute_capability=None if capability is None else _compute_capability(document, capability),
         requires_runtimes=frozenset(content["requires_runtimes"]),
+        never_run=content.get("never_run", ""),
         extends=content.get("extends"),
         files=document.files,
     )

@@ -96,6 +96,7 @@ class Choices:
     hazards: Hazards | None = None
     search: _Search | None = None  # type: ignore[valid-type]
     emulate: Emulate | None = None
+    never_run: doc.Text | None = None
 
 
 @dataclass(frozen=True)

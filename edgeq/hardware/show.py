@@ -76,6 +76,7 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
         ("needs", ", ".join(needs) or "nothing"),
         ("rank", str(profile.rank)),
         ("extends", profile.extends or ""),
+        ("never run", profile.never_run),
         ("backend", profile.backend),
         ("onnxruntime", f"{profile.min_onnxruntime} or newer"),
         ("files", ", ".join(str(path) for path in profile.files) if why else ""),
@@ -91,8 +92,9 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
 
 def target_list(targets: Mapping[str, Target]) -> Page:
     """All targets, by name."""
-    rows = [(t.name, t.profile.name, t.title) for t in targets.values()]
-    return {"targets": [plain(target) for target in targets.values()]}, _table(rows)
+    rows = [(t.name, t.profile.name, f"{t.title}{' *' if t.profile.never_run else ''}") for t in targets.values()]
+    lines = [*_table(rows), "", "* not all was run on such hardware: `edgeq targets show NAME` says what was not"]
+    return {"targets": [plain(target) for target in targets.values()]}, lines
 
 
 def target_page(target: Target, *, why: bool) -> Page:

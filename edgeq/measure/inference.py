@@ -42,30 +42,32 @@ def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outp
         DataError: the session refuses the sample's names, dtypes or shapes.
         RuntimeUnavailableError: the runtime fails inside the model.
     """
-    return run_feed(session, sample.inputs, sample.name, model=model)
+    names = [output.name for output in session.get_outputs()]
+    values = run_feed(session, names, sample.inputs, sample.name, model=model)
+    return dict(zip(names, map(one_array, values), strict=True))
 
 
-def run_feed(session: Session, feed: Mapping[str, Any], name: str, *, model: str = "the model") -> Outputs:
-    """Run what no data set holds as `infer` runs a sample.
+def run_feed(
+    session: Any, names: Sequence[str] | None, feed: Mapping[str, Any], where: str, *, model: str
+) -> Sequence[Any]:
+    """Run one feed, with the errors of `infer`.
 
     Args:
-        name: of the feed, for messages.
+        where: names the feed in messages.
     """
-    names = [output.name for output in session.get_outputs()]
     try:
-        values = session.run(names, dict(feed))
+        return session.run(names, dict(feed))  # type: ignore[no-any-return]
     except (BoardError, EngineError):  # each says what failed
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class below Exception
         text = " ".join(str(error).split())
         if type(error).__name__ in ("InvalidArgument", "ValueError"):
             raise DataError(
-                f"{name}: {model} refuses it: {text}", "Compare with the inputs that `edgeq inspect` lists"
+                f"{where}: {model} refuses it: {text}", "Compare with the inputs that `edgeq inspect` lists"
             ) from error
         raise RuntimeUnavailableError(
-            f"{name}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
+            f"{where}: onnxruntime fails in {model}: {text}", "Try another graph optimization level or provider"
         ) from error
-    return dict(zip(names, map(one_array, values), strict=True))
 
 
 def inferences(

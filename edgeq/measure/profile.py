@@ -79,7 +79,7 @@ def profile(
         profiled = replace(settings, save_optimized_to=optimized, profile_prefix=Path(folder) / "profile")
         session = opener(model, profiled)
         for _ in range(runs):
-            run_feed(session, feed, "one sample", model=str(model))
+            run_feed(session, None, feed, "one sample", model=str(model))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         graph = onnx.load(optimized, load_external_data=False).graph
         return Profile(kernel_runs(events), _weight_shapes(graph), frozenset(_expanded(graph)))

@@ -1,4 +1,4 @@
-"""Places in which containers and batch systems start programs: without a home, processes, or a folder for work files."""
+"""Where containers and batch systems start programs: without a home, processes, or a folder for work files."""
 
 from __future__ import annotations
 
@@ -51,22 +51,20 @@ def nobody() -> list[str]:
     powers = "+dac_override,+dac_read_search"
     prefix = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     prefix += [f"--inh-caps={powers}", f"--ambient-caps={powers}"]
-    if (
-        shutil.which("setpriv") is None
-        or subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("programs cannot be started as another user here")
-    return prefix
+    return needed(prefix, "programs cannot be started as another user here")
 
 
 def private(script: str) -> list[str]:
     """A prefix under which file systems are mounted by `script` first, for this program alone."""
     prefix = ["unshare", "-m", "bash", "-c", f'set -e; {script}; exec "$@"', "bash"]
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode
-    ):
-        pytest.skip("nothing can be mounted here")
+    return needed(prefix, "nothing can be mounted here")
+
+
+def needed(prefix: list[str], problem: str) -> list[str]:
+    """The prefix, where it works here."""
+    works = shutil.which(prefix[0]) and subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    if not works or works.returncode:
+        pytest.skip(problem)
     return prefix
 
 

@@ -61,6 +61,10 @@ def test_vectors_that_do_not_fit(tmp_path: Path) -> None:
         run_selftest(tested, Broken())
 
 
+def test_texts_are_compared_of_arrays_of_any_width() -> None:
+    assert compare(np.array(["a"]), np.array(["a"], dtype="<U7")) == (0.0, "")
+
+
 @pytest.mark.parametrize(
     ("found", "expected", "says"),
     [
@@ -68,7 +72,8 @@ def test_vectors_that_do_not_fit(tmp_path: Path) -> None:
         (RIGHT, RIGHT.astype(np.float64), "dtype float32 where float64"),
         (RIGHT * np.float32("nan"), RIGHT, "it is not finite"),
         (RIGHT, RIGHT * np.float32("inf"), "the expected values are not finite"),
-        (np.array(["a"]), np.array(["a"]), "cannot be compared"),
+        (np.array(["a"]), np.array(["bc"]), "its texts are others"),
+        (np.array([b"a"]), np.array([b"a"]), "cannot be compared"),
     ],
 )
 def test_what_differs_besides_values(found: np.ndarray, expected: np.ndarray, says: str) -> None:

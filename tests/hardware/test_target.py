@@ -200,20 +200,24 @@ def test_a_bad_target_is_refused_by_name_and_key(tmp_path: Path, text: str, mess
 
 
 def test_a_users_target_is_merged_over_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "config_folder", lambda name: tmp_path if name == "targets" else tmp_path / name)
-    (tmp_path / "raspberry-pi-5.toml").write_text("[device]\nmemory_mib = 16384\n", encoding="utf-8")
-    (tmp_path / "lab.toml").write_text('title = "Lab"\nextends = "auto"\n', encoding="utf-8")
+    monkeypatch.setattr(schema, "user_folder", lambda kind: tmp_path)
+    own = tmp_path / "targets"
+    own.mkdir()
+    (own / "raspberry-pi-5.toml").write_text("[device]\nmemory_mib = 16384\n", encoding="utf-8")
+    (own / "lab.toml").write_text('title = "Lab"\nextends = "auto"\n', encoding="utf-8")
     targets = load_targets(HERE)
     assert targets["raspberry-pi-5"].device == {"cores": 4, "memory_mib": 16384}
     assert targets["lab"].profile.name == "x86-64-avx512"
 
 
 def test_the_suffix_of_a_users_target_may_be_in_upper_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema, "config_folder", lambda name: tmp_path if name == "targets" else tmp_path / name)
-    (tmp_path / "Lab.TOML").write_text('title = "Lab"\nextends = "auto"\n', encoding="utf-8")
+    monkeypatch.setattr(schema, "user_folder", lambda kind: tmp_path)
+    own = tmp_path / "targets"
+    own.mkdir()
+    (own / "Lab.TOML").write_text('title = "Lab"\nextends = "auto"\n', encoding="utf-8")
     assert resolve("Lab", HERE).title.startswith("Lab: ")
-    if (tmp_path / "lab.toml").exists():
+    if (own / "lab.toml").exists():
         return  # a file system for which both names are one
-    (tmp_path / "Lab.toml").write_text('title = "Other"\nextends = "auto"\n', encoding="utf-8")
+    (own / "Lab.toml").write_text('title = "Other"\nextends = "auto"\n', encoding="utf-8")
     with pytest.raises(HardwareError, match=r"Lab.toml has the name of Lab.TOML. Rename one"):
         resolve("Lab", HERE)

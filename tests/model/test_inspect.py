@@ -88,7 +88,7 @@ def test_an_output_that_is_no_tensor_is_named(tmp_path: Path) -> None:
     proto.graph.node.append(onnx.helper.make_node("ZipMap", [proto.graph.output[0].name], ["zipped"], **zip_map))
     proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
     proto.graph.output.append(onnx.helper.make_value_info("zipped", kind))
-    with pytest.raises(ModelError, match=r"'zipped' is a sequence.*'zipmap': False"):
+    with pytest.raises(ModelError, match=r"'zipped' is a map.*'zipmap': False"):
         inspect_model(write(tmp_path / "m.onnx", proto))
 
 

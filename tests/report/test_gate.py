@@ -248,3 +248,15 @@ def test_growth(before: int | None, after: int, outcome: str) -> None:
     found = {"same": False, "a": {"bytes": before, "accuracy": None}, "b": {"bytes": after, "accuracy": None}}
     (check,) = check_limits({**found, "latency": None}, Limits(max_growth=0.05))
     assert check.outcome == outcome
+
+
+def test_a_model_that_fails_while_it_runs_is_one_line(tmp_path: Path) -> None:
+    """Its sizes fit together, and the numbers of its values do not."""
+    body = "g (float[1, 8] x) => (float[N, M] y) <int64[2] s = {3, 5}> { y = Reshape(x, s) }"
+    onnx.save(proto(body), tmp_path / "bad.onnx")
+    onnx.save(proto(body.replace("{3, 5}", "{2, 4}")), tmp_path / "good.onnx")
+    words = ["gate", str(tmp_path / "bad.onnx"), "--baseline", str(tmp_path / "good.onnx"), "--duration", "0"]
+    found = CliRunner().invoke(group, words)
+    assert found.exit_code == 4, found.output
+    assert "refuses sample 0" in found.stderr
+    assert found.stderr.count("\n") == 1

@@ -128,9 +128,8 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
         if "pthread_create" in text:
-            raise BudgetError(
-                "the system starts no more threads for this user", "End some, or raise the limit"
-            ) from error
+            fix = "End some, or raise the limit (ulimit -u)"
+            raise BudgetError("the system starts no more threads for this user", fix) from error
         raise RuntimeUnavailableError(
             f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
             f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
