@@ -73,7 +73,7 @@ def placement(target: str, only: Sequence[str]) -> list[Row]:
             ranges = dict.fromkeys(tensors, Range(-4.0, 4.0))
             chosen = resolve(target)
             artifact = backend_for(chosen, ranges).build(
-                prepared, ranges, chosen.profile.scheme, Path(folder) / "built.onnx"
+                prepared, ranges, chosen.profile.scheme, Path(folder) / "built.onnx", samples=None
             )
         found = artifact.details["placement"]
         weighted = [node for node in found["nodes"] if node["op_type"] in ("Conv", "Gemm")]

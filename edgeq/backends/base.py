@@ -148,12 +148,13 @@ class Backend(Protocol):
         scheme: Scheme,
         destination: Path,
         *,
-        samples: Samples | None = None,
+        samples: Samples | None,
     ) -> Artifact:
         """Write the quantized model to `destination` (a path in an existing folder) and describe it.
 
         Args:
-            samples: calibration samples, for backends that correct what quantization shifts.
+            samples: calibration samples, for backends that correct what quantization shifts; None where there are
+                none. Callers must say so: a build without them gives another model.
 
         Raises:
             CalibrationError: a range that the scheme needs is missing.

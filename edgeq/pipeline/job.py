@@ -207,7 +207,8 @@ def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, besid
         raise UsageError("fit_seen needs calibration samples and onnxruntime's CPU kernels", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)
     with tempfile.TemporaryDirectory(prefix="edgeq-full-", dir=beside.parent) as folder:
-        artifact = backend.build(job.prepared, derived.ranges, full, Path(folder) / "model.onnx")
+        place = Path(folder) / "model.onnx"
+        artifact = backend.build(job.prepared, derived.ranges, full, place, samples=job.calibration)
         source = source_names(job.prepared.model)
         return backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source))
 
@@ -216,10 +217,19 @@ def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
     """What follows from the job's statistics under `scheme`; nothing where it is not static."""
     if scheme.mode != "static":
         return Derived()
+    return with_extrema(job, target, job_ranges(job, scheme))
+
+
+def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
+    """Return the ranges of a static scheme by the job's statistics; those that the model came with go before them."""
     assert job.statistics is not None
     ranges = scheme_ranges(job.statistics, scheme)
-    ranges = {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
-    if not isinstance(backend_named(target.backend), TargetedBackend):
+    return {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
+
+
+def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Derived:
+    """Return `ranges` with what the target's backend needs beside them of the job's statistics."""
+    if job.statistics is None or not isinstance(backend_named(target.backend), TargetedBackend):
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
 

@@ -75,7 +75,8 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
         found = collect(prepared.model, job.calibration, model_digest=prepared.digest, progress=progress)
         ranges = scheme_ranges(found, scheme)
         prepared = calibrated(prepared, found)
-    return Built(target, backend_named(target.backend).build(prepared, ranges, scheme, destination), ranges)
+    backend = backend_named(target.backend)
+    return Built(target, backend.build(prepared, ranges, scheme, destination, samples=job.calibration), ranges)
 
 
 def product_share(model: ir.Model) -> float:

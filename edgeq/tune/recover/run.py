@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgeq.backends import backend_for
+from edgeq.backends import Artifact, backend_named
+from edgeq.backends.base import RecoverableBackend, TargetedBackend
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.ranges import scheme_ranges
@@ -16,7 +17,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.model.load import read_own, save_model
-from edgeq.pipeline.job import Built, Job
+from edgeq.pipeline.job import Built, Job, build_derived, job_ranges, with_extrema
 from edgeq.pipeline.target_arithmetic import computed_as_there
 from edgeq.progress import SILENT, Progress
 from edgeq.records import plain
@@ -50,7 +51,7 @@ class Recoverer:
         and what edits the quantized file.
 
         Raises:
-            UsageError: an unknown recovery, a scheme that one does not go with, or no calibration samples.
+            UsageError: an unknown recovery, a scheme or a backend that one does not go with, or no calibration samples.
             EdgeqError: as the stages have it.
         """
         final = self.state(scheme, names, destination, progress=progress)
@@ -70,11 +71,13 @@ class Recoverer:
         state = self.ranged(scheme, names, progress=progress)
         key = _content(state, [name for name, r in recoveries().items() if name in names and r.stage == "artifact"])
         found = self._finished.get(key)
-        if found is None or found.artifact is None or not found.artifact.model.exists():
-            backend = backend_for(self._target)
-            built = state.replace(artifact=backend.build(state.prepared, state.ranges, state.scheme, destination))
+        if found is None or found.artifact is None or not _serves(found.artifact, destination):
+            own = replace(self._job, prepared=state.prepared, statistics=state.statistics)
+            derived = with_extrema(own, self._target, state.ranges)
+            artifact = build_derived(own, self._target, state.scheme, derived, destination).artifact
             samples = self._check(scheme, names)
-            found = self._finished[key] = self._apply("artifact", names, built.replace(notes=()), samples, progress)
+            made = state.replace(artifact=artifact, notes=())
+            found = self._finished[key] = self._apply("artifact", names, made, samples, progress)
         return found.replace(notes=(*state.notes, *found.notes))
 
     def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
@@ -84,8 +87,10 @@ class Recoverer:
             return State(self._job.prepared, None, {}, scheme)
         state = self._with_model(scheme, names, samples, progress)
         assert state.statistics is not None
-        # What a model recovery has fixed already stays.
-        ranges = {**scheme_ranges(state.statistics, scheme), **state.ranges}
+        # Ranges that the model came with are those of its own tensors. What a model recovery has fixed already stays.
+        same = state.prepared.digest == self._job.prepared.digest
+        found = job_ranges(self._job, scheme) if same else scheme_ranges(state.statistics, scheme)
+        ranges = {**found, **state.ranges}
         state = state.replace(scheme=scheme, ranges=ranges)
         return self._apply("ranges", names, state, samples, progress)
 
@@ -98,6 +103,7 @@ class Recoverer:
                     f"{name} needs a scheme that is {' or '.join(modes)}, not {scheme.mode}",
                     "Choose one, or leave the recovery out",
                 )
+        refuse_ineffective(self._target, names)
         if self._job.calibration is None:
             raise UsageError("recoveries need calibration samples", "Give them with --data")
         return self._job.calibration
@@ -147,6 +153,32 @@ class Recoverer:
     def place(self, name: str = "build") -> Path:
         """A new folder inside the work folder."""
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._workdir))
+
+
+def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
+    """Refuse recoveries that edit a quantized file where the target's backend makes what runs of something else.
+
+    Raises:
+        UsageError: names the first one, the backend and the recoveries that have an effect there.
+    """
+    backend = backend_named(target.backend)
+    if not isinstance(backend, TargetedBackend) or isinstance(backend, RecoverableBackend):
+        return
+    vain = {name for name, recovery in recoveries().items() if recovery.stage == "artifact"}
+    first = next((name for name in names if name in vain), None)
+    if first is not None:
+        others = ", ".join(name for name in recoveries() if name not in vain)
+        raise UsageError(
+            f"{first} edits nothing that the {backend.name} backend builds for {target.name}",
+            f"Leave it out, or choose among {others}",
+        )
+
+
+def _serves(artifact: Artifact, destination: Path) -> bool:
+    """Return whether an artifact that was built before can stand for one at `destination`: its model can be copied,
+    further files are named after the model that they belong to."""
+    further = artifact.files or artifact.tables or artifact.alternatives or artifact.simulation
+    return artifact.model.exists() and (not further or artifact.model == destination)
 
 
 def _content(state: State, names: Sequence[str]) -> str:

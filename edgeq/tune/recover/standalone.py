@@ -14,6 +14,7 @@ from edgeq.progress import Progress
 from edgeq.registry import RECOVERIES
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.closer import Search
+from edgeq.tune.recover.no_worse import no_worse
 from edgeq.tune.recover.run import Recoverer
 
 _LISTED = 8
@@ -37,14 +38,17 @@ def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
         RECOVERIES.check(name)
 
     def build(job: Job, target: Target, scheme: Scheme, destination: Path, progress: Progress) -> Built:
-        """Build with the recoveries, and with layers in float until `min_sqnr_db` is met."""
-        with tempfile.TemporaryDirectory(prefix="edgeq-recover-") as folder:
-            recoverer = Recoverer(job, target, Path(folder))
-            if min_sqnr_db is not None:
-                if scheme.mode != "static":
-                    raise UsageError("--min-sqnr needs a static scheme", "Leave it out, or choose another scheme")
-                scheme = _closer(recoverer, job, scheme, names, min_sqnr_db, progress)
-            return recoverer.build(scheme, names, destination, progress=progress)
+        """Build with the recoveries where they do no harm, and with layers in float until `min_sqnr_db` is met."""
+        # Beside the prepared model, as an artifact may refer to files there for as long as the job lives.
+        workdir = Path(tempfile.mkdtemp(prefix="recover-", dir=job.prepared.path.parent))
+        recoverer = Recoverer(job, target, workdir)
+        closer = scheme
+        if min_sqnr_db is not None:
+            if scheme.mode != "static":
+                raise UsageError("--min-sqnr needs a static scheme", "Leave it out, or choose another scheme")
+            closer = _closer(recoverer, job, scheme, names, min_sqnr_db, progress)
+        recovered = recoverer.build(closer, names, destination, progress=progress)
+        return no_worse(job, recovered, scheme, names, workdir, progress) if names else recovered
 
     return build
 

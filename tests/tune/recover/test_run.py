@@ -72,7 +72,7 @@ def test_what_finds_nothing_to_do_builds_nothing(tmp_path: Path, monkeypatch: py
     recoverer = Recoverer(job_of(two_gates(uneven), tmp_path, few(4, SHAPE)), target(), tmp_path)
     names = ["split-more-gates", "weight-rounding", "bias-correction"]
     first = recoverer.build(SCHEME, names, tmp_path / "a.onnx")
-    monkeypatch.setattr("edgeq.tune.recover.run.backend_for", None)
+    monkeypatch.setattr("edgeq.tune.recover.run.build_derived", None)
     again = recoverer.build(SCHEME, [*names, "split-gates"], tmp_path / "b.onnx")
     assert again.artifact.model.read_bytes() == first.artifact.model.read_bytes()
     added = set(again.artifact.notes) - set(first.artifact.notes)
