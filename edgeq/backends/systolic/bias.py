@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic.program import Conv, Fc, Program, Tensor, tile_values
 from edgeq.backends.systolic.simulate import Array, Simulator
+from edgeq.backends.systolic.weights import Change
 
 Floats = NDArray[np.float64]
 _FLAT = 0.05
@@ -36,17 +37,21 @@ def _channel_axis(step: Conv | Fc) -> int:
     return 1 if isinstance(step, Conv) else -1
 
 
-def correct_biases(program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats]) -> Program:
+def correct_biases(
+    program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, first: Change | None = None
+) -> Program:
     """`program` with the mean errors of its layers subtracted.
 
     Args:
         inputs: some samples [N, ...].
         means: by name in `corrected_layers`, the float model's mean of each channel over the same samples.
+        first: changes each step before its bias is corrected.
     """
     simulator = Simulator(program, keep_sums=True)
 
     def corrected(step: Conv | Fc, x: Array) -> Conv | Fc:
         """`step` with its bias moved by the mean error of each output channel for input `x`, in units of the sums."""
+        step = first(step, x) if first is not None else step
         tensor = program.tensors[step.output]
         if tensor.origin not in means:
             return step

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -14,11 +15,14 @@ from numpy.typing import NDArray
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.bias import channel_means, correct_biases, corrected_layers
 from edgeq.backends.systolic.build import build_network
+from edgeq.backends.systolic.idle import without_idle_weights
 from edgeq.backends.systolic.lower import lower
+from edgeq.backends.systolic.network import Floats, Network
 from edgeq.backends.systolic.order import sort_channels
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.scales import activation_scales
 from edgeq.backends.systolic.simulate import Array, Simulator
+from edgeq.backends.systolic.weights import Change, rounded_weights
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.graph.edit import with_outputs
@@ -27,9 +31,9 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.model.session import open_in_memory
 from edgeq.scheme import Scheme
 
-SAMPLES = 32
-"""Samples that biases are corrected on."""
-_JUDGED = 8
+SAMPLES = 48
+"""Samples that weights and biases are fitted to, and judged on: every third one judges, and is not fitted to."""
+_APART = 3
 _MEMORY = 2**29
 # Decibels of the outputs that depthwise layers on the array have to cost before they leave it.
 _WORTH_LEAVING = 3.0
@@ -43,13 +47,31 @@ class Reference:
 
     Attributes:
         inputs: [N, ...] by name.
-        outputs: [N, ...] by name, of float32 outputs.
-        means: float64 [channels] by tensor.
+        outputs: of each sample, by name, of float32 outputs.
+        channels: float64 [N, channels] by tensor: means over all but the channels.
     """
 
     inputs: Mapping[str, Array]
-    outputs: Mapping[str, Array]
-    means: Mapping[str, NDArray[np.float64]]
+    outputs: Mapping[str, Sequence[Array]]
+    channels: Mapping[str, Floats]
+
+    @property
+    def means(self) -> dict[str, Floats]:
+        """Of the channels, over all samples: float64 [channels] by tensor."""
+        return {name: rows.mean(axis=0) for name, rows in self.channels.items()}
+
+    def split(self) -> tuple[Reference, Reference]:
+        """Return the samples to fit to, and every third one, to judge on; all of them for both where there are few."""
+        count = len(next(iter(self.inputs.values())))
+        if count < _APART:
+            return self, self
+        held_out = np.arange(count) % _APART == _APART - 1
+        return self._taken(np.flatnonzero(~held_out)), self._taken(np.flatnonzero(held_out))
+
+    def _taken(self, places: NDArray[np.intp]) -> Reference:
+        outputs = {name: [rows[place] for place in places] for name, rows in self.outputs.items()}
+        inputs, channels = ({n: v[places] for n, v in part.items()} for part in (self.inputs, self.channels))
+        return Reference(inputs, outputs, channels)
 
 
 def compile_program(
@@ -61,9 +83,10 @@ def compile_program(
 ) -> Program:
     """Quantize a prepared model for an array.
 
-    Channels are sorted by range, so that each tile of output channels has a scale that suits it. With samples, biases
-    are corrected, and where depthwise layers lose too much with the array's one scale a tile, they run on the core with
-    one scale a channel.
+    Channels are sorted by range, so that each tile of output channels has a scale that suits it. With samples, weights
+    are rounded for the least error of each layer and biases are corrected where that brings the outputs closer, and
+    where depthwise layers lose too much with the array's one scale a tile, they run on the core with one scale a
+    channel.
 
     Raises:
         CalibrationError: a range is missing.
@@ -76,22 +99,34 @@ def compile_program(
         op_types=scheme.quantized_types,
         hazards=prepared.hazards,
     )
-    network, channels = sort_channels(network, array.dim)
     scales = activation_scales(network, ranges, powers_of_two=array.output_scale == "shift")
+    network, channels = sort_channels(without_idle_weights(network, scales), array.dim)
     name = prepared.source.stem
     plain = lower(name, network, scales, array, channels=channels)
     if samples is None:
         return plain
     reference = observe(prepared.model, plain, samples)
-    corrected = correct_biases(plain, reference.inputs, reference.means)
-    if not any(getattr(layer, "depthwise", False) for layer in network.layers):
-        return corrected
-    quality = _sqnr_db(corrected, reference)
-    if quality >= _GOOD_ENOUGH:
-        return corrected
-    off = lower(name, network, scales, array, channels=channels, depthwise_tile=1)
-    off = correct_biases(off, reference.inputs, reference.means)
-    return off if _sqnr_db(off, reference) >= quality + _WORTH_LEAVING else corrected
+    best = _fitted(plain, network, reference)
+    if not any(getattr(layer, "depthwise", False) for layer in network.layers) or best.sqnr_db >= _GOOD_ENOUGH:
+        return best.program
+    off = _fitted(lower(name, network, scales, array, channels=channels, depthwise_tile=1), network, reference)
+    return (off if off.sqnr_db >= best.sqnr_db + _WORTH_LEAVING else best).program
+
+
+class _Judged(NamedTuple):
+    """A program and the SQNR of its outputs."""
+
+    program: Program
+    sqnr_db: float
+
+
+def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
+    """Return the best of `plain` as it is, with biases corrected, and with weights rounded, too."""
+    fit, judge = reference.split()
+    rounded = rounded_weights(network)
+    ways: tuple[tuple[Mapping[str, Floats], Change | None], ...] = ((fit.means, rounded), (fit.means, None), ({}, rounded))
+    programs = (plain, *(correct_biases(plain, fit.inputs, means, first=first) for means, first in ways))
+    return max((_Judged(program, _sqnr_db(program, judge)) for program in programs), key=lambda found: found.sqnr_db)
 
 
 def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
@@ -120,19 +155,18 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
             results[name].append(np.atleast_1d(fetched[name]))
     return Reference(
         {name: np.concatenate([feed[name] for feed in taken]) for name in program.inputs},
-        {name: np.concatenate(parts) for name, parts in results.items() if parts[0].dtype == np.float32},
-        {name: np.asarray(np.mean(parts, axis=0), np.float64) for name, parts in sums.items()},
+        {name: parts for name, parts in results.items() if parts[0].dtype == np.float32},
+        {name: np.asarray(parts, np.float64) for name, parts in sums.items()},
     )
 
 
 def _sqnr_db(program: Program, reference: Reference) -> float:
-    """Signal to quantization noise of the outputs, over all of them."""
-    inputs = {name: value[:_JUDGED] for name, value in reference.inputs.items()}
-    found = Simulator(program).run(inputs).tensors
+    """Return the signal to quantization noise of the outputs, over all of them."""
+    found = Simulator(program).run(reference.inputs).tensors
     signal = noise = 0.0
-    for name, wanted in reference.outputs.items():
+    for name, parts in reference.outputs.items():
         # A tensor without the batch in front has several rows a sample.
-        exact = wanted[: len(found[name])].astype(np.float64)
+        exact = np.concatenate(parts).astype(np.float64)
         signal += float((exact**2).sum())
         noise += float(((found[name] - exact) ** 2).sum())
     return 10 * math.log10(signal / noise) if noise and signal else math.inf

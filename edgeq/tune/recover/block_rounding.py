@@ -22,7 +22,7 @@ from edgeq.progress import Progress
 from edgeq.tune.recover.base import State
 from edgeq.tune.recover.layers import Floats, find_layers
 from edgeq.tune.recover.moments import layer_moments
-from edgeq.tune.recover.rounding import damped, round_rows, squared
+from edgeq.backends.least_error import damped, round_rows, squared
 from edgeq.tune.recover.scaling import Weights
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from edgeq.tune.recover.layers import Floats
+Floats = NDArray[np.float64]
 
 T = TypeVar("T", bound=np.generic)
 
