@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from edgeq.backends.systolic.order import sort_channels
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.scales import activation_scales
 from edgeq.backends.systolic.simulate import Array, Simulator
-from edgeq.backends.systolic.weights import Change, rounded_weights
+from edgeq.backends.systolic.weights import rounded_weights
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.graph.edit import with_outputs
@@ -32,8 +32,12 @@ from edgeq.model.session import open_in_memory
 from edgeq.scheme import Scheme
 
 SAMPLES = 48
-"""Samples that weights and biases are fitted to, and judged on: every third one judges, and is not fitted to."""
-_APART = 3
+"""Samples that weights and biases are fitted to. Before, each third of them judges what the others were fitted to."""
+_FOLDS = 3
+# Decibels behind the best on some samples from which on the others need not be asked.
+_BEHIND = 6.0
+# Decibels that fitting has to gain: less may be the luck of these samples.
+_WORTH_FITTING = 1.0
 _MEMORY = 2**29
 # Decibels of the outputs that depthwise layers on the array have to cost before they leave it.
 _WORTH_LEAVING = 3.0
@@ -60,13 +64,15 @@ class Reference:
         """Of the channels, over all samples: float64 [channels] by tensor."""
         return {name: rows.mean(axis=0) for name, rows in self.channels.items()}
 
-    def split(self) -> tuple[Reference, Reference]:
-        """Return the samples to fit to, and every third one, to judge on; all of them for both where there are few."""
+    def folds(self) -> Iterator[tuple[Reference, Reference]]:
+        """Yield samples to fit to and others to judge on; each judges once. Where there are few, all do both."""
         count = len(next(iter(self.inputs.values())))
-        if count < _APART:
-            return self, self
-        held_out = np.arange(count) % _APART == _APART - 1
-        return self._taken(np.flatnonzero(~held_out)), self._taken(np.flatnonzero(held_out))
+        if count < _FOLDS:
+            yield self, self
+            return
+        for fold in range(_FOLDS):
+            held_out = np.arange(count) % _FOLDS == fold
+            yield self._taken(np.flatnonzero(~held_out)), self._taken(np.flatnonzero(held_out))
 
     def _taken(self, places: NDArray[np.intp]) -> Reference:
         outputs = {name: [rows[place] for place in places] for name, rows in self.outputs.items()}
@@ -114,19 +120,35 @@ def compile_program(
 
 
 class _Judged(NamedTuple):
-    """A program and the SQNR of its outputs."""
+    """A program, and the SQNR of the outputs of what was fitted like it, on samples that it was not fitted to."""
 
     program: Program
     sqnr_db: float
 
 
 def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
-    """Return the best of `plain` as it is, with biases corrected, and with weights rounded, too."""
-    fit, judge = reference.split()
+    """Return `plain` with weights rounded and biases corrected, with one of them, or as it is: what does best on each
+    third of the samples, fitted to the others; then fitted to all."""
     rounded = rounded_weights(network)
-    ways: tuple[tuple[Mapping[str, Floats], Change | None], ...] = ((fit.means, rounded), (fit.means, None), ({}, rounded))
-    programs = (plain, *(correct_biases(plain, fit.inputs, means, first=first) for means, first in ways))
-    return max((_Judged(program, _sqnr_db(program, judge)) for program in programs), key=lambda found: found.sqnr_db)
+    ways: tuple[Callable[[Reference], Program], ...] = (
+        lambda seen: plain,
+        lambda seen: correct_biases(plain, seen.inputs, seen.means, first=rounded),
+        lambda seen: correct_biases(plain, seen.inputs, seen.means),
+        lambda seen: correct_biases(plain, seen.inputs, {}, first=rounded),
+    )
+    powers = dict.fromkeys(ways, np.zeros(2))
+    for fit, judge in reference.folds():
+        for way in powers:
+            powers[way] = powers[way] + _powers(way(fit), judge)
+        best = max(powers, key=lambda way: _decibels(powers[way]))
+        least = _decibels(powers[best]) - _BEHIND
+        powers = {way: found for way, found in powers.items() if _decibels(found) >= least}
+        if len(powers) == 1:
+            break
+    unchanged = powers.get(ways[0])
+    if unchanged is not None and _decibels(powers[best]) < _decibels(unchanged) + _WORTH_FITTING:
+        return _Judged(plain, _decibels(unchanged))
+    return _Judged(best(reference), _decibels(powers[best]))
 
 
 def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
@@ -145,8 +167,7 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
     apart = max(len(samples) // count, 1)
     for sample in itertools.islice(samples, 0, apart * count, apart):
         feed = {name: np.asarray(sample.inputs[name]) for name in program.inputs}
-        if any(len(value) != 1 for value in feed.values()):
-            feed = {name: value[:1] for name, value in feed.items()}
+        feed = {name: value[:1] if value.ndim else value for name, value in feed.items()}
         taken.append(feed)
         fetched = dict(zip([*outputs, *names], session.run([*outputs, *names], feed), strict=True))
         for name in names:
@@ -154,14 +175,14 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
         for name in outputs:
             results[name].append(np.atleast_1d(fetched[name]))
     return Reference(
-        {name: np.concatenate([feed[name] for feed in taken]) for name in program.inputs},
+        {name: np.concatenate([np.atleast_1d(feed[name]) for feed in taken]) for name in program.inputs},
         {name: parts for name, parts in results.items() if parts[0].dtype == np.float32},
         {name: np.asarray(parts, np.float64) for name, parts in sums.items()},
     )
 
 
-def _sqnr_db(program: Program, reference: Reference) -> float:
-    """Return the signal to quantization noise of the outputs, over all of them."""
+def _powers(program: Program, reference: Reference) -> Floats:
+    """Return the power of the float model's outputs and that of their errors, summed over all of them."""
     found = Simulator(program).run(reference.inputs).tensors
     signal = noise = 0.0
     for name, parts in reference.outputs.items():
@@ -169,4 +190,9 @@ def _sqnr_db(program: Program, reference: Reference) -> float:
         exact = np.concatenate(parts).astype(np.float64)
         signal += float((exact**2).sum())
         noise += float(((found[name] - exact) ** 2).sum())
+    return np.array([signal, noise])
+
+
+def _decibels(powers: Floats) -> float:
+    signal, noise = powers
     return 10 * math.log10(signal / noise) if noise and signal else math.inf

@@ -1,8 +1,8 @@
 """Weights that read nothing but zeros, set to zero.
 
 A channel whose largest possible result lies below its relu is 0 whatever comes in. Batch normalization leaves such
-channels with weights of any size behind them, which nothing reads: in a tile of channels with one scale, they would take
-the bits of all others.
+channels with weights of any size behind them, which nothing reads: in a tile of channels with one scale, they would
+take the bits of all others.
 """
 
 from __future__ import annotations

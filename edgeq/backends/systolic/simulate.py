@@ -60,7 +60,7 @@ class Simulator:
         self._last_use = _last_uses(program)
 
     def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> Simulation:
-        """Run samples [N, ...].
+        """Run samples [N, ...]; [N] of an input without axes.
 
         Args:
             keep: names of tensors to return; None returns the program's outputs, "*" among them all.
@@ -75,7 +75,7 @@ class Simulator:
         parts: dict[str, list[Array]] = {name: [] for name in wanted}
         totals: dict[str, LayerRun] = {}
         for start in range(0, count, batch):
-            values: dict[str, Values] = {name: inputs[name][start : start + batch] for name in self.program.inputs}
+            values = self._values({name: inputs[name][start : start + batch] for name in self.program.inputs})
             runs: list[LayerRun] = []
             for number, step in enumerate(self.program.steps):
                 self._run(number, step, values, runs, wanted)
@@ -100,7 +100,7 @@ class Simulator:
             The program's steps, as they were run.
         """
         self._check(inputs)
-        values: dict[str, Values] = dict(inputs)
+        values = self._values(inputs)
         steps: list[Step] = []
         for number, step in enumerate(self.program.steps):
             if isinstance(step, Conv | Fc):
@@ -121,6 +121,11 @@ class Simulator:
         for name in step_inputs(step):
             if self._last_use[name] == number and name not in wanted:
                 values.pop(name, None)
+
+    def _values(self, inputs: Mapping[str, Array]) -> dict[str, Values]:
+        """Return samples as steps read them: a list where the model's input has no axis for them."""
+        shapes = {name: self.program.tensors[name].shape for name in inputs}
+        return {name: value if shapes[name] else [np.asarray(v) for v in value] for name, value in inputs.items()}
 
     def _check(self, inputs: Mapping[str, Array]) -> int:
         counts = set()

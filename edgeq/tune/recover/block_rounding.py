@@ -16,13 +16,13 @@ import onnx_ir as ir
 from edgeq.backends.block_compute import choose_compute, described
 from edgeq.backends.block_products import find_blocks, read_blocks, store_blocks
 from edgeq.backends.block_weights import BlockWeights, fit_blocks
+from edgeq.backends.least_error import damped, round_rows, squared
 from edgeq.data.samples import Samples
 from edgeq.model.load import read_model, save_model
 from edgeq.progress import Progress
 from edgeq.tune.recover.base import State
 from edgeq.tune.recover.layers import Floats, find_layers
 from edgeq.tune.recover.moments import layer_moments
-from edgeq.backends.least_error import damped, round_rows, squared
 from edgeq.tune.recover.scaling import Weights
 
 

@@ -130,11 +130,11 @@ def test_depthwise_layers_leave_the_array_only_where_it_pays(tmp_path: Path) -> 
     b = GraphBuilder(np.random.default_rng(1), input_shape=(1, 3, 12, 12))
     x = b.node("Relu", [b.conv("input", 16, bias=False)], (1, 16, 12, 12))
     y = b.conv(b.conv(x, 16, groups=16), 8)
-    # A dead channel with large weights: with one scale for 16 channels, all others become zero.
-    dead, loud = b.constants[0], b.constants[1]
-    zeroed, raised = (onnx.numpy_helper.to_array(t).copy() for t in (dead, loud))
-    zeroed[5], raised[5] = 0, 4000
-    dead.CopyFrom(onnx.numpy_helper.from_array(zeroed, dead.name))
+    # A faint channel with large weights behind it: with one scale for 16 channels, all others become zero.
+    faint, loud = b.constants[0], b.constants[1]
+    lowered, raised = (onnx.numpy_helper.to_array(t).copy() for t in (faint, loud))
+    lowered[5], raised[5] = lowered[5] * 1e-5, 4000
+    faint.CopyFrom(onnx.numpy_helper.from_array(lowered, faint.name))
     loud.CopyFrom(onnx.numpy_helper.from_array(raised, loud.name))
     onnx.save(b.model(y), tmp_path / "m.onnx")
     prepared = prepare_model(tmp_path / "m.onnx", tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.backends.least_error import damped, round_rows, squared
 from edgeq.data.samples import Samples
 from edgeq.progress import Progress
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
@@ -21,7 +22,6 @@ from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.block_rounding import round_blocks
 from edgeq.tune.recover.layers import Floats, find_layers
 from edgeq.tune.recover.moments import Moments, layer_moments
-from edgeq.backends.least_error import damped, round_rows, squared
 from edgeq.tune.recover.scaling import Weights
 
 _KEPT = 2**22
