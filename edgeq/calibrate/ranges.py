@@ -14,10 +14,15 @@ from edgeq.scheme import IntegerType, Scheme
 
 @dataclass(frozen=True)
 class Range:
-    """The real values that an integer type is to cover; low ≤ 0 ≤ high."""
+    """The real values that an integer type is to cover; low ≤ 0 ≤ high.
+
+    Attributes:
+        kept: whether the step is that of a model which was quantized already, and has to stay.
+    """
 
     low: float
     high: float
+    kept: bool = False
 
     @property
     def bound(self) -> float:

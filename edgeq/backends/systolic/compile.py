@@ -18,6 +18,7 @@ from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.idle import without_idle_weights
 from edgeq.backends.systolic.lower import lower
 from edgeq.backends.systolic.network import Floats, Network
+from edgeq.backends.systolic.offset import OFFSET, Shifted, with_offsets
 from edgeq.backends.systolic.order import sort_channels
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.scales import activation_scales
@@ -105,17 +106,20 @@ def compile_program(
         op_types=scheme.quantized_types,
         hazards=prepared.hazards,
     )
-    scales = activation_scales(network, ranges, powers_of_two=array.output_scale == "shift")
-    network, channels = sort_channels(without_idle_weights(network, scales), array.dim)
+    shift = array.output_scale == "shift"
+    scales = activation_scales(network, ranges, powers_of_two=shift)
+    shifted = with_offsets(without_idle_weights(network, scales), scales, ranges, powers_of_two=shift)
+    network, channels = sort_channels(shifted.network, array.dim)
     name = prepared.source.stem
-    plain = lower(name, network, scales, array, channels=channels)
+    plain = lower(name, network, shifted.scales, array, channels=channels)
     if samples is None:
         return plain
-    reference = observe(prepared.model, plain, samples)
+    reference = observe(prepared.model, plain, samples, shifted)
     best = _fitted(plain, network, reference)
     if not any(getattr(layer, "depthwise", False) for layer in network.layers) or best.sqnr_db >= _GOOD_ENOUGH:
         return best.program
-    off = _fitted(lower(name, network, scales, array, channels=channels, depthwise_tile=1), network, reference)
+    apart = lower(name, network, shifted.scales, array, channels=channels, depthwise_tile=1)
+    off = _fitted(apart, network, reference)
     return (off if off.sqnr_db >= best.sqnr_db + _WORTH_LEAVING else best).program
 
 
@@ -151,14 +155,15 @@ def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
     return _Judged(best(reference), _decibels(powers[best]))
 
 
-def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
+def observe(model: ir.Model, program: Program, samples: Samples, shifted: Shifted) -> Reference:
     """Run the float model on samples spread over all of them (files are sorted, by class as often as not), as many as
     fit into memory."""
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
     outputs = GraphIndex(model).outputs
     made = {value.name for node in model.graph for value in node.outputs}
-    names = {name: axis for name, axis in corrected_layers(program).items() if name in made}
+    axes = {shifted.origins.get(name, name): axis for name, axis in corrected_layers(program).items()}
+    names = {name: axis for name, axis in axes.items() if name in made}
     observed = with_outputs(model, names)
     session = open_in_memory(observed)
     taken: list[Mapping[str, Array]] = []
@@ -174,10 +179,14 @@ def observe(model: ir.Model, program: Program, samples: Samples) -> Reference:
             sums[name].append(channel_means(fetched[name], names[name]))
         for name in outputs:
             results[name].append(np.atleast_1d(fetched[name]))
+    channels = {name: np.asarray(parts, np.float64) for name, parts in sums.items()}
+    for name, origin in shifted.origins.items():
+        if origin in channels:
+            channels[name] = channels[origin] - OFFSET * shifted.scales[name]
     return Reference(
         {name: np.concatenate([np.atleast_1d(feed[name]) for feed in taken]) for name in program.inputs},
         {name: parts for name, parts in results.items() if parts[0].dtype == np.float32},
-        {name: np.asarray(parts, np.float64) for name, parts in sums.items()},
+        channels,
     )
 
 

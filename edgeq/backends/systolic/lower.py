@@ -189,7 +189,7 @@ class _Lowering:
         )
 
     def _weights(self, layer: ConvLayer | FcLayer) -> IntegerWeights:
-        return quantize_weights(
+        made = quantize_weights(
             layer.weights,
             layer.bias,
             input_scale=self.scales[layer.input],
@@ -197,6 +197,10 @@ class _Lowering:
             dim=self._tile_width(layer),
             powers_of_two=self.array.output_scale == "shift",
         )
+        if not layer.input_offset:
+            return made
+        sums = made.weights.reshape(len(made.bias), -1).sum(axis=1, dtype=np.int32)
+        return replace(made, bias=made.bias + np.int32(layer.input_offset) * sums)
 
     def _tile_width(self, layer: ConvLayer | FcLayer) -> int:
         """Channels that share a scale at least. Tiles would cut through the groups of a grouped convolution."""

@@ -31,7 +31,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ConvLayer(Unary):
-    """weights [O, I / groups, kh, kw], bias [O]; `relu`: a Relu was folded in. Other fields as in `program.Conv`."""
+    """weights [O, I / groups, kh, kw], bias [O]; `relu`: a Relu was folded in; `input_offset`: steps that the tensor it
+    reads is stored less (`offset`). Other fields as in `program.Conv`."""
 
     weights: Floats
     bias: Floats
@@ -41,6 +42,7 @@ class ConvLayer(Unary):
     pads: Pads
     relu: bool = False
     sources: tuple[str, ...] = ()
+    input_offset: int = 0
 
     @property
     def depthwise(self) -> bool:
@@ -50,12 +52,13 @@ class ConvLayer(Unary):
 
 @dataclass(frozen=True)
 class FcLayer(Unary):
-    """weights [O, K], bias [O]."""
+    """weights [O, K], bias [O]; `input_offset` as in `ConvLayer`."""
 
     weights: Floats
     bias: Floats
     relu: bool = False
     sources: tuple[str, ...] = ()
+    input_offset: int = 0
 
 
 @dataclass(frozen=True)

@@ -127,3 +127,20 @@ def test_inputs_without_axes(kind: str, tmp_path: Path) -> None:
     together = simulate(program, stacked)
     one_by_one = [twin.run(list(program.outputs), feed)[0] for feed in feeds]
     np.testing.assert_array_equal(together.tensors[program.outputs[0]], np.concatenate(one_by_one))
+
+
+def test_what_is_never_negative_uses_all_integers(tmp_path: Path) -> None:
+    b = GraphBuilder(np.random.default_rng(5))
+    x = b.node("Relu", [b.conv("input", 8)], (1, 8, 9, 9))
+    six = b.node("Clip", [b.conv(x, 8), b.constant(0.0), b.constant(0.5)], (1, 8, 9, 9))
+    pointwise = b.node("Relu", [b.conv(six, 8, (1, 1), pads=(0, 0, 0, 0))], (1, 8, 9, 9))
+    wide = b.conv(pointwise, 4, pads=(0, 0, 0, 0))
+    feeds = [{"input": x[None]} for x in b.samples(12)]
+    program, prepared = compiled(b.model(wide), feeds, tmp_path, fitted=False)
+    kept = simulate(program, {"input": np.concatenate([feed["input"] for feed in feeds])}, keep="*").tensors
+    stored = {tensor.origin: kept[name] for name, tensor in program.tensors.items() if tensor.scale is not None}
+    # A layer with padding reads zeros as 0; others read the relu's zeros as -128.
+    assert stored[x].min() == 0
+    for name in (six, pointwise):
+        assert (stored[f"{name}/offset"].min(), stored[f"{name}/offset"].max()) == (-128, 127)
+    assert sqnr_db(program, prepared, feeds) > 35
