@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgeq.pipeline.improvements import Case
 from edgeq.pipeline.job import Built
 from edgeq.tune.recover.methods import recoveries
-from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.recover.run import Recoverer, ineffective
 
 _OPTION = "--recover "
 
@@ -19,7 +19,9 @@ class Recovery:
         """See `Improvement.options`."""
         if case.job.calibration is None:
             return ()
-        return tuple(f"{_OPTION}{name}" for name, found in recoveries().items() if case.scheme.mode in found.modes)
+        vain = ineffective(case.built.target)
+        fitting = (name for name, found in recoveries().items() if case.scheme.mode in found.modes)
+        return tuple(f"{_OPTION}{name}" for name in fitting if name not in vain)
 
     def inferences(self, case: Case) -> int:
         """See `Improvement.inferences`."""

@@ -155,21 +155,27 @@ class Recoverer:
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._workdir))
 
 
+def ineffective(target: Target) -> frozenset[str]:
+    """Return the names of the recoveries that edit a quantized file, where the target's backend makes what runs of
+    something else."""
+    backend = backend_named(target.backend)
+    if not isinstance(backend, TargetedBackend) or isinstance(backend, RecoverableBackend):
+        return frozenset()
+    return frozenset(name for name, recovery in recoveries().items() if recovery.stage == "artifact")
+
+
 def refuse_ineffective(target: Target, names: Sequence[str]) -> None:
-    """Refuse recoveries that edit a quantized file where the target's backend makes what runs of something else.
+    """Refuse recoveries that have no effect on what is built for `target`.
 
     Raises:
         UsageError: names the first one, the backend and the recoveries that have an effect there.
     """
-    backend = backend_named(target.backend)
-    if not isinstance(backend, TargetedBackend) or isinstance(backend, RecoverableBackend):
-        return
-    vain = {name for name, recovery in recoveries().items() if recovery.stage == "artifact"}
+    vain = ineffective(target)
     first = next((name for name in names if name in vain), None)
     if first is not None:
         others = ", ".join(name for name in recoveries() if name not in vain)
         raise UsageError(
-            f"{first} edits nothing that the {backend.name} backend builds for {target.name}",
+            f"{first} edits nothing that the {target.backend} backend builds for {target.name}",
             f"Leave it out, or choose among {others}",
         )
 
