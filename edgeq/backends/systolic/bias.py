@@ -82,4 +82,4 @@ def _shift(y: Array, mean: Floats, tensor: Tensor, *, relu: bool) -> Floats | No
     axes = tuple(range(1, y.ndim))
     found = y.astype(np.float64).mean(axis=axes) * tensor.scale
     free = ((y > (0 if relu else -128)) & (y < 127)).mean(axis=axes)
-    return np.where(free > _FLAT, (wanted - found) / np.maximum(free, _FLAT), 0.0)
+    return np.where((free > _FLAT) & np.isfinite(wanted), (wanted - found) / np.maximum(free, _FLAT), 0.0)

@@ -197,11 +197,14 @@ def _powers(program: Program, reference: Reference) -> Floats:
     for name, parts in reference.outputs.items():
         # A tensor without the batch in front has several rows a sample.
         exact = np.concatenate(parts).astype(np.float64)
-        signal += float((exact**2).sum())
-        noise += float(((found[name] - exact) ** 2).sum())
+        finite = np.isfinite(exact)
+        signal += float((exact[finite] ** 2).sum())
+        noise += float(((found[name][finite] - exact[finite]) ** 2).sum())
     return np.array([signal, noise])
 
 
 def _decibels(powers: Floats) -> float:
     signal, noise = powers
+    if not math.isfinite(noise):
+        return -math.inf
     return 10 * math.log10(signal / noise) if noise and signal else math.inf
