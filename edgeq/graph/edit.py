@@ -49,7 +49,9 @@ class Editor:
     def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
         """A new initializer called `name`, or what is free; the same one again for the same name and values."""
         tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
-        key = (name, hashlib.sha256(tensor.tobytes()).digest(), f"{tensor.dtype}{list(tensor.shape)}")
+        texts = tensor.string_data() if isinstance(tensor, ir.StringTensor) else None
+        content = tensor.tobytes() if texts is None else repr(texts).encode()
+        key = (name, hashlib.sha256(content).digest(), f"{tensor.dtype}{list(tensor.shape)}")
         if key not in self._made:
             free = self.free_value_name(name)
             value = ir.Value(name=free, shape=_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)

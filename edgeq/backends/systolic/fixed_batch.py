@@ -9,7 +9,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from edgeq.errors import ModelError
-from edgeq.graph.query import reads
+from edgeq.graph.edit import Editor
+from edgeq.graph.query import constant_tensor, reads
 
 _LATEST_IR = 10
 
@@ -28,6 +29,7 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
     for value in fixed.graph.inputs:
         if not value.is_initializer() and value.shape:
             value.shape = _with_batch_one(value, path)
+    _make_constant_outputs(fixed)
     infer_shapes(fixed)
     return fixed
 
@@ -66,6 +68,19 @@ def forget_types(graph: ir.Graph) -> None:
     inside = (value for node in graph for value in node.outputs if not value.is_graph_output())
     for value in (*graph.initializers.values(), *inside):
         value.shape, value.type = None, None
+
+
+def _make_constant_outputs(model: ir.Model) -> None:
+    """Let a node make each output that is a constant, in place: every output of the network is what a layer makes."""
+    editor = Editor(model)
+    for place, value in enumerate(model.graph.outputs):
+        tensor = constant_tensor(value)
+        if tensor is not None:
+            copy = editor.constant(f"{value.name}/constant", tensor)
+            made = editor.node("Identity", [copy], f"{value.name}/output", like=value)
+            name, value.name = value.name, editor.free_value_name(f"{value.name}/replaced")
+            made.name = name
+            model.graph.outputs[place] = made
 
 
 def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:

@@ -144,3 +144,17 @@ def test_what_is_never_negative_uses_all_integers(tmp_path: Path) -> None:
     for name in (six, pointwise):
         assert (stored[f"{name}/offset"].min(), stored[f"{name}/offset"].max()) == (-128, 127)
     assert sqnr_db(program, prepared, feeds) > 35
+
+
+@pytest.mark.parametrize("value", [np.arange(3, dtype=np.float32), np.arange(3), np.array(["a", "b"], object)])
+def test_outputs_that_are_constants(value: np.ndarray, tmp_path: Path) -> None:
+    b = GraphBuilder(np.random.default_rng(6))
+    y = b.conv("input", 4)
+    model, feeds = b.model(y), [{"input": x[None]} for x in b.samples(4)]
+    kept = numpy_helper.from_array(value, "kept")
+    model.graph.initializer.append(kept)
+    model.graph.output.append(helper.make_tensor_value_info("kept", kept.data_type, list(value.shape)))
+    program, prepared = compiled(model, feeds, tmp_path, fitted=False)
+    assert program.outputs == (y, "kept")
+    (found,) = open_session(to_bytes(host_reference_model(program, prepared.signature))).run(["kept"], feeds[0])
+    assert list(found) == list(value)
