@@ -8,7 +8,7 @@ Over all elements of all samples of an output, with r the reference and c the ca
     same     share of equal elements, of outputs that are class numbers, indices or truth values: there a difference
              has no size, and SQNR means nothing
 
-An output of several units, boxes in pixels beside scores, is judged by its worst slice: see `edgeq.measure.slices`.
+An output of several units, such as boxes in pixels and scores, is judged by its worst slice: see `edgeq.measure.slices`.
 
 A sample whose outputs differ in shape has no pairs of elements: it is counted, and left out of SQNR and cosine; its
 rows and elements count as not the same. Where nothing was compared, SQNR is minus infinity.
@@ -144,7 +144,7 @@ class OutputAgreement:
         if part is None:
             return ""
         others = max(other.peak for other in self.slices if other.axis == part.axis)
-        reach = f"their values reach {part.peak:.3g} where" if part.peak < others else "beside them"
+        reach = f"their values reach {part.peak:.3g} where" if part.peak < others else "on the same axis"
         return (
             f"output {self.name!r}, {part.where}: {part.sqnr_db:.1f} dB SQNR against float32 "
             f"({self.sqnr_db:.1f} dB over the whole output); {reach} others reach {others:.3g}"

@@ -1,4 +1,4 @@
-"""Slices of an output whose values are in another unit than the rest: scores beside boxes in pixels.
+"""Slices of an output whose values are in another unit than the rest, such as scores in a tensor of boxes in pixels.
 
 One SQNR over such an output describes the largest values; all others may be zero. So sums are kept for every index
 along every axis, and indices are put together by the scale of the reference there:

@@ -117,7 +117,7 @@ def open_as_device(
         sessions = {**proven, **{name: open_session(artifact.model, how) for name, how in settings.items()}}
         return evaluate_sessions(sessions, samples, reference=reference, count=_SAMPLES, known=known).agreement
 
-    notes = tuple(_beside(artifact, threads))
+    notes = tuple(_unopened_files(artifact, threads))
     runner = artifact.engine.name if artifact.engine is not None else artifact.provider
     try:
         found = compare(settings)
@@ -156,8 +156,8 @@ def _level(found: Agreement) -> float:
     return float("-inf") if any(output.nonfinite for output in found.outputs) else found.sqnr_db
 
 
-def _beside(artifact: Artifact, threads: int) -> Iterator[str]:
-    """Say which of the models that travel beside the artifact's own no session of onnxruntime opens here."""
+def _unopened_files(artifact: Artifact, threads: int) -> Iterator[str]:
+    """Name the models that travel with the artifact's own and that no session of onnxruntime opens here."""
     for name, file in artifact.files.items():
         if file.suffix == ".onnx":
             try:

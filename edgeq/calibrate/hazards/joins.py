@@ -1,4 +1,4 @@
-"""Joins of unlike ranges: boxes in pixels beside scores in one tensor, and columns of one layer in different units.
+"""Joins of unlike ranges: boxes in pixels and scores in one tensor, and columns of one layer in different units.
 
 In 8 bits a tensor has one scale. An input of a Concat whose range is a hundredth of the joint one is left two or three
 of 256 levels. So is a column of an output that another column exceeds a hundred times.
@@ -22,9 +22,9 @@ from edgeq.graph.operators import moves_data, operator_of
 from edgeq.graph.query import MAIN_DOMAINS, consumers, is_op, name_of, node_input, readers
 from edgeq.model.constants import float_constant, output_channels
 
-JOINED = "joins values of unlike ranges: 8 bits would leave the narrowest only some of 256 levels"
-COLUMNS = "has columns of unlike ranges: 8 bits would leave the narrowest only some of 256 levels"
-TAIL = "lies beside a join of unlike ranges, behind the last layer: there is nothing to gain from 8 bits"
+JOINED = "joins values of unlike ranges: 8 bits would leave the narrowest too few of 256 levels"
+COLUMNS = "has columns of unlike ranges: 8 bits would leave the narrowest too few of 256 levels"
+TAIL = "leads to or from a join of unlike ranges behind the last layer, where 8 bits gain nothing"
 
 _FEWEST_INSIDE = FEWEST / 4
 _MOST_NOISE = 0.05
@@ -68,7 +68,7 @@ def _width(value: ir.Value | None, measured: Measured) -> float:
     """Return the width of the range of an operand; 0 where it is not known, or all zero."""
     spread, numbers = measured.spread(value), float_constant(value)
     if spread is not None:
-        # Zero and one number beside it need no levels between them.
+        # Zero and one other number need no levels between them.
         return spread.width if spread.magnitudes.size > 1 else 0.0
     finite = numbers[np.isfinite(numbers)] if numbers is not None else np.zeros(0)
     return float(finite.max(initial=0.0) - finite.min(initial=0.0))

@@ -18,8 +18,8 @@ from edgeq.calibrate.hazards.measured import FEWEST, Measured, Spread
 from edgeq.graph.operators import DATA_MOVEMENT, operator_of
 from edgeq.graph.query import MAIN_DOMAINS, constant, name_of, readers
 
-NONFINITE = "holds NaN or infinity, which 8 bits do not have"
-NOTHING = 'holds numbers that mean "nothing", far outside the others, which 8 bits would not tell apart with those'
+NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
+NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round those away'
 
 _CLUSTER = 4.0
 """How many times larger than its smallest magnitude the largest of a cluster may be: masks are added twice."""
