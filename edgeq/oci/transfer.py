@@ -6,14 +6,16 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgeq_device.oci import ARTIFACT_TYPE, AT_ONCE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
+from edgeq_device.connection import LIMITS, Limits
+from edgeq_device.exchange import Request, connected
+from edgeq_device.oci import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, fetch
 from edgeq_device.package import Bundle
+from edgeq_device.registry import Registry, parse_reference
 from edgeq_device.trust import check_signature, trust_for
 
 from edgeq.atomic import output_directory, output_file
@@ -55,21 +57,22 @@ class Pulled(Displayed):
     signer: Mapping[str, Any] | None
 
 
-def push_bundle(path: str | Path, reference: str, *, progress: Progress = SILENT) -> Pushed:
+def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, progress: Progress = SILENT) -> Pushed:
     """Upload the bundle at `path`, with its signature: each file a layer, what the registry has already left out.
 
     Args:
         reference: HOST/REPOSITORY[:TAG].
+        limits: how slow the registry may be.
 
     Raises:
         UsageError: no such reference.
         BundleError: it is no bundle, or a damaged one.
-        RuntimeUnavailableError: the registry does not answer, or refuses.
+        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses.
     """
     with device_errors():
         place = replace(parse_reference(reference), digest="")
         with opened(Path(path)) as bundle, progress.stage(f"pushing {path}"):
-            registry = Registry(place)
+            registry = Registry(place, limits)
             blobs = _blobs(bundle)
             config = _json(_config(bundle, [digest for digest, _ in blobs.values()]))
             layers = [
@@ -88,10 +91,10 @@ def push_bundle(path: str | Path, reference: str, *, progress: Progress = SILENT
                 }
             )
             once = dict([*blobs.values(), (_digest(config), config)])
-            with ThreadPoolExecutor(AT_ONCE) as workers:
-                sent = list(workers.map(lambda item: _upload(registry, *item), once.items()))
-            digest = _digest(manifest)
-            registry.send("PUT", f"manifests/{place.tag or digest}", {"Content-Type": MANIFEST_TYPE}, manifest).close()
+            registry.deadline.expect(len(once), sum(map(_size, once.values())))
+            sent = registry.each(lambda item: _upload(registry, *item), once.items())
+            digest, last = _digest(manifest), Request("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
+            registry.send(last, f"manifests/{place.tag or digest}").body.close()
     total = sum(layer["size"] for layer in layers)
     return Pushed(
         str(replace(place, digest=digest)), digest, len(layers), total, sum(sent), bundle.signature is not None
@@ -105,6 +108,7 @@ def pull_bundle(
     trust: str | Path | None = None,
     require_signature: bool = False,
     force: bool = False,
+    limits: Limits = LIMITS,
     progress: Progress = SILENT,
 ) -> Pulled:
     """Write the bundle at `reference` (HOST/REPOSITORY@sha256:…) to `output`.
@@ -112,10 +116,11 @@ def pull_bundle(
     Args:
         output: a directory, or a file that ends in ".edgeq".
         trust, require_signature: as `edgeq.verify`.
+        limits: how slow the registry may be.
 
     Raises:
         UsageError: no such reference, or one without a digest.
-        RuntimeUnavailableError: the registry does not answer, or does not have it.
+        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have it.
         BundleError: what came does not have that digest, is no bundle, or is not signed as it must be.
         OutputError: there is something at `output` (without `force`), or it cannot be written.
     """
@@ -130,7 +135,7 @@ def pull_bundle(
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-")))
             else:
                 folder = stack.enter_context(output_directory(output, force=force, check=BUNDLE.check))
-            fetch(place, folder)
+            fetch(place, folder, limits)
             with opened(folder) as bundle:
                 signer = check_signature(bundle, trusted, verified_key)
                 digest = bundle.manifest_sha256
@@ -148,14 +153,15 @@ def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
 
 
 def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:
-    """Upload one blob unless it is there; how many bytes that were."""
+    """Upload one blob unless it is there, and return how many bytes that were."""
     if registry.has(f"blobs/{digest}"):
         return 0
-    with registry.send("POST", "blobs/uploads/", {}, b"") as begun:
-        place = begun.headers.get("Location", "")
-    place += f"{'&' if '?' in place else '?'}digest={digest}"
-    registry.send("PUT", place, {"Content-Type": "application/octet-stream"}, content).close()
-    return len(content) if isinstance(content, bytes) else content.stat().st_size
+    with registry.send(Request("POST", body=b""), "blobs/uploads/") as begun, connected(str(registry.reference)):
+        place = begun.leads_to()
+    target = f"{place.target}{'&' if '?' in place.target else '?'}digest={digest}"
+    upload = Request("PUT", {"Content-Type": "application/octet-stream"}, content)
+    registry.send(upload, replace(place, target=target)).body.close()
+    return _size(content)
 
 
 def _config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
@@ -173,8 +179,11 @@ def _kind(name: str) -> str:
 
 
 def _descriptor(media_type: str, digest: str, content: bytes | Path) -> dict[str, Any]:
-    size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    return {"mediaType": media_type, "digest": digest, "size": size}
+    return {"mediaType": media_type, "digest": digest, "size": _size(content)}
+
+
+def _size(content: bytes | Path) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 def _digest(data: bytes) -> str:

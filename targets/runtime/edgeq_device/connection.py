@@ -1,0 +1,230 @@
+"""A connection to a server that is not trusted: every wait ends, and what is received is bounded."""
+
+from __future__ import annotations
+
+import io
+import socket
+import ssl
+import time
+from base64 import b64encode
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from typing import Any, Callable, Optional, Tuple
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from edgeq_device.addresses import PORTS, Address
+
+CHUNK = 64 * 1024
+_MAX_HEAD = 256 * 1024
+"""Bytes of status lines and headers, those of interim answers included, before the body of an answer."""
+_MAX_OVERHEAD = 256 * 1024
+_MAX_CONNECTS = 8
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How slow a registry may be.
+
+    Attributes:
+        answer_s: seconds from the start of a request to the headers of its answer. A body may not fall further behind
+            `least_rate` either.
+        least_rate: bytes a second of each body, sent or received.
+        total_s: seconds for a whole push or pull, to which each file adds `file_s`, and each byte 1 / `total_rate`.
+    """
+
+    answer_s: float = 60
+    least_rate: float = 1000
+    total_s: float = 300
+    file_s: float = 1
+    total_rate: float = 10_000
+
+
+LIMITS = Limits()
+
+
+class Broken(HTTPException):
+    """The connection failed, was too slow, or carried too much."""
+
+
+class Deadline:
+    """The end of a whole push or pull."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._started = time.monotonic()
+        self._total_s = limits.total_s
+
+    def expect(self, files: int, size: int) -> None:
+        """Give time for `files` files of `size` bytes in all."""
+        self._total_s += files * self.limits.file_s + size / self.limits.total_rate
+
+    def stop(self) -> None:
+        """End every exchange that still runs."""
+        self._total_s = 0
+
+    def left(self) -> float:
+        """Return the seconds that are left.
+
+        Raises:
+            Broken: none are.
+        """
+        left = self._started + self._total_s - time.monotonic()
+        if left <= 0:
+            raise Broken(f"it took over {self._total_s:.0f} s in all")
+        return left
+
+
+class Connection(io.RawIOBase):
+    """A socket on which every wait ends, and that takes a bounded number of bytes.
+
+    `HTTPResponse` reads from it as from a socket.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: Deadline, patience: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+        self._patience = patience
+        """Seconds that the other end may still make us wait; in a body, each byte gives some back."""
+        self._room = _MAX_HEAD
+        self._paced = False
+        self._tunnel: Optional[HTTPResponse] = None
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Return what reads the answer and closes the socket."""
+        del mode
+        return io.BufferedReader(self, CHUNK)
+
+    def readable(self) -> bool:
+        """Tell io that this can be read."""
+        return True
+
+    def expect_head(self) -> None:
+        """Wait for status and headers from now on, at any rate."""
+        self._patience, self._paced, self._room = self._deadline.limits.answer_s, False, _MAX_HEAD
+
+    def expect_body(self, most: int) -> None:
+        """Pass a body from now on, at the least rate; one that is received has at most `most` bytes."""
+        self._patience, self._paced = self._deadline.limits.answer_s, True
+        self._room = 2 * most + _MAX_OVERHEAD  # what frames the chunks counts too
+
+    def readinto(self, buffer: Any) -> int:
+        """Receive what has come."""
+        count = self._when_ready(self._sock.recv_into, buffer)
+        self._room -= count
+        if self._room < 0:
+            raise Broken("a body longer than stated" if self._paced else f"headers of over {_MAX_HEAD} bytes")
+        return count
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of `data`."""
+        view = memoryview(data)
+        while view:
+            view = view[self._when_ready(self._sock.send, view[:CHUNK]) :]
+
+    def secure(self, host: str) -> None:
+        """Speak TLS from now on, with what proves to be `host`."""
+        try:
+            self._sock.settimeout(self._left())
+            self._sock = ssl.create_default_context().wrap_socket(self._sock, server_hostname=host)
+        except OSError as error:
+            raise Broken(str(error)) from error
+
+    def tunnel(self, to: Address, login: str) -> None:
+        """Have the proxy at the other end connect to `to`.
+
+        Raises:
+            Broken: it does not.
+        """
+        lines = [f"CONNECT {to.place} HTTP/1.1", f"Host: {to.place}"]
+        lines += [f"Proxy-Authorization: Basic {login}"] if login else []
+        self.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
+        self._tunnel = self.response("CONNECT")  # kept: it would close the socket when it is gone
+        if self._tunnel.status != 200:
+            raise Broken(f"the proxy refuses, HTTP {self._tunnel.status}")
+
+    def response(self, method: str) -> HTTPResponse:
+        """Return the answer that comes next, its headers read."""
+        response = HTTPResponse(self, method=method)  # type: ignore[arg-type]  # it takes makefile() of it alone
+        response.begin()
+        return response
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+        super().close()
+
+    def _when_ready(self, act: Callable[[Any], int], buffer: Any) -> int:
+        limits, count = self._deadline.limits, -1
+        while count < 0:
+            self._sock.settimeout(min(self._left(), _POLL_S))
+            started = time.monotonic()
+            try:
+                count = act(buffer)
+            except socket.timeout:
+                count = -1
+            except OSError as error:
+                raise Broken(str(error)) from error
+            self._patience -= time.monotonic() - started
+        if self._paced:
+            self._patience = min(limits.answer_s, self._patience + count / limits.least_rate)
+        return count
+
+    def _left(self) -> float:
+        left, limits = min(self._patience, self._deadline.left()), self._deadline.limits
+        if left <= 0:
+            slow = f"under {limits.least_rate:g} bytes a second for {limits.answer_s:g} s"
+            raise Broken(slow if self._paced else f"no answer within {limits.answer_s:g} s")
+        return left
+
+
+def connect(address: Address, deadline: Deadline) -> Connection:
+    """Open a connection to `address`, through the proxy of the environment unless it is this machine."""
+    host, port, login = (address.host, address.port, "") if address.local else _way(address)
+    started, patience = time.monotonic(), min(deadline.limits.answer_s, deadline.left())
+    sock = _dial(host, port, patience)
+    connection = Connection(sock, deadline, patience - (time.monotonic() - started))
+    try:
+        if (host, port) != (address.host, address.port):
+            connection.tunnel(address, login)
+        if address.scheme == "https":
+            connection.secure(address.host)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _dial(host: str, port: int, seconds: float) -> socket.socket:
+    """Connect to the first address of `host` that takes it, within `seconds` for all of them."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:_MAX_CONNECTS]
+    except (OSError, UnicodeError) as error:
+        raise Broken(str(error)) from error
+    failure: Optional[OSError] = None
+    for *_, place in found:
+        try:
+            sock = socket.create_connection((str(place[0]), int(place[1])), timeout=seconds / len(found))
+        except OSError as error:
+            failure = error
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+    raise Broken(str(failure)) from failure
+
+
+def _way(address: Address) -> Tuple[str, int, str]:
+    """Return host and port to connect to for `address`, its own or a proxy's, and base64 of the login for the proxy."""
+    text = "" if proxy_bypass(address.place) else getproxies().get("https", "")
+    if not text:
+        return address.host, address.port, ""
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname, parts.port or PORTS["http"]
+    except ValueError:
+        host, port = None, 0
+    if not host or parts.scheme != "http":
+        raise Broken("https_proxy is not the address of an http proxy")
+    login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
+    return host, port, b64encode(login).decode("ascii") if parts.username else ""
