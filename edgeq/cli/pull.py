@@ -24,6 +24,7 @@ def command(
     """Get the bundle at REF, HOST/REPOSITORY@sha256:…, from an OCI registry, with every check that `verify` makes.
 
     Nothing of it is loaded. A device does the same with `edgeq_run.py pull`.
+    A registry that sends under 1,000 bytes a second, or does not answer within 60 s, ends the command.
 
     \b
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub

@@ -72,7 +72,6 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
     with device_errors():
         place = replace(parse_reference(reference), digest="")
         with opened(Path(path)) as bundle, progress.stage(f"pushing {path}"):
-            registry = Registry(place, limits)
             blobs = _blobs(bundle)
             config = _json(_config(bundle, [digest for digest, _ in blobs.values()]))
             layers = [
@@ -91,6 +90,7 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
                 }
             )
             once = dict([*blobs.values(), (_digest(config), config)])
+            registry = Registry(place, limits)
             registry.deadline.expect(len(once), sum(map(_size, once.values())))
             sent = registry.each(lambda item: _upload(registry, *item), once.items())
             digest, last = _digest(manifest), Request("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,11 +106,11 @@ def hostile(folder: Path, blobs: Mapping[str, bytes]) -> Iterator[Hostile]:
         return response(status, b"" if asked.method == "HEAD" else content, *lines, length=len(content))
 
     def stranger(asked: Asked) -> Reply:
-        challenge = f'Basic realm="x", Bearer realm="http://{asked.head.split("Host: ")[-1].split()[0]}/token"'
+        challenge = f'Bearer realm="http://{asked.head.split("Host: ")[-1].split()[0]}/token"'
         return response(401, b"", f"WWW-Authenticate: {challenge}")
 
     servers = [Server(honest), Server(stranger)]
-    running = [_start(server) for server in servers]
+    running = [start(server) for server in servers]
     found = Hostile(store, *servers)
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"auths": {found.home.host: {"auth": LOGIN}}}))
@@ -122,8 +123,15 @@ def hostile(folder: Path, blobs: Mapping[str, bytes]) -> Iterator[Hostile]:
             tcp.server_close()
 
 
-def _start(server: Server) -> socketserver.ThreadingTCPServer:
+def start(server: Server, context: ssl.SSLContext | None = None) -> socketserver.ThreadingTCPServer:
+    """Serve one host until it is shut down, over TLS where `context` is given."""
+
     class Handler(socketserver.StreamRequestHandler):
+        def setup(self) -> None:
+            if context is not None:
+                self.request = context.wrap_socket(self.request, server_side=True)
+            super().setup()
+
         def handle(self) -> None:
             try:
                 server.serve(self)

@@ -91,6 +91,7 @@ def _led_astray() -> Iterator[Scenario]:
         "basic": ("WWW-Authenticate: Basic realm=x",),
         "bearer-of-its-own": ('WWW-Authenticate: Bearer realm="http://{other}/token"',),
         "bearer-of-home": ('WWW-Authenticate: Bearer realm="http://{home}/token"',),
+        "both": ('WWW-Authenticate: Basic realm=x, Bearer realm="http://{other}/token"',),
         "two-headers": ("WWW-Authenticate: Negotiate", "WWW-Authenticate: Basic realm=x"),
         "no-challenge": (),
     }

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.connection import Limits
-from edgeq_device.errors import DeviceError
+from edgeq_device.connection import LIMITS, Limits
+from edgeq_device.errors import DeviceError, RuntimeUnavailableError
+from edgeq_device.exchange import Request
 from edgeq_device.oci import parse_reference, pull
+from edgeq_device.registry import MAX_REDIRECTS, Registry
 
 from edgeq.errors import EdgeqError
 from edgeq.oci.transfer import pull_bundle, push_bundle
 
-from .hostile import SECRETS, Hostile, hostile
-from .registry import in_process
-from .scenarios import SCENARIOS, Scenario
+from .hostile import LOGIN, SECRETS, Asked, Hostile, Reply, hostile, response
+from .scenarios import SCENARIOS, SLOW, Scenario, guarded
 
 FAST = Limits(answer_s=0.15, least_rate=50_000, total_s=2, file_s=0, total_rate=1e9)
 MOST_BYTES = 300 << 20
@@ -28,20 +29,9 @@ SLACK_S = 20
 """For a busy machine, where no clock is at stake."""
 
 
-@pytest.fixture(scope="module")
-def stored(good: Path) -> tuple[dict[str, bytes], str]:
-    """What a registry has after a push, and the digest of the manifest."""
-    with in_process() as registry:
-        digest = push_bundle(good, f"{registry.host}/models/net").digest
-        return registry.blobs, digest
-
-
 @pytest.fixture
 def hosts(stored: tuple[dict[str, bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
-    for name in ("http_proxy", "https_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
     with hostile(tmp_path / "docker", stored[0]) as found:
         yield found
 
@@ -92,6 +82,82 @@ def test_hostile_registries(
             assert not any(secret in str(failed) for secret in SECRETS)
     left = {path.name for path in tmp_path.iterdir()} - {"docker"}
     assert left == (set() if scenario.says or scenario.push else {"out", "device"})
+
+
+def test_a_proxy_is_not_used_for_this_machine(
+    hosts: Hostile, stored: tuple[dict[str, bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request in plain text, with the login in it, would be the proxy's to read."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://{hosts.other.host}")
+    hosts.home.script = lambda asked: guarded(asked, "Basic realm=x")
+    pull(parse_reference(f"{hosts.home.host}/models/net@{stored[1]}"), tmp_path / "out")
+    assert any(LOGIN in asked.head for asked in hosts.home.seen)
+    assert hosts.other.seen == []
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_an_upload_that_is_not_read(reads: bool, hosts: Hostile) -> None:
+    """More than the system keeps for a reader."""
+
+    def slowly(asked: Asked) -> Reply:
+        if asked.method != "PUT" or reads:
+            asked.body()
+        return hosts.home.silence()
+
+    hosts.home.script = slowly
+    registry = Registry(parse_reference(f"{hosts.home.host}/models/net"), FAST)
+    started = time.monotonic()
+    with pytest.raises(RuntimeUnavailableError, match="no answer within" if reads else SLOW):
+        registry.send(Request("PUT", body=b"\0" * (1 << 16 if reads else 1 << 26)), "blobs/uploads/1")
+    assert time.monotonic() - started < FAST.total_s + SLACK_S
+
+
+def test_the_first_failure_ends_the_others(
+    hosts: Hostile, stored: tuple[dict[str, bytes], str], tmp_path: Path
+) -> None:
+    """One blob is wrong while the others take their time, within the limits."""
+    blobs = (asked for asked in hosts.home.seen if "/blobs/" in asked.path)
+
+    def script(asked: Asked) -> Reply:
+        if "/blobs/" not in asked.path:
+            return None
+        return response(200, b"x") if next(blobs) is asked else hosts.home.silence()
+
+    hosts.home.script = script
+    started = time.monotonic()
+    with pytest.raises(DeviceError, match="the manifest says"):
+        pull(parse_reference(f"{hosts.home.host}/models/net@{stored[1]}"), tmp_path / "out")
+    assert time.monotonic() - started < SLACK_S
+
+
+def test_slow_but_honest(hosts: Hostile, stored: tuple[dict[str, bytes], str], tmp_path: Path) -> None:
+    """What comes at the least rate is taken, however long it takes."""
+
+    def script(asked: Asked) -> Reply:
+        content = hosts.store.blobs.get(asked.path.rpartition("/")[2], b"")
+        if "/manifests/" not in asked.path:
+            return None
+        parts = [content[start : start + 400] for start in range(0, len(content), 400)]
+        return hosts.home.drip([response(length=len(content)), *parts], 0.02)
+
+    hosts.home.script = script
+    patient = Limits(answer_s=5, least_rate=100, total_s=SLACK_S)
+    pull(parse_reference(f"{hosts.home.host}/models/net@{stored[1]}"), tmp_path / "out", limits=patient)
+
+
+def test_the_limits_are_the_documented_ones() -> None:
+    page = Path(__file__).parents[2] / "docs" / "security.md"
+    stated = (
+        f"within {LIMITS.answer_s} s",
+        f"{LIMITS.least_rate:,} bytes a second",
+        f"{LIMITS.total_s} s in all",
+        f"{LIMITS.file_s} s for each file",
+        f"{LIMITS.total_rate:,} bytes",
+        f"{MAX_REDIRECTS} redirects",
+    )
+    text = " ".join(page.read_text().split())
+    assert [words for words in stated if words not in text] == []
 
 
 def test_there_are_enough() -> None:
