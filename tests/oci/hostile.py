@@ -1,4 +1,4 @@
-"""A registry that may do anything, and a stranger's host beside it, both on this machine.
+"""A registry that may do anything, and a foreign host beside it, both on this machine.
 
 What either is sent is kept, so that a test can look for a login where none belongs.
 """
@@ -20,8 +20,8 @@ from .registry import Registry
 PASSWORD, TOKEN, COOKIE = "hunter2", "opened-by-token", "session-of-registry"
 LOGIN = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
 SECRETS = (PASSWORD, TOKEN, COOKIE, LOGIN)
-BACK = "/back-from-the-stranger"
-"""The path at the registry to which the stranger leads back: no login goes there either."""
+BACK = "/back-from-the-foreign"
+"""The path at the registry to which the foreign host leads back: no login goes there either."""
 
 Reply = bytes | Iterable[bytes] | None
 
@@ -90,8 +90,8 @@ class Hostile:
 
     def leaked(self) -> list[str]:
         """Return the requests with a secret in them that must have none."""
-        strangers = self.other.seen + [asked for asked in self.home.seen if asked.path.startswith(BACK)]
-        return [asked.head for asked in strangers if any(secret in asked.head for secret in SECRETS)]
+        foreign = self.other.seen + [asked for asked in self.home.seen if asked.path.startswith(BACK)]
+        return [asked.head for asked in foreign if any(secret in asked.head for secret in SECRETS)]
 
 
 @contextmanager
@@ -105,11 +105,11 @@ def hostile(folder: Path, blobs: Mapping[str, bytes]) -> Iterator[Hostile]:
         lines = [f"{name}: {value}" for name, value in headers.items()]
         return response(status, b"" if asked.method == "HEAD" else content, *lines, length=len(content))
 
-    def stranger(asked: Asked) -> Reply:
+    def foreign(asked: Asked) -> Reply:
         challenge = f'Bearer realm="http://{asked.head.split("Host: ")[-1].split()[0]}/token"'
         return response(401, b"", f"WWW-Authenticate: {challenge}")
 
-    servers = [Server(honest), Server(stranger)]
+    servers = [Server(honest), Server(foreign)]
     running = [start(server) for server in servers]
     found = Hostile(store, *servers)
     folder.mkdir(exist_ok=True)

@@ -21,12 +21,14 @@ def _nothing(hosts: Hostile, asked: Asked) -> Reply:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Attributes:
-    home, other: what the registry and the stranger do; where they return None, the registry is honest and the stranger
-        asks for a login.
-    says: what the one line of the error matches; "" where the command succeeds.
-    push: push, not pull.
-    slow: judge it by the limits of `FAST`.
+    """One thing that a registry does.
+
+    Attributes:
+        home, other: the answers of the registry and of the foreign host. Where they are None, the registry is honest
+            and the foreign host asks for a login.
+        says: a pattern of the error's line; "" where the command succeeds.
+        push: push, not pull.
+        slow: judge it by the limits of `FAST`.
     """
 
     name: str
@@ -101,7 +103,7 @@ def _led_astray() -> Iterator[Scenario]:
             del asked
             return response(401, b"", *(s.format(home=hosts.home.host, other=hosts.other.host) for s in lines))
 
-        yield Scenario(f"{where}-stranger-{what}", _leads(where, "http://{other}/x"), LOGINS, other, push)
+        yield Scenario(f"{where}-foreign-{what}", _leads(where, "http://{other}/x"), LOGINS, other, push)
     back: Script = lambda hosts, asked: led(hosts, asked, f"http://{{home}}{BACK}")  # noqa: E731
     yield Scenario("there-and-back", _leads("blobs", "http://{other}/x"), LOGINS, back)
     further: Script = lambda hosts, asked: led(hosts, asked, f"http://{{other}}{asked.path}x")  # noqa: E731
@@ -109,7 +111,7 @@ def _led_astray() -> Iterator[Scenario]:
     yield Scenario("loop", lambda hosts, asked: led(hosts, asked, asked.path), "over 5 redirects")
     yield Scenario("no-location", lambda *_: response(302), "HTTP 302 without a Location")
     proxied: Script = lambda *_: response(407, b"", "Proxy-Authenticate: Basic realm=x")  # noqa: E731
-    yield Scenario("stranger-is-a-proxy", _leads("blobs", "http://{other}/x"), "HTTP 407", proxied)
+    yield Scenario("foreign-is-a-proxy", _leads("blobs", "http://{other}/x"), "HTTP 407", proxied)
     moved: Script = lambda hosts, asked: led(hosts, asked, "http://{other}/x") if asked.method == "PUT" else None  # noqa: E731
     yield Scenario("upload-redirected", moved, "HTTP 307", push=True)
     lost: Script = lambda _, asked: response(202) if asked.method == "POST" else None  # noqa: E731

@@ -22,7 +22,7 @@ from .scenarios import SLOW, guarded
 
 pytest.importorskip("cryptography")
 
-REGISTRY, AUTH, STRANGER, UNKNOWN = "registry.example.com", "auth.example.com", "stranger.example.com", "other.example"
+REGISTRY, AUTH, FOREIGN, UNKNOWN = "registry.example.com", "auth.example.com", "foreign.example.com", "other.example"
 PROXY_LOGIN = "cHJveHk6cHJveHk="
 CONNECTED = b"HTTP/1.1 200 x\r\n\r\n"
 FAST = Limits(answer_s=0.2, total_s=2)
@@ -30,7 +30,7 @@ FAST = Limits(answer_s=0.2, total_s=2)
 
 @dataclass
 class Net:
-    """A registry, its service for tokens, and a stranger's host, reached through a proxy alone."""
+    """A registry, its service for tokens, and a foreign host, reached through a proxy alone."""
 
     servers: dict[str, Server]
     proxy: Server
@@ -44,28 +44,28 @@ class Net:
         with pytest.raises(RuntimeUnavailableError, match=says) as caught:
             self.pull(output, limits)
         assert not any(secret in str(caught.value) for secret in (*SECRETS, "proxy:proxy", "pr/oxy"))
-        sent = [asked.head for asked in self.servers[STRANGER].seen + self.proxy.seen]
+        sent = [asked.head for asked in self.servers[FOREIGN].seen + self.proxy.seen]
         assert not any(secret in head for secret in SECRETS for head in sent)
 
 
 @pytest.fixture
 def net(stored: tuple[dict[str, bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Net]:
-    context = _context(tmp_path, REGISTRY, AUTH, STRANGER)
+    context = _context(tmp_path, REGISTRY, AUTH, FOREIGN)
     blobs, digest = stored
 
     def registry(asked: Asked) -> Reply:
         content = blobs.get(asked.path.rpartition("/")[2])
         return response(404) if content is None else response(200, content)
 
-    def stranger(asked: Asked) -> Reply:
+    def foreign(asked: Asked) -> Reply:
         del asked
-        return response(401, b"", f'WWW-Authenticate: Bearer realm="https://{STRANGER}/token"')
+        return response(401, b"", f'WWW-Authenticate: Bearer realm="https://{FOREIGN}/token"')
 
     def token(asked: Asked) -> Reply:
         granted = f"Basic {LOGIN}" in asked.head
         return response(200, json.dumps({"token": TOKEN}).encode()) if granted else response(401)
 
-    servers = {REGISTRY: Server(registry), AUTH: Server(token), STRANGER: Server(stranger)}
+    servers = {REGISTRY: Server(registry), AUTH: Server(token), FOREIGN: Server(foreign)}
     proxy = Server(lambda asked: None)
     running = [start(server, context) for server in servers.values()]
     running.append(_start_proxy(proxy, {**servers, UNKNOWN: servers[REGISTRY]}))
@@ -101,7 +101,7 @@ def test_each_gets_its_own_login(net: Net, tmp_path: Path) -> None:
         (f"http://{REGISTRY}/x", "leads away from https"),
         ("http://127.0.0.1:1/x", "leads away from https"),
         ("http://localhost/x", "leads away from https"),
-        (f"https://{STRANGER}/x", "asks for a login"),
+        (f"https://{FOREIGN}/x", "asks for a login"),
         (f"https://{REGISTRY}:8443/x", "the proxy refuses, HTTP 502"),
         (f"https://{UNKNOWN}/x", "CERTIFICATE_VERIFY_FAILED"),
     ],

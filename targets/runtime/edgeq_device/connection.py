@@ -87,7 +87,7 @@ class Connection(io.RawIOBase):
         self._deadline = deadline
         self._patience = patience
         """Seconds that the other end may still make us wait; in a body, each byte gives some back."""
-        self._room = _MAX_HEAD
+        self._bytes_left = _MAX_HEAD
         self._paced = False
         self._tunnel: Optional[HTTPResponse] = None
 
@@ -102,18 +102,18 @@ class Connection(io.RawIOBase):
 
     def expect_head(self) -> None:
         """Wait for status and headers from now on, at any rate."""
-        self._patience, self._paced, self._room = self._deadline.limits.answer_s, False, _MAX_HEAD
+        self._patience, self._paced, self._bytes_left = self._deadline.limits.answer_s, False, _MAX_HEAD
 
     def expect_body(self, most: int) -> None:
         """Pass a body from now on, at the least rate; one that is received has at most `most` bytes."""
         self._patience, self._paced = self._deadline.limits.answer_s, True
-        self._room = 2 * most + _MAX_OVERHEAD  # what frames the chunks counts too
+        self._bytes_left = 2 * most + _MAX_OVERHEAD  # what frames the chunks counts too
 
     def readinto(self, buffer: Any) -> int:
         """Receive what has come."""
         count = self._when_ready(self._sock.recv_into, buffer)
-        self._room -= count
-        if self._room < 0:
+        self._bytes_left -= count
+        if self._bytes_left < 0:
             raise Broken("a body longer than stated" if self._paced else f"headers of over {_MAX_HEAD} bytes")
         return count
 

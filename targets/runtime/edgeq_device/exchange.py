@@ -41,7 +41,7 @@ class _Content(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a server.
+    """A request to one server.
 
     Attributes:
         headers: names and values of plain ASCII; `Host` and what describes `body` are added.
