@@ -132,6 +132,12 @@ def start(server: Server, context: ssl.SSLContext | None = None) -> socketserver
                 self.request = context.wrap_socket(self.request, server_side=True)
             super().setup()
 
+        def finish(self) -> None:
+            try:
+                super().finish()
+            finally:
+                self.request.close()  # over TLS it is not the socket that the server closes
+
         def handle(self) -> None:
             try:
                 server.serve(self)
