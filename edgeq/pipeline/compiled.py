@@ -44,7 +44,8 @@ def with_compiled(job: Job, built: Built, folder: Path, *, progress: Progress = 
             if not all(map(np.array_equal, online, compiled)):
                 raise CheckFailedError(f"{target.name}: what was compiled here answers otherwise", "Report this model")
     maker = f"{plugin.engine.packages[0]} {installed_version(plugin.engine)}"
-    requires = {**artifact.requires, COMPILED: maker, **target.device.get("engine_options", {})}
+    built_for = {"target": target.name, "profile": target.profile.name}
+    requires = {**artifact.requires, **built_for, COMPILED: maker, **target.device.get("engine_options", {})}
     compiled_artifact = replace(artifact, model=file, requires=requires, alternatives=(), coverage=None)
     rank = target.profile.rank + 1
     title = f"{target.title}, compiled by {maker}"
