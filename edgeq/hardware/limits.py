@@ -84,7 +84,8 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         mount = base / controllers if controllers else base
-        relative = Path(path.lstrip("/"))
+        # In a control group's namespace the path may begin with "/..", of which nothing is seen here.
+        relative = Path(*(part for part in path.split("/") if part not in ("", "..")))
         # Inside a container the path may be the host's, which is not there; the mount itself then is the group.
         yield from (mount / folder for folder in (relative, *relative.parents) if (mount / folder).is_dir())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from edgeq.measure.bench import Workload
 from edgeq.measure.latency import Measurement, measurement
 from edgeq.measure.loaded_model import LoadedModel
 from edgeq.progress import SILENT, Progress
-from edgeq.remote.channel import without_controls
+from edgeq.remote import bounds
 from edgeq.remote.devices import Board
 from edgeq.remote.guest import SENSELESS, senseless, start_board_guest
 from edgeq.remote.machine import board_record, describe_board
@@ -24,9 +24,8 @@ from edgeq.remote.session import BoardSession, open_board
 from edgeq.session import SessionSettings, with_carried
 from edgeq.workers.guest import open_request
 
-# What opening, warming up and measuring memory may take beside the runs themselves.
-_BESIDES_S = 900.0
-_LONGEST_FACTOR = 20.0
+_AMOUNTS = ("_ms", "_s", "_bytes", "count", "queries")
+_LARGEST = 1e15
 
 
 class BoardBench:
@@ -42,12 +41,12 @@ class BoardBench:
             open_request(self._session.send_model(path, self._progress), with_carried(path, how), name)
             for name, (path, how) in models.items()
         ]
-        return self._bench({"models": requests, "bundle": ""}, work)
+        return self._bench({"models": requests, "bundle": ""}, work, models)
 
     def loaded(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
         """Measure what is open there side by side, each in so many sessions; of a bundle the variant that is open."""
         requests = [{**self._request(one), "name": name, "sessions": sessions} for name, one in models.items()]
-        return self._bench({"models": requests, "bundle": ""}, work)
+        return self._bench({"models": requests, "bundle": ""}, work, models)
 
     def _request(self, one: LoadedModel) -> dict[str, Any]:
         if one.variant is not None:
@@ -59,21 +58,28 @@ class BoardBench:
         place = self._session.send_bundle(bundle, self._progress)
         return self._bench({"bundle": place, "variant": variant}, work)
 
-    def _bench(self, what: Mapping[str, Any], work: Workload) -> Measurement:
+    def _bench(self, what: Mapping[str, Any], work: Workload, models: Collection[str] | None = None) -> Measurement:
         session, settings, plain = self._session, work.settings, asdict(work.settings)
         del plain["warm_up"]
         request = {"do": "bench", **what, "settings": plain, "shapes": dict(work.shapes or {}), "feeds": []}
         if work.samples is not None:
             request["feeds"] = self._send_samples(work.samples)
         before = describe_board(session)
-        limit_s = _BESIDES_S + _LONGEST_FACTOR * len(settings.scenarios) * max(settings.min_duration_s, 1.0)
+        runs_s = len(settings.scenarios) * max(settings.min_duration_s, 1.0)
+        limit_s = bounds.BENCH_S + bounds.BENCH_FACTOR * runs_s
         stage = self._progress.stage(f"measuring on {session.board.name}")
         with start_board_guest(session, request_s=limit_s) as guest, stage:
-            report = without_controls(guest.exchange(request)[0])
+            report = guest.exchange(request)[0]
         report["board"] = board_record(session, before, describe_board(session))
         try:
+            check_amounts(report)
             found = measurement(report)
-            found.text(verbose=True)
+            named = set(models if models is not None else found.models)
+            scenarios = found.scenarios.values()
+            if not scenarios or {*found.models} != named or any({*one["models"]} != named for one in scenarios):
+                raise ValueError("figures of other models")
+            if not {*found.scenarios} <= {*settings.scenarios} or len(found.text(verbose=True)) > bounds.TABLE:
+                raise ValueError("scenarios or texts that nobody asked for")
         except (*SENSELESS, ValueError) as error:
             raise senseless(session) from error
         return found
@@ -85,6 +91,22 @@ class BoardBench:
                 write_npz(file, sample)
             place = self._session.send(files, keep=False, progress=self._progress)
         return [f"{place}/{name}" for name in files]
+
+
+def check_amounts(value: Any, name: str = "") -> None:
+    """Refuse a duration, size or count in a report, by the end of its name, that no measurement gives.
+
+    Raises:
+        ValueError: it is negative, or far too large.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            check_amounts(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            check_amounts(item, name)
+    elif isinstance(value, int | float) and name.endswith(_AMOUNTS) and not 0 <= value <= _LARGEST:
+        raise ValueError(f"{name} is {value}")
 
 
 def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progress = SILENT) -> Measurement:

@@ -11,26 +11,24 @@ import os
 import platform
 import re
 import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from edgeq_device.errors import DeviceError
-from edgeq_device.plainjson import MAX_BYTES, parse_json
+from edgeq_device.plainjson import parse_json
+from edgeq_device.tail import Tail
 from edgeq_device.terminal import printable
 
 from edgeq.errors import BoardError
 from edgeq.ownership import sha256
+from edgeq.remote import bounds
+from edgeq.remote.bounded import start, stop, within
 from edgeq.remote.devices import Board
-from edgeq.remote.link import LINK_FAILED, Link, hangs, run
+from edgeq.remote.link import LINK_FAILED, Link, hangs, run, too_much
 from edgeq.resources import shipped
 
-ANSWER_S = 120.0
-"""A board that has not answered a request by then hangs. Hashing a gigabyte on a slow card takes a minute."""
-_ALIVE_S, _EXIT_S = 15.0, 5.0
 _CHUNK = 1 << 20
 _ABSENT, _NO_PYTHON = 94, 95
 _PLACE = 'd=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/edgeq-device}; p="$d/board-$2.py"; umask 077; '
@@ -46,58 +44,46 @@ _SERVE = (
 class Channel:
     """The running program; made by `open_channel`. `sent` counts the bytes that went there."""
 
-    def __init__(self, link: Link, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    def __init__(self, link: Link, process: subprocess.Popen[bytes], errors: Tail) -> None:
         self.link = link
         self.sent = 0
         self._process = process
         self._errors = errors
-        self._lines: SimpleQueue[bytes] = SimpleQueue()
         self._writing = threading.Lock()
         self._ended = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._keep_alive, daemon=True).start()
 
     def answer(self) -> dict[str, Any]:
-        """The next answer.
+        """Return what the program says first.
 
         Raises:
-            BoardError: the link was cut, nothing came for `ANSWER_S`, or it is no answer.
+            BoardError: the link was cut, nothing came for `bounds.ANSWER_S`, or it is no answer.
         """
-        try:
-            line = self._lines.get(timeout=ANSWER_S)
-        except Empty as error:
-            raise hangs(self.link.board, ANSWER_S) from error
-        if not line:
-            raise self._cut()
-        return read_json(line, self.link.board)
+        return self._answered(bounds.ANSWER_S, self._read)
 
     def ask(self, request: Mapping[str, Any], data: IO[bytes] | None = None) -> dict[str, Any]:
-        """The answer to a request, which the bytes of `data` follow.
+        """Return the answer to a request, which the bytes of `data` follow.
 
         Raises:
             BoardError: as `answer`.
         """
-        try:
+        size = os.fstat(data.fileno()).st_size if data is not None else 0
+
+        def asked() -> bytes:
             self._write(request, data)
-        except OSError as error:
-            raise self._cut() from error
-        return self.answer()
+            return self._read()
+
+        return self._answered(bounds.ANSWER_S + size / bounds.LEAST_BYTES_PER_S, asked)
 
     def end(self) -> None:
         """Let the board go; safe to call twice."""
         self._ended.set()
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.close()
-            self._process.wait(_ALIVE_S)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
+        with suppress(TimeoutError, OSError, ValueError):
+            within(bounds.ALIVE_S, self._let_go)
+        stop(self._process)
 
     def errors(self) -> bytes:
-        """What ssh and the program have written on stderr."""
-        self._errors.seek(0)
+        """Return the end of what ssh and the program have written on stderr."""
         return self._errors.read()
 
     def ends(self, within_s: float) -> bool:
@@ -112,21 +98,40 @@ class Channel:
         """Of the program; None where it has not ended."""
         return self._process.poll()
 
+    def _answered(self, limit_s: float, call: Callable[[], bytes]) -> dict[str, Any]:
+        try:
+            line = within(limit_s, call)
+        except TimeoutError as error:
+            stop(self._process)
+            raise hangs(self.link.board, limit_s) from error
+        except (OSError, ValueError) as error:  # the pipe is broken, or closed
+            raise self._cut() from error
+        except BaseException:  # the user ends it: nothing may wait for the board
+            self._process.kill()
+            raise
+        if len(line) > bounds.ANSWER_BYTES:
+            raise too_much(self.link.board)
+        if not line.endswith(b"\n"):
+            raise self._cut()
+        return read_json(line, self.link.board, kept="\n\t")  # of files of the system
+
+    def _let_go(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
     def _cut(self) -> BoardError:
         try:
-            code = self._process.wait(_EXIT_S)  # ssh gives the exit code after the end of the output
+            code = self._process.wait(bounds.EXIT_S)  # ssh gives the exit code after the end of the output
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
         # Killed by a signal: what held the link is gone. 0: the board's program took the link for cut.
         return self.link.failed(code if code > 0 else LINK_FAILED, self.errors())
 
-    def _read(self) -> None:
+    def _read(self) -> bytes:
         assert self._process.stdout is not None
-        with self._process.stdout as stream:
-            while line := stream.readline(MAX_BYTES + 2):
-                self._lines.put(line)
-        self._lines.put(b"")
+        return self._process.stdout.readline(bounds.ANSWER_BYTES + 1)
 
     def _write(self, request: Mapping[str, Any], data: IO[bytes] | None) -> None:
         assert self._process.stdin is not None
@@ -140,7 +145,7 @@ class Channel:
             self._process.stdin.flush()
 
     def _keep_alive(self) -> None:
-        while not self._ended.wait(_ALIVE_S):
+        while not self._ended.wait(bounds.ALIVE_S):
             try:
                 self._write({"do": "alive"}, None)
             except (OSError, ValueError):  # the link is gone, which the next request reports
@@ -180,15 +185,13 @@ def program_version() -> str:
 
 
 def _start(link: Link, version: str) -> Channel:
-    errors = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the channel
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # neither a variable nor an entry in the list of users, as in containers
         user = str(os.getuid())
     who = f"{user}@{platform.node()}"
     command = link.command(_SERVE, link.board.folder, version, who, *link.board.python)
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
-    return Channel(link, process, errors)
+    return Channel(link, *start(command))
 
 
 def _hello(channel: Channel) -> dict[str, Any] | None:
@@ -207,23 +210,26 @@ def _hello(channel: Channel) -> dict[str, Any] | None:
         return None
 
 
-def read_json(data: bytes, board: Board) -> dict[str, Any]:
-    """JSON that a program on the board wrote: bounded, and no control characters are in its texts.
+def read_json(data: bytes, board: Board, *, kept: str = "") -> dict[str, Any]:
+    """Return JSON that a program on the board wrote: bounded, without control characters other than `kept` in texts.
 
     Raises:
         BoardError: it is too large, too deep, or no JSON.
     """
     try:
-        found: dict[str, Any] = without_controls(parse_json(data, f"the answer of {board.name}"))
+        found: dict[str, Any] = without_controls(
+            parse_json(data, f"the answer of {board.name}", values=bounds.VALUES), kept=kept
+        )
     except DeviceError as error:
-        raise BoardError(error.problem, "Is something printed at login there, such as by ~/.bashrc?") from error
+        fix = "Is something printed at login there, such as by ~/.bashrc?"
+        raise BoardError(bounds.brief(error.problem), fix) from error
     return found
 
 
-def without_controls(value: Any) -> Any:
-    """JSON from a board without what could move a terminal's cursor; system files keep their lines and tabs."""
+def without_controls(value: Any, *, kept: str = "") -> Any:
+    """Return JSON from a board without what could move a terminal's cursor, but for the characters `kept`."""
     if isinstance(value, str):
-        return "".join(part if part in "\n\t" else printable(part) for part in re.split(r"([\n\t])", value))
+        return re.sub(f"[^{kept}]+", lambda part: printable(part[0]), value) if kept else printable(value)
     if isinstance(value, dict):
-        return {without_controls(key): without_controls(item) for key, item in value.items()}
-    return [without_controls(item) for item in value] if isinstance(value, list) else value
+        return {without_controls(key, kept=kept): without_controls(item, kept=kept) for key, item in value.items()}
+    return [without_controls(item, kept=kept) for item in value] if isinstance(value, list) else value

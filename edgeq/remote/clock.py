@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from edgeq_device.arrays import write_npz
 from edgeq_device.distribution import Distribution
 from edgeq_device.ranking import RaceRules, Ranking
+from msgspec import Meta
 
 from edgeq.device import device_errors
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
@@ -23,8 +24,11 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.checks import Check
 from edgeq.progress import SILENT, Progress
+from edgeq.records import Count, Share, parse
+from edgeq.remote import bounds
+from edgeq.remote.bounds import Text
 from edgeq.remote.devices import Board
-from edgeq.remote.guest import REQUEST_S, SENSELESS, BoardModels, senseless
+from edgeq.remote.guest import SENSELESS, BoardModels, senseless
 from edgeq.remote.machine import Description, describe_board
 from edgeq.remote.session import BoardSession, open_board
 from edgeq.session import SessionSettings, with_carried
@@ -125,8 +129,12 @@ class BoardClock:
             ]
             request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **asdict(rules)}
             guest = ready.models.guest()
-            guest.request_s = REQUEST_S + 2 * rules.how["max_duration_s"]  # opening takes no longer than the race
+            guest.request_s = (
+                bounds.REQUEST_S + 2 * rules.how["max_duration_s"]
+            )  # opening takes no longer than the race
             found = _ranking(ready.session, *guest.exchange(request))
+            if found.distributions.keys() != models.keys():
+                raise senseless(ready.session)
             on_round()
             return found
 
@@ -141,10 +149,8 @@ class BoardClock:
 
         def run(ready: _Ready) -> int:
             request = {"do": "peak", **open_request(ready.session.send_model(model), settings), "shapes": dict(shapes)}
-            try:
-                return int(ready.models.guest().exchange(request)[0]["session_peak_bytes"])
-            except (*SENSELESS, ValueError) as error:
-                raise senseless(ready.session) from error
+            reply, _ = ready.models.guest().exchange(request)
+            return parse(reply, _Peak, ready.session.board.name, BoardError).session_peak_bytes
 
         return self.on_one(run)
 
@@ -217,12 +223,12 @@ class _Profiled:
         for feed in self._feeds:
             session.run(None, feed)
         here = prefix.with_name(f"{prefix.name}.json")
-        for there, file in ((session.end_profiling(), here), (f"{folder}/{optimized.name}", optimized)):
-            _, arrays = guest.exchange({"do": "read", "file": there})
-            try:
+        try:
+            for there, file in ((session.end_profiling(), here), (f"{folder}/{optimized.name}", optimized)):
+                _, arrays = guest.exchange({"do": "read", "file": there})
                 file.write_bytes(arrays["content"].tobytes())
-            except KeyError as error:
-                raise senseless(ready.session) from error
+        except KeyError as error:
+            raise senseless(ready.session) from error
         session.close()
         return str(here)
 
@@ -234,25 +240,55 @@ def _send(session: BoardSession, feed: Mapping[str, Any]) -> str:
         return f"{session.send({file.name: file}, keep=False)}/{file.name}"
 
 
+@dataclass(frozen=True)
+class _Raced:
+    """One runner of a race; its arrays are named after `index`."""
+
+    index: Count
+    samples_per_query: Annotated[int, Meta(ge=1, le=1 << 20)]
+    elapsed_s: Annotated[float, Meta(ge=0, le=1e6)]
+    busy: Share
+    sessions: Annotated[int, Meta(ge=1, le=1 << 10)]
+    stolen: Share
+
+
+@dataclass(frozen=True)
+class _Race:
+    """See `edgeq_device.ranking.Ranking`."""
+
+    order: tuple[Text, ...]
+    settled: bool
+    ties: tuple[tuple[Text, Text], ...]
+    rounds: Count
+    runners: Mapping[Text, _Raced]
+
+
+@dataclass(frozen=True)
+class _Peak:
+    session_peak_bytes: Count
+
+
 def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[str, Any]) -> Ranking:
     """A race that ran on a board."""
+    found = parse(answer, _Race, session.board.name, BoardError)
     try:
-        distributions = {}
-        for name, figures in answer["runners"].items():
-            index = figures["index"]
-            distributions[str(name)] = Distribution(
-                arrays[f"{index} samples_ms"],
-                arrays[f"{index} rounds"],
-                int(figures["samples_per_query"]),
-                float(figures["elapsed_s"]),
-                arrays[f"{index} disturbed"],
-                float(figures["busy"]),
-                int(figures["sessions"]),
-                float(figures["stolen"]),
+        distributions = {
+            name: Distribution(
+                arrays[f"{one.index} samples_ms"],
+                arrays[f"{one.index} rounds"],
+                one.samples_per_query,
+                one.elapsed_s,
+                arrays[f"{one.index} disturbed"],
+                one.busy,
+                one.sessions,
+                one.stolen,
             )
-        order, ties = tuple(answer["order"]), tuple((first, second) for first, second in answer["ties"])
-        if set(order) != set(distributions):
+            for name, one in found.runners.items()
+        }
+        if sorted(found.order) != sorted(distributions) or not {n for pair in found.ties for n in pair} <= {
+            *found.order
+        }:
             raise ValueError("an order of others")
-        return Ranking(order, bool(answer["settled"]), ties, int(answer["rounds"]), distributions)
+        return Ranking(found.order, found.settled, found.ties, found.rounds, distributions)
     except (*SENSELESS, ValueError) as error:
         raise senseless(session) from error

@@ -6,23 +6,42 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from edgeq_device.guest import GuestSession
+from edgeq_device.frames import read_frame
+from edgeq_device.guest import GuestSession, TensorInfo
 from edgeq_device.package import MAIN
 
 from edgeq.bundle.read import opened
 from edgeq.errors import BoardError
 from edgeq.progress import SILENT, Progress
+from edgeq.records import Count, parse
+from edgeq.remote import bounds
+from edgeq.remote.bounds import Line, Text
+from edgeq.remote.channel import without_controls
 from edgeq.remote.link import LINK_FAILED, hangs
-from edgeq.remote.session import EXIT_S, KILLED, BoardSession
+from edgeq.remote.session import KILLED, BoardSession
 from edgeq.session import SessionSettings, with_carried
 from edgeq.workers.guest import Array, Guest, guest_environment, open_request
 
-REQUEST_S = 900.0
-"""A program that has not answered by then hangs: opening a large model on a slow board takes minutes."""
+_WITH_ARRAYS = ("run", "read", "race")
+"""Requests whose answers have arrays."""
 SENSELESS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError)
+
+
+_Tensor = tuple[Text, Line, tuple[Count | Text | None, ...]]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A session: its number, names, types and shapes, and the providers that started."""
+
+    session: Count
+    inputs: tuple[_Tensor, ...]
+    outputs: tuple[_Tensor, ...]
+    providers: tuple[Line, ...]
 
 
 class BoardGuest(Guest):
@@ -33,22 +52,47 @@ class BoardGuest(Guest):
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Any], dict[str, Array]]:
-        """As elsewhere; a link that was cut is a BoardError."""
+        """As elsewhere; a link that was cut is a BoardError, and so is what the board answers for no reason."""
         try:
             return super().exchange(request, arrays)
         except SENSELESS as error:
             raise senseless(self.session) from error
+        except ValueError as error:
+            if request["do"] == "run":  # the model refuses the inputs
+                raise
+            raise BoardError(f"{self.session.board.name}: {error}") from error
+
+    def opened(self, request: Mapping[str, Any]) -> GuestSession:
+        """As elsewhere, of an answer that is a session's."""
+        reply, _ = self.exchange({"do": "open", **request})
+        found = parse(reply, _Opened, self.session.board.name, BoardError)
+        inputs, outputs = (
+            tuple(TensorInfo(name, kind, list(shape)) for name, kind, shape in infos)
+            for infos in (found.inputs, found.outputs)
+        )
+        return GuestSession(self, found.session, inputs, outputs, found.providers)
+
+    def _receive(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]] | None:
+        assert self._process.stdout is not None
+        limits = bounds.frame_limits(arrays=request["do"] in _WITH_ARRAYS)
+        try:
+            frame = read_frame(self._process.stdout, limits)
+        except ValueError as error:
+            raise senseless(self.session) from error
+        if frame is None:
+            return None
+        reply = without_controls(frame[0])
+        return ({**reply, "error": bounds.brief(reply["error"])} if "error" in reply else reply), frame[1]
 
     def _last_error(self) -> str:
         if self._late:
             raise hangs(self.session.board, self.request_s)
         try:
-            code = self._process.wait(EXIT_S)  # ssh gives the exit code after the end of the output
+            code = self._process.wait(bounds.EXIT_S)  # ssh gives the exit code after the end of the output
         except subprocess.TimeoutExpired:
             return super()._last_error()
-        if code == LINK_FAILED or code < 0 or (code == KILLED and self.session.ends(EXIT_S)):
-            self._stderr.seek(0)
-            raise self.session.cut(self._stderr.read())
+        if code == LINK_FAILED or code < 0 or (code == KILLED and self.session.ends(bounds.EXIT_S)):
+            raise self.session.cut(self._errors.read())
         return super()._last_error()
 
 
@@ -68,12 +112,14 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
     runtime = session.runtime()
     folders = os.pathsep.join((runtime, *session.hello.paths))
     command = session.attached(*session.python, "-I", "-B", f"{runtime}/edgeq_guest.py", folders)
-    guest = BoardGuest(command, guest_environment(os.environ), session.board.name, request_s=request_s or REQUEST_S)
+    guest = BoardGuest(
+        command, guest_environment(os.environ), session.board.name, request_s=request_s or bounds.REQUEST_S
+    )
     guest.session = session
     try:
         yield guest
         with suppress(BrokenPipeError):  # the link is gone already
-            guest.finish(EXIT_S)
+            guest.finish(bounds.EXIT_S)
     finally:
         guest.end()
 

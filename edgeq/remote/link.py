@@ -6,13 +6,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgeq_device.terminal import printable
 
 from edgeq.emulate.commands import which
 from edgeq.errors import BoardError
+from edgeq.remote import bounds
+from edgeq.remote.bounded import Done, run_bounded
 from edgeq.remote.devices import Board
 
 CONNECT_S = 15
@@ -58,31 +60,41 @@ class Link:
         name, host = self.board.name, self.board.host
         if code == LINK_FAILED and problem:
             return BoardError(f"{name}: {problem.format(host=host)}", fix.format(host=host))
-        last = lines[-1] if lines else f"exit code {code}"
+        last = bounds.brief(lines[-1]) if lines else f"exit code {code}"
         if code == LINK_FAILED:
             return BoardError(f"{name}: the link was cut ({last})", "Try again; --resume goes on where tune stopped")
         return BoardError(f"{name}: {last}")
 
 
-def run(link: Link, script: str, *arguments: str, data: bytes | None = None, limit_s: float = 60.0) -> bytes:
-    """Standard output of a script that has to succeed.
+def run(link: Link, script: str, *arguments: str, data: bytes = b"") -> None:
+    """Run a script on the board, which has to succeed; `data` is its input.
 
     Raises:
-        BoardError: it failed, or took longer than `limit_s`.
+        BoardError: it failed, or took too long.
+    """
+    done = finished(link.board, link.command(script, *arguments), bounds.COMMAND_S, data)
+    if done.code != 0:
+        raise link.failed(done.code, done.errors)
+
+
+def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes = b"") -> Done:
+    """Run a command line of `Link.command` to its end.
+
+    Raises:
+        BoardError: it takes longer than `limit_s`, or writes too much.
     """
     try:
-        done = subprocess.run(
-            link.command(script, *arguments),
-            input=data if data is not None else b"",
-            capture_output=True,
-            check=False,
-            timeout=limit_s,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise hangs(link.board, limit_s) from error
-    if done.returncode != 0:
-        raise link.failed(done.returncode, done.stderr)
-    return done.stdout
+        done = run_bounded(command, limit_s, bounds.ANSWER_BYTES, data)
+    except TimeoutError as error:
+        raise hangs(board, limit_s) from error
+    if done.out is None:
+        raise too_much(board)
+    return done
+
+
+def too_much(board: Board) -> BoardError:
+    """A board that answers with more than an answer has."""
+    return BoardError(f"{board.name} answers with more than {bounds.ANSWER_BYTES} bytes", "Look at what runs there")
 
 
 def hangs(board: Board, limit_s: float) -> BoardError:

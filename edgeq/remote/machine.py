@@ -22,19 +22,29 @@ from edgeq.hardware.detect import SystemInfo, describe
 from edgeq.hardware.engines import Installed
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.runtimes import PACKAGES, runtimes_among
-from edgeq.records import Amount, Count, Finite, parse
+from edgeq.records import Count, parse
+from edgeq.remote import bounds
+from edgeq.remote.bounds import Line, SystemFile, Text
 from edgeq.remote.session import BoardSession
 
 # Files of the system, as the readers of edgeq/hardware/limits.py know them: nothing else is written here.
 _SYSTEM_FILE = re.compile(r"(proc|sys)(/(?!\.\.?(/|$))[\w.:@-]+)+")
+_LARGEST_BYTES, _LARGEST_CACHE = 1 << 56, 1 << 40
 Base64 = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]*=*$", max_length=1 << 16)]
+Register = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Bytes = Annotated[int, Meta(ge=0, le=_LARGEST_BYTES)]
+Small = Annotated[float, Meta(ge=0, le=1e6)]
+"""Megahertz, a load."""
+Degrees = Annotated[float, Meta(ge=-273.15, le=1e4)]
 
 
 @dataclass(frozen=True)
 class Cpuid:
     """CPUID's answers: leaf, subleaf, EAX, EBX, ECX, EDX each; and XCR0."""
 
-    leaves: tuple[tuple[Count, Count, Count, Count, Count, Count], ...]
+    leaves: Annotated[
+        tuple[tuple[Register, Register, Register, Register, Register, Register], ...], Meta(max_length=4096)
+    ]
     xcr0: Count
 
 
@@ -42,8 +52,8 @@ class Cpuid:
 class Reported:
     """See `edgeq_device.features.Evidence`."""
 
-    system: str
-    machine: str
+    system: Line
+    machine: Line
     cpuinfo: str
     auxv: Base64
     sysctl: str
@@ -54,10 +64,10 @@ class Reported:
 class ReportedGpu:
     """See `edgeq_device.gpu.Gpu`."""
 
-    name: str
+    name: Line
     compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
-    memory_bytes: Count | None
-    driver: str
+    memory_bytes: Bytes | None
+    driver: Line
 
 
 @dataclass(frozen=True)
@@ -72,12 +82,12 @@ class State:
         free_bytes: where edgeq's directory is.
     """
 
-    clock_mhz: Amount | None = None
-    governors: tuple[str, ...] = ()
-    temperature_c: Mapping[str, Finite] = field(default_factory=dict)
+    clock_mhz: Small | None = None
+    governors: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
+    temperature_c: Annotated[Mapping[Line, Degrees], Meta(max_length=1024)] = field(default_factory=dict)
     thermal_throttles: Count | None = None
-    load: Amount | None = None
-    free_bytes: Count = 0
+    load: Small | None = None
+    free_bytes: Bytes = 0
 
     def text(self) -> str:
         """For people, in one line."""
@@ -94,14 +104,22 @@ class State:
 
 
 @dataclass(frozen=True)
+class _Engine:
+    """See `edgeq.hardware.engines.Installed`."""
+
+    version: Line
+    problem: Text
+
+
+@dataclass(frozen=True)
 class _Described:
     evidence: Reported
-    files: Mapping[str, str]
-    affinity: Count
-    os: str
-    versions: Mapping[str, str]
-    engines: Mapping[str, Installed]
-    gpus: tuple[ReportedGpu, ...]
+    files: Annotated[Mapping[str, SystemFile], Meta(max_length=bounds.SYSTEM_FILES)]
+    affinity: Annotated[int, Meta(ge=0, le=1 << 16)]
+    os: Line
+    versions: Mapping[Line, Line]
+    engines: Mapping[Line, _Engine]
+    gpus: Annotated[tuple[ReportedGpu, ...], Meta(max_length=64)]
     state: State
 
 
@@ -124,11 +142,13 @@ def describe_board(session: BoardSession) -> Description:
     found = parse(answer, _Described, session.board.name, BoardError)
     try:
         info = _system(found, session.hello.python)
-    except (ValueError, LookupError) as error:
-        raise BoardError(f"{session.board.name}: its system files are not as they should be ({error})") from error
-    # What py-cpuinfo reads beyond the system's own files is CPUID, which is here already.
-    machine = describe(_evidence(found.evidence), {}, info)
-    return Description(machine, found.engines, found.state)
+        # What py-cpuinfo reads beyond the system's own files is CPUID, which is here already.
+        machine = describe(_evidence(found.evidence), {}, info)
+    except (ValueError, LookupError, OverflowError, OSError) as error:
+        problem = f"{session.board.name}: its system files are not as they should be ({bounds.brief(error)})"
+        raise BoardError(problem) from error
+    engines = {name: Installed(engine.version, engine.problem) for name, engine in found.engines.items()}
+    return Description(machine, engines, found.state)
 
 
 def board_record(session: BoardSession, before: Description, after: Description | None = None) -> dict[str, Any]:
@@ -170,11 +190,14 @@ def _system(found: _Described, python: str) -> SystemInfo:
             if _SYSTEM_FILE.fullmatch(name):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, "utf-8")
+        caches, memory = limits.caches(root), limits.memory_bytes(root)
+        if not 0 <= memory <= _LARGEST_BYTES or any(cache.size > _LARGEST_CACHE for cache in caches):
+            raise ValueError("sizes that no machine has")
         return SystemInfo(
             board=limits.board(root),
             usable_threads=limits.usable_threads(root, found.affinity),
-            caches=limits.caches(root),
-            memory_bytes=limits.memory_bytes(root),
+            caches=caches,
+            memory_bytes=memory,
             os=found.os,
             gpus=gpus,
             runtimes=runtimes_among(found.versions, python),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
 from edgeq_device.version import parse_version
+from msgspec import Meta
 
 from edgeq.bundle.read import contents, opened
 from edgeq.errors import BoardError
@@ -22,23 +22,25 @@ from edgeq.model.load import model_files
 from edgeq.ownership import sha256
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Count, parse
+from edgeq.remote import bounds
+from edgeq.remote.bounds import Line, Text
 from edgeq.remote.channel import Channel, open_channel, program_version
 from edgeq.remote.devices import Board
-from edgeq.remote.link import LINK_FAILED, Link, hangs, lines_of
+from edgeq.remote.link import LINK_FAILED, Link, finished, lines_of
 from edgeq.resources import shipped
 
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
 """Exit code of a command that was killed there: at the end of the session, or because memory ran out."""
-EXIT_S = 5.0
+_LATEST = 253402300799  # the end of the year 9999, behind which there are no dates
 
 
 @dataclass(frozen=True)
 class Holder:
     """Who uses a board: user and host, and since when (seconds of the epoch, on the board's clock)."""
 
-    who: str = ""
-    since: Count = 0
+    who: Line = ""
+    since: Annotated[int, Meta(ge=0, le=_LATEST)] = 0
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,20 @@ class Hello:
         paths: where they are looked for besides Python's own places.
     """
 
-    python: str
-    system: str
-    folder: str
+    python: Line
+    system: Line
+    folder: Text
     busy: Holder | None = None
-    token: str = ""
+    token: Line = ""
     private: bool = False
     free: Count = 0
-    modules: Mapping[str, str] = field(default_factory=dict)
-    paths: tuple[str, ...] = ()
+    modules: Mapping[Line, Line] = field(default_factory=dict)
+    paths: Annotated[tuple[Text, ...], Meta(max_length=8)] = ()
 
 
 @dataclass(frozen=True)
 class _Answer:
-    path: str = ""
+    path: Text = ""
     missing: tuple[str, ...] = ()
     free: Count = 0
 
@@ -108,9 +110,9 @@ class BoardSession:
         """
         answer = self._channel.ask(request, data)
         if "error" in answer:
-            free = answer.get("free")
-            fix = f"{_mb(free)} are free there. {self._clean()}" if isinstance(free, int) else ""
-            raise BoardError(f"{self.board.name}: {answer['error']}", fix)
+            free = parse(answer, _Answer, self.board.name, BoardError).free
+            fix = f"{_mb(free)} are free there. {self._clean()}" if "free" in answer else ""
+            raise BoardError(f"{self.board.name}: {bounds.brief(answer['error'])}", fix)
         return answer
 
     def send(
@@ -206,15 +208,10 @@ class BoardSession:
         Raises:
             BoardError: the link was cut, or it takes longer than `limit_s`.
         """
-        try:
-            done = subprocess.run(
-                self.attached(*command), stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=limit_s
-            )
-        except subprocess.TimeoutExpired as error:
-            raise hangs(self.board, limit_s) from error
-        if done.returncode in (LINK_FAILED, -9) or (done.returncode == KILLED and self.ends(EXIT_S)):
-            raise self.cut(done.stderr)
-        return done.returncode, done.stdout, (lines_of(done.stderr) or [""])[-1]
+        done = finished(self.board, self.attached(*command), limit_s)
+        if done.code == LINK_FAILED or done.code < 0 or (done.code == KILLED and self.ends(bounds.EXIT_S)):
+            raise self.cut(done.errors)
+        return done.code, done.out or b"", bounds.brief((lines_of(done.errors) or [""])[-1])
 
     def ends(self, within_s: float) -> bool:
         """Whether the session is over on the board, or will be in time: then all that ran there is killed."""

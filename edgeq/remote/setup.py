@@ -9,11 +9,11 @@ from pathlib import Path
 from edgeq.errors import BoardError, DataError
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Count, parse
+from edgeq.remote import bounds
 from edgeq.remote.devices import Board
 from edgeq.remote.session import BoardSession, open_board
 from edgeq.session import onnxruntime
 
-_PIP_S = 3600.0
 _PACKAGES = ("numpy", "onnxruntime")
 
 
@@ -69,7 +69,7 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
             pip = (f"{folder}/venv/bin/python", "-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
             newest = f"onnxruntime<={onnxruntime().__version__}"
             code, _, last = session.run(
-                *pip, "install", "--no-cache-dir", "-q", *options, "numpy", newest, limit_s=_PIP_S
+                *pip, "install", "--no-cache-dir", "-q", *options, "numpy", newest, limit_s=bounds.INSTALL_S
             )
         if code:
             session.run("rm", "-rf", f"{folder}/venv", limit_s=60)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from edgeq_device.package import MAIN
+from edgeq_device.package import MAIN, Bundle
 from edgeq_device.text import hash_line, variant_lines
+from msgspec import Meta
 
 from edgeq.bundle.read import opened
 from edgeq.emulate.check import EmulatedCheck, check_variant
@@ -24,13 +25,14 @@ from edgeq.pipeline.emulated import verify_request
 from edgeq.pipeline.simulators import SIMULATORS
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Amount, parse, plain
+from edgeq.remote import bounds
+from edgeq.remote.bounds import Line, Text
 from edgeq.remote.channel import read_json
 from edgeq.remote.devices import Board, boards_of
-from edgeq.remote.guest import BoardModels
+from edgeq.remote.guest import BoardModels, senseless
 from edgeq.remote.machine import board_record, describe_board
 from edgeq.remote.session import BoardSession, open_board
 
-_VERIFY_S = 1800.0
 _CHECK_FAILED = 10
 
 
@@ -41,18 +43,18 @@ class OutputFound:
     max_error: Amount | None
     tolerance: Amount
     passed: bool
-    problem: str
+    problem: Text
 
 
 @dataclass(frozen=True)
 class VariantFound:
     """One variant, as the runner reports it: see `edgeq_device.verify.VariantReport`."""
 
-    component: str
-    variant: str
-    status: str
-    reason: str
-    outputs: Mapping[str, OutputFound]
+    component: Text
+    variant: Text
+    status: Literal["passed", "loaded", "failed", "not run", "not used"]
+    reason: Text
+    outputs: Annotated[Mapping[Text, OutputFound], Meta(max_length=1024)]
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,10 @@ class Verification:
     """What the runner reports of a bundle."""
 
     passed: bool
-    architecture: str
-    onnxruntime: str
+    architecture: Line
+    onnxruntime: Line
     variants: tuple[VariantFound, ...]
-    manifest_sha256: str = ""
+    manifest_sha256: Line = ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         BoardError: the board cannot be used.
         UsageError, DataError: something is wrong with the request, or the samples.
     """
-    with open_board(board) as session:
+    with open_board(board) as session, opened(request.bundle) as bundle:
         session.require("numpy", "onnxruntime")
         before = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
@@ -117,14 +119,30 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         named += ["--expect", request.expect] if request.expect else []
         with progress.stage(f"verifying on {board.name}"):
             code, out, last = session.run(
-                *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=_VERIFY_S
+                *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=bounds.VERIFY_S
             )
         if code not in (0, _CHECK_FAILED) and not out:
             raise BoardError(f"{board.name}: {last or f'the runner ended with exit code {code}'}")
         found = parse(read_json(out, board), Verification, board.name, BoardError)
+        if not _sensible(found, bundle, request.variant):
+            raise senseless(session)
         check = _compared(request, session, before.machine, progress) if request.data is not None else None
         record = board_record(session, before, describe_board(session))
     return BoardVerified(board.name, record, found, check)
+
+
+def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
+    """Whether a runner could report this of a bundle: its own hash and variants, each once, and results that agree."""
+    known = [(name, one.name) for name, variants in bundle.components.items() for one in variants]
+    named = sorted((one.component, one.variant) for one in found.variants)
+    outputs = [output for one in found.variants for output in one.outputs.values()]
+    statuses = {one.status for one in found.variants}
+    return (
+        found.manifest_sha256 == bundle.manifest_sha256
+        and named == sorted(pair for pair in known if variant in (None, pair[1]))
+        and all(output.problem or output.max_error is not None for output in outputs)
+        and not (found.passed and ("failed" in statuses or statuses.isdisjoint(("passed", "loaded"))))
+    )
 
 
 def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, progress: Progress) -> EmulatedCheck:

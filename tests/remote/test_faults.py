@@ -62,9 +62,9 @@ def test_one_line(fault: str, command: str, board: FakeBoard, tmp_path: Path, mo
     (tmp_path / "base.onnx").write_bytes(demo.MODEL.read_bytes() + b"\x32\x01x")  # other bytes: a doc string
     begin, says = FAULTS[fault]
     if "hang" in fault:
-        for name in ("channel.ANSWER_S", "channel._ALIVE_S", "guest.REQUEST_S", "bench._BESIDES_S"):
-            monkeypatch.setattr(f"edgeq.remote.{name}", 1.0)
-        monkeypatch.setattr("edgeq.remote.bench._LONGEST_FACTOR", 0.0)
+        for name in ("ANSWER_S", "ALIVE_S", "REQUEST_S", "BENCH_S"):
+            monkeypatch.setattr(f"edgeq.remote.bounds.{name}", 1.0)
+        monkeypatch.setattr("edgeq.remote.bounds.BENCH_FACTOR", 0.0)
     with begin(board) or nullcontext():
         done = CliRunner().invoke(group, [*map(str, COMMANDS[command]), "--on", board.address, "-q"])
     assert done.exit_code == BoardError.exit_code, done.output

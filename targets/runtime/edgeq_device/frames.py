@@ -7,38 +7,74 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
-from typing import IO, Any, Dict, Mapping, Optional, Tuple
+from dataclasses import dataclass
+from typing import IO, Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from edgeq_device.arrays import MAX_ARRAY_BYTES
-from edgeq_device.errors import DataError
-from edgeq_device.plainjson import MAX_BYTES
+from edgeq_device.errors import DataError, DeviceError
+from edgeq_device.plainjson import MAX_BYTES, parse_json
 
+Arrays = Dict[str, "np.ndarray[Any, Any]"]
 _LISTED = "arrays"
+# Plain numbers, texts of a fixed length, raw bytes: numpy reads far more from a text, such as structures.
+_DTYPE = re.compile(r"[<>|=]?[biufcSUV]\d{1,6}")
+_MOST_DIMENSIONS = 64
 
 
-def read_frame(stream: IO[bytes]) -> Optional[Tuple[Dict[str, Any], Dict[str, "np.ndarray[Any, Any]"]]]:
+@dataclass(frozen=True)
+class FrameLimits:
+    """Sizes above which a frame is refused before anything is allocated for it.
+
+    Attributes:
+        text: bytes of JSON.
+        values: values in the JSON; None: no limit.
+        arrays: number of arrays; None: no limit.
+        array: bytes of one array.
+        total: bytes of all arrays together; None: no limit.
+    """
+
+    text: int = MAX_BYTES
+    values: Optional[int] = None
+    arrays: Optional[int] = None
+    array: int = MAX_ARRAY_BYTES
+    total: Optional[int] = None
+
+
+DEFAULT_LIMITS = FrameLimits()
+
+
+def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optional[Tuple[Dict[str, Any], Arrays]]:
     """The next frame: its content and its arrays by name; None at the end of the stream.
 
     Raises:
-        ValueError: it is no frame, or larger than 16 MiB of JSON or 4 GiB an array.
+        ValueError: it is no frame, or larger than `limits` allow.
+        EOFError: the stream ends within it.
     """
     head = stream.read(4)
     if len(head) < 4:
         return None
     size = struct.unpack("<I", head)[0]
-    if size > MAX_BYTES:
+    if size > limits.text:
         raise ValueError(f"a frame of {size} bytes")
-    content = json.loads(stream.read(size))
+    try:
+        content = parse_json(_exactly(stream, size), "a frame", values=limits.values, halves=True)
+    except DeviceError as error:
+        raise ValueError(str(error)) from error
+    listed = content.pop(_LISTED, None)
+    if not isinstance(listed, list) or (limits.arrays is not None and len(listed) > limits.arrays):
+        raise ValueError("a frame without a list of its arrays, or with too many")
+    specs = [_spec(entry, limits.array) for entry in listed]
+    total = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in specs)
+    if limits.total is not None and total > limits.total:
+        raise ValueError(f"arrays of {total} bytes")
     arrays = {}
-    for name, text, shape in content.pop(_LISTED):
-        dtype = np.dtype(text)
+    for name, dtype, shape in specs:
         count = math.prod(shape)
-        if dtype.hasobject or min(shape, default=0) < 0 or count * dtype.itemsize > MAX_ARRAY_BYTES:
-            raise ValueError(f"an array of {text}{shape}")
-        arrays[name] = np.frombuffer(stream.read(count * dtype.itemsize), dtype, count).reshape(shape)
+        arrays[name] = np.frombuffer(_exactly(stream, count * dtype.itemsize), dtype, count).reshape(shape)
     return content, arrays
 
 
@@ -57,3 +93,25 @@ def write_frame(stream: IO[bytes], content: Mapping[str, Any], arrays: Mapping[s
     for array in arrays.values():
         stream.write(np.ascontiguousarray(array).tobytes())
     stream.flush()
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError(f"{len(data)} of {size} bytes")
+    return data
+
+
+def _spec(entry: Any, largest: int) -> "Tuple[str, np.dtype[Any], List[int]]":
+    """Name, dtype and shape of an array that a frame lists."""
+    try:
+        name, text, shape = entry
+        if not (isinstance(name, str) and _DTYPE.fullmatch(text) and len(shape) <= _MOST_DIMENSIONS):
+            raise ValueError
+        dtype = np.dtype(text)
+        fits = all(type(length) is int and 0 <= length < 1 << 62 for length in shape)
+        if not fits or math.prod(shape) * dtype.itemsize > largest:
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an array of {str(entry)[:80]}") from error
+    return name, dtype, shape

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from edgeq_device.children import describe_exit
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.frames import read_frame, write_frame
 from edgeq_device.latency import Burst, Bursts
+from edgeq_device.tail import Tail
 
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
@@ -57,14 +57,12 @@ class Guest:
         self.request_s = request_s
         self._failure = failure
         self._late = False
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `end`
+        pipe = subprocess.PIPE
         try:
-            self._process = subprocess.Popen(
-                list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=dict(environment)
-            )
+            self._process = subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=dict(environment))
         except OSError as error:
-            self._stderr.close()
             raise RuntimeUnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
+        self._errors = Tail(self._process)
 
     def finish(self, within_s: float) -> None:
         """Let it end by itself, at the end of its input, so that what it keeps for later is written."""
@@ -82,7 +80,6 @@ class Guest:
         self._process.kill()
         with suppress(BrokenPipeError), self._process:  # what it has not read is lost
             pass
-        self._stderr.close()
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Optional[Mapping[str, "np.ndarray[Any, Any]"]] = None
@@ -94,13 +91,12 @@ class Guest:
             ValueError: the runtime refuses the inputs, as it does in this process.
         """
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         watchdog = threading.Timer(self.request_s, self._give_up)
         watchdog.start()
         try:
             write_frame(self._process.stdin, request, arrays or {})
-            frame = read_frame(self._process.stdout)
-        except (OSError, ValueError) as error:  # the pipe is closed, or a frame ends in its middle
+            frame = self._receive(request)
+        except (OSError, ValueError, EOFError) as error:  # the pipe is closed, or a frame ends in its middle
             raise self._failure(f"{self.title} {self._last_error()}") from error
         finally:
             watchdog.cancel()
@@ -119,6 +115,12 @@ class Guest:
         inputs, outputs = _infos(reply["inputs"]), _infos(reply["outputs"])
         return GuestSession(self, reply["session"], inputs, outputs, tuple(reply["providers"]))
 
+    def _receive(self, request: Mapping[str, Any]) -> Optional[Tuple[Dict[str, Any], Arrays]]:
+        """The answer to `request`; None where the guest has ended."""
+        del request
+        assert self._process.stdout is not None
+        return read_frame(self._process.stdout)
+
     def _give_up(self) -> None:
         self._late = True
         self._process.kill()
@@ -128,8 +130,8 @@ class Guest:
             return f"does not answer within {self.request_s:g} s"
         self._process.kill()
         code = self._process.wait()
-        self._stderr.seek(0)
-        lines = [line.strip() for line in self._stderr.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        text = self._errors.read().decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         # After a crash the last line may be about anything; a process that was killed, by this one too, writes none.
         crashed = code < 0 and code != -signal.SIGKILL
         return f"ended: {'; '.join([describe_exit(code)] * (crashed or not lines) + lines[-1:])}"
