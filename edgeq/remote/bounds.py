@@ -49,7 +49,7 @@ TABLE = 1 << 16
 _ON_ONE_LINE = r"^[^\n\t]*$"
 Line = Annotated[str, Meta(max_length=SHOWN, pattern=_ON_ONE_LINE, description="a short text on one line")]
 Text = Annotated[str, Meta(max_length=1 << 12, pattern=_ON_ONE_LINE, description="a text on one line")]
-SystemFile = Annotated[str, Meta(max_length=1 << 14, description="a small file of the system")]
+SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small file of the system")]
 
 
 def frame_limits(*, arrays: bool) -> FrameLimits:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import onnx
 from edgeq_device.frames import read_frame
 from edgeq_device.guest import GuestSession, TensorInfo
 from edgeq_device.package import MAIN
@@ -89,8 +91,9 @@ class BoardGuest(Guest):
             raise hangs(self.session.board, self.request_s)
         try:
             code = self._process.wait(bounds.EXIT_S)  # ssh gives the exit code after the end of the output
-        except subprocess.TimeoutExpired:
-            return super()._last_error()
+        except subprocess.TimeoutExpired:  # its output has ended, and it goes on
+            self._process.kill()
+            code = LINK_FAILED
         if code == LINK_FAILED or code < 0 or (code == KILLED and self.session.ends(bounds.EXIT_S)):
             raise self.session.cut(self._errors.read())
         return super()._last_error()
@@ -124,6 +127,27 @@ def start_board_guest(session: BoardSession, *, request_s: float | None = None) 
         guest.end()
 
 
+@dataclass(frozen=True, eq=False)
+class _BoardModel(GuestSession):
+    """A session on a board. Outputs whose dtype the model declares here must come with it."""
+
+    declared: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Any]:
+        """As elsewhere.
+
+        Raises:
+            BoardError: an output is missing, or of another dtype; or as `BoardGuest.exchange`.
+        """
+        names = list(output_names or [output.name for output in self.outputs])
+        values = super().run(names, input_feed)
+        for name, value in zip(names, values, strict=True):
+            if name in self.declared and (value is None or value.dtype != self.declared[name]):
+                assert isinstance(self.guest, BoardGuest)
+                raise senseless(self.guest.session)
+        return values
+
+
 class BoardModels:
     """Opens models on a board: a program for onnxruntime's own kernels, another for each plug-in engine, each started
     when it is needed first. Ends them behind its `with` block."""
@@ -143,7 +167,8 @@ class BoardModels:
         """
         settings = with_carried(model, settings)
         request = open_request(self._session.send_model(model, self._progress), settings)
-        return self.guest(settings.engine.name if settings.engine and settings.engine.module else "").opened(request)
+        engine = settings.engine.name if settings.engine and settings.engine.module else ""
+        return self._model(self.guest(engine), request, model)
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, GuestSession]:
         """The variant of a bundle that runs there (or that is named), and its session; the bundle is sent.
@@ -155,11 +180,21 @@ class BoardModels:
         place = self._session.send_bundle(bundle, self._progress)
         wanted = {"bundle": place, "variant": variant, "threads": threads}
         with opened(bundle) as found:
-            known = [one.name for one in found.components[MAIN]]
-        chosen = self.guest().exchange({"do": "choose", **wanted})[0].get("variant")
-        if chosen not in known:
+            known = {one.name: one.model for one in found.components[MAIN]}
+            chosen = str(self.guest().exchange({"do": "choose", **wanted})[0].get("variant"))
+            if (model := known.get(chosen)) is None:
+                raise senseless(self._session)
+            return chosen, self._model(self.guest(), {**wanted, "variant": chosen}, model)
+
+    def _model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
+        session = guest.opened(request)
+        graph = onnx.load(model, load_external_data=False).graph
+        outputs = [output.name for output in session.outputs]
+        if outputs != [output.name for output in graph.output] or not (
+            {one.name for one in session.inputs} <= {one.name for one in graph.input}
+        ):
             raise senseless(self._session)
-        return str(chosen), self.guest().opened({**wanted, "variant": chosen})
+        return _BoardModel(**vars(session), declared=_dtypes(graph.output))
 
     def guest(self, engine: str = "") -> BoardGuest:
         """The program for an engine; "": onnxruntime's own kernels."""
@@ -172,3 +207,10 @@ class BoardModels:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+
+def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
+    """The dtypes of those outputs that come as arrays of numbers that numpy has."""
+    kinds = {one.name: one.type.tensor_type.elem_type for one in outputs if one.type.HasField("tensor_type")}
+    dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
+    return {name: dtype for name, dtype in dtypes.items() if dtype.kind in "biufc"}

@@ -99,7 +99,9 @@ def too_much(board: Board) -> BoardError:
 
 def hangs(board: Board, limit_s: float) -> BoardError:
     """A board that does not answer."""
-    return BoardError(f"{board.name} does not answer within {limit_s:g} s", "Look at the board; restart it if it hangs")
+    return BoardError(
+        f"{board.name} does not answer within {limit_s:.0f} s", "Look at the board; restart it if it hangs"
+    )
 
 
 _FAILURES = (
