@@ -76,6 +76,8 @@ def _runs(session: BoardSession, progress: Progress) -> Check:
             there = models.open(demo.MODEL, SessionSettings()).run(None, feed)[0]
     except RuntimeUnavailableError as error:
         return Check("kernels", "failed", str(error))
+    if there.shape != here.shape:
+        return Check("kernels", "failed", f"the demo model answers in the shape {there.shape}, not {here.shape}")
     db = decibels(float((here**2).sum()), float(((there - here) ** 2).sum()))
     found = f"the demo model follows this machine's answers to {db:.1f} dB"
     return Check("kernels", "ok" if db >= LEAST_DB else "failed", found)

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 import onnx
-from edgeq_device.frames import read_frame
+from edgeq_device.budget import VARIABLE
+from edgeq_device.frames import LargeFrameError, read_frame
 from edgeq_device.guest import GuestSession, TensorInfo
 from edgeq_device.package import MAIN
 
@@ -79,6 +80,9 @@ class BoardGuest(Guest):
         limits = bounds.frame_limits(arrays=request["do"] in _WITH_ARRAYS)
         try:
             frame = read_frame(self._process.stdout, limits)
+        except LargeFrameError as error:
+            problem = f"{self.session.board.name} answers with {error}, more than {limits.total}"
+            raise BoardError(problem, f"{VARIABLE} sets the limit: twice as much is `sample`") from error
         except ValueError as error:
             raise senseless(self.session) from error
         if frame is None:

@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 import time
+from pathlib import Path
 
 
 def write(data, descriptor=1):
@@ -142,11 +143,10 @@ class Board:
 
 
 def main():
-    here = os.path.dirname(os.path.abspath(sys.argv[0]))
-    with open(here + "/scenario.json") as stream:
-        board = Board(json.load(stream))
-    with open(here + "/links", "a") as links:
-        links.write("%d\n" % os.getpid())
+    here = Path(sys.argv[0]).parent
+    board = Board(json.loads((here / "scenario.json").read_text()))
+    with (here / "links").open("a") as links:
+        links.write(f"{os.getpid()}\n")
     command = sys.argv[sys.argv.index("--") + 2]
     if board.at == "send" and " serve " in command:
         sys.exit(94)  # edgeq's program is not there yet
@@ -155,7 +155,7 @@ def main():
     elif " attach " not in command.replace("'", " "):
         board.channel() if " serve " in command else board.hostile("send", None)
     else:
-        point = next(point for point in ("edgeq_run.py", "venv", "pip", "uname", "rm") if point in command)
+        point = next(point for point in ("edgeq_run.py", "pip", "uname", "rm", "venv") if point in command)
         if board.hostile(point, lambda value: json.dumps(value).encode()):
             write(json.dumps(board.canned.get(point, {})).encode())
 

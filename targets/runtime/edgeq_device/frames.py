@@ -44,6 +44,10 @@ class FrameLimits:
     total: Optional[int] = None
 
 
+class LargeFrameError(ValueError):
+    """Arrays that are larger than the limits of a frame."""
+
+
 DEFAULT_LIMITS = FrameLimits()
 
 
@@ -51,6 +55,7 @@ def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optio
     """The next frame: its content and its arrays by name; None at the end of the stream.
 
     Raises:
+        LargeFrameError: its arrays are larger than `limits` allow.
         ValueError: it is no frame, or larger than `limits` allow.
         EOFError: the stream ends within it.
     """
@@ -70,7 +75,7 @@ def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optio
     specs = [_spec(entry, limits.array) for entry in listed]
     total = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in specs)
     if limits.total is not None and total > limits.total:
-        raise ValueError(f"arrays of {total} bytes")
+        raise LargeFrameError(f"arrays of {total} bytes")
     arrays = {}
     for name, dtype, shape in specs:
         count = math.prod(shape)
