@@ -41,6 +41,8 @@ VALUES = 1 << 17
 ARRAYS = 1 << 12
 """Arrays in one answer."""
 SYSTEM_FILES = 1 << 11
+KERNELS, KERNEL_VALUES = 1 << 17, 1 << 12
+"""Runs of kernels in a profile, and values in each."""
 SHOWN = 300
 """Characters of a message of the board's."""
 TABLE = 1 << 16

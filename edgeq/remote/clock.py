@@ -23,13 +23,15 @@ from edgeq.hardware.engines import Installed
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.checks import Check
+from edgeq.model.load import model_bytes
 from edgeq.progress import SILENT, Progress
 from edgeq.records import Count, Share, parse
 from edgeq.remote import bounds
 from edgeq.remote.bounds import Text
 from edgeq.remote.devices import Board
-from edgeq.remote.guest import SENSELESS, BoardModels, senseless
+from edgeq.remote.guest import SENSELESS, BoardGuest, BoardModels, senseless
 from edgeq.remote.machine import Description, describe_board
+from edgeq.remote.profiles import check_graph, kernel_events
 from edgeq.remote.session import BoardSession, open_board
 from edgeq.session import SessionSettings, with_carried
 from edgeq.workers.guest import open_request
@@ -224,13 +226,19 @@ class _Profiled:
             session.run(None, feed)
         here = prefix.with_name(f"{prefix.name}.json")
         try:
-            for there, file in ((session.end_profiling(), here), (f"{folder}/{optimized.name}", optimized)):
-                _, arrays = guest.exchange({"do": "read", "file": there})
-                file.write_bytes(arrays["content"].tobytes())
-        except KeyError as error:
+            here.write_bytes(kernel_events(_read(guest, session.end_profiling())))
+            graph = _read(guest, f"{folder}/{optimized.name}")
+            check_graph(graph, model_bytes(self._model))
+            optimized.write_bytes(graph)
+        except (KeyError, ValueError) as error:
             raise senseless(ready.session) from error
         session.close()
         return str(here)
+
+
+def _read(guest: BoardGuest, file: str) -> bytes:
+    _, arrays = guest.exchange({"do": "read", "file": file})
+    return arrays["content"].tobytes()
 
 
 def _send(session: BoardSession, feed: Mapping[str, Any]) -> str:

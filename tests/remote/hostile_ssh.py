@@ -87,6 +87,9 @@ class Board:
         elif self.act == "twice":
             answer = form(self.canned[point])
             write(answer * 5000)
+        elif self.act == "bytes":
+            data = self.given.encode("latin-1")
+            write(packed({}, [["content", "|u1", [len(data)]]]) + data)
         elif self.act == "arrays":
             specs, size = self.given
             write(packed({}, specs))

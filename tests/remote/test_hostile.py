@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import BoardError, EdgeqError
+from edgeq.measure.profile import profile
 from edgeq.remote import bounds
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
@@ -122,6 +123,12 @@ def late(command: str, at: str, act: str = "silence", given: Any = "", **more: A
 
 def deep(levels: int) -> str:
     return '{"a":' + "[" * levels + "]" * levels + "}\n"
+
+
+def kernel(**changes: Any) -> str:
+    """A line of onnxruntime's profile."""
+    args = {"op_name": "Relu", "input_type_shape": [{"float": [1]}]}
+    return json.dumps({"cat": "Node", "name": "a_kernel_time", "dur": 5, "args": args, **changes}) + ",\n"
 
 
 MANY_FILES = {f"proc/f{i}": "x" for i in range(20_000)}
@@ -278,6 +285,13 @@ SCENARIOS = {
     "a race that never ends": late("race", "race"),
     "a negative peak": change("peak", "peak", (("session_peak_bytes",), -1)),
     "a profile of 2 GB": Scenario("profile", "read", "arrays", [[["content", "|u1", [1 << 31]]], 2048 << 20]),
+    "a profile of nothing": Scenario("profile", "read", "arrays", [[["content", "|u1", [1 << 20]]], 1 << 20]),
+    "a profile that is no JSON": Scenario("profile", "read", "bytes", "x_kernel_time\n"),
+    "a kernel of negative time": Scenario("profile", "read", "bytes", kernel(dur=-1)),
+    "a kernel with another operator": Scenario("profile", "read", "bytes", kernel(args={"op_name": ["a"]})),
+    "a profile of many kernels": Scenario("profile", "read", "bytes", kernel() * 200_000),
+    "a profile nested deeply": Scenario("profile", "read", "bytes", kernel(args=json.loads("[" * 60 + "]" * 60))),
+    "an optimised model that is none": Scenario("profile", "read", "bytes", kernel()),
     "a profile without a name": change(
         "profile", "end profiling", (("profile",), {"a": ESC}), (("error",), {"b": ESC})
     ),
@@ -354,8 +368,7 @@ def run(command: str, bundle: Path) -> tuple[int, str, str]:
             elif command == "peak":
                 clock.peak_memory(demo.MODEL, SessionSettings(), {})
             else:
-                wanted = SessionSettings(profile_prefix=Path("p"), save_optimized_to=Path("o.onnx"))
-                clock.open_profiled(demo.MODEL, wanted).end_profiling()
+                profile(demo.MODEL, SessionSettings(), {}, opener=clock.open_profiled)
     except EdgeqError as problem:
         return problem.exit_code, "", f"{problem}\n"
     return 0, "", ""
