@@ -42,7 +42,7 @@ def start(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], Tail]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill and reap a process, and close its pipes. It is asked first: ssh ends what it connects through."""
+    """Kill and reap a process, and close its pipes. SIGTERM comes first: then ssh ends what it connects through."""
     if process.poll() is None:
         process.terminate()
         try:

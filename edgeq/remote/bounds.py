@@ -27,7 +27,7 @@ INSTALL_S = 3600.0
 BENCH_S = 900.0
 """For what a benchmark does besides its runs: opening, warming up, measuring memory."""
 BENCH_FACTOR = 20.0
-"""For its runs: this many times the seconds that they are asked for."""
+"""For its runs: this many times their duration."""
 ALIVE_S = 15.0
 """Between signs of life to the board, and for it to end what runs there behind a session."""
 EXIT_S = 5.0

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import onnx
 from edgeq_device.errors import DeviceError
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from msgspec import Meta
 
 from edgeq.errors import BoardError
-from edgeq.records import parse, plain
+from edgeq.records import parse
 from edgeq.remote import bounds
 from edgeq.remote.bounds import Line, Text
 from edgeq.remote.channel import without_controls
@@ -49,7 +49,7 @@ def kernel_events(profile: bytes) -> bytes:
     Raises:
         ValueError: one is not as it should be, or there are more than `bounds.KERNELS`.
     """
-    kept: list[Any] = []
+    kept: list[str] = []
     stream = io.BytesIO(profile)
     while line := stream.readline(_LONGEST_LINE):
         if _KERNEL not in line:
@@ -57,10 +57,13 @@ def kernel_events(profile: bytes) -> bytes:
         if len(kept) == bounds.KERNELS:
             raise ValueError(f"more than {bounds.KERNELS} runs of kernels")
         try:
-            event = without_controls(parse_json(line.strip().rstrip(b","), "a profile", values=bounds.KERNEL_VALUES))
-            kept.append(json.dumps(plain(parse(event, _Run, "a profile", BoardError))))
+            event = parse_json(line.strip().rstrip(b","), "a profile", values=bounds.KERNEL_VALUES)
+            run = parse(event, _Run, "a profile", BoardError)
         except (DeviceError, BoardError) as error:
             raise ValueError(str(error)) from error
+        read = {"op_name", "input_type_shape", "output_type_shape"} & event["args"].keys()
+        known = {"cat": run.cat, "name": run.name, "dur": run.dur, "args": {key: event["args"][key] for key in read}}
+        kept.append(json.dumps(without_controls(known)))
     return f"[{','.join(kept)}]".encode()
 
 

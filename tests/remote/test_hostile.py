@@ -289,7 +289,7 @@ SCENARIOS = {
     "a profile that is no JSON": Scenario("profile", "read", "bytes", "x_kernel_time\n"),
     "a kernel of negative time": Scenario("profile", "read", "bytes", kernel(dur=-1)),
     "a kernel with another operator": Scenario("profile", "read", "bytes", kernel(args={"op_name": ["a"]})),
-    "a profile of many kernels": Scenario("profile", "read", "bytes", kernel() * 200_000),
+    "a profile of many kernels": Scenario("profile", "read", "bytes", kernel() * 2_000),
     "a profile nested deeply": Scenario("profile", "read", "bytes", kernel(args=json.loads("[" * 60 + "]" * 60))),
     "an optimised model that is none": Scenario("profile", "read", "bytes", kernel()),
     "a profile without a name": change(
@@ -334,6 +334,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr("edgeq.remote.session._short_folder", lambda: str(temporary))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bounds, "KERNELS", 1000)
     for name in ("ALIVE_S", "EXIT_S"):
         monkeypatch.setattr(bounds, name, 0.1)
     return programs
