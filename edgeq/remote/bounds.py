@@ -55,7 +55,7 @@ SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small file o
 
 
 def frame_limits(*, arrays: bool) -> FrameLimits:
-    """Limits of one answer of the program that runs models.
+    """Return the limits of one answer of the program that runs models.
 
     Args:
         arrays: whether the request asks for any. All of them together take at most half of the budget's `sample`.
@@ -65,6 +65,6 @@ def frame_limits(*, arrays: bool) -> FrameLimits:
 
 
 def brief(text: object) -> str:
-    """A text of the board's on one line, cut where it is too long to be read."""
+    """Return a text of the board's on one line, cut where it is too long to be read."""
     line = " ".join(str(text)[: 4 * SHOWN].split())
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"

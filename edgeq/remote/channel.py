@@ -87,7 +87,7 @@ class Channel:
         return self._errors.read()
 
     def ends(self, within_s: float) -> bool:
-        """Whether the program has ended, or does so in time."""
+        """Wait for the program to end; False where it does not in time."""
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -109,11 +109,15 @@ class Channel:
         except BaseException:  # the user ends it: nothing may wait for the board
             self._process.kill()
             raise
-        if len(line) > bounds.ANSWER_BYTES:
-            raise too_much(self.link.board)
-        if not line.endswith(b"\n"):
+        if len(line) <= bounds.ANSWER_BYTES and not line.endswith(b"\n"):
             raise self._cut()
-        return read_json(line, self.link.board, kept="\n\t")  # of files of the system
+        try:
+            if len(line) > bounds.ANSWER_BYTES:
+                raise too_much(self.link.board)
+            return read_json(line, self.link.board, kept="\n\t")  # of files of the system
+        except BoardError:  # what writes this does not end by itself
+            stop(self._process)
+            raise
 
     def _let_go(self) -> None:
         assert self._process.stdin is not None

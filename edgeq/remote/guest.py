@@ -82,7 +82,7 @@ class BoardGuest(Guest):
             frame = read_frame(self._process.stdout, limits)
         except LargeFrameError as error:
             problem = f"{self.session.board.name} answers with {error}, more than {limits.total}"
-            raise BoardError(problem, f"{VARIABLE} sets the limit: twice as much is `sample`") from error
+            raise BoardError(problem, f"Where you trust the board: {VARIABLE}=sample=1GiB allows 512 MiB") from error
         except ValueError as error:
             raise senseless(self.session) from error
         if frame is None:
@@ -214,7 +214,7 @@ class BoardModels:
 
 
 def _dtypes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, np.dtype[Any]]:
-    """The dtypes of those outputs that come as arrays of numbers that numpy has."""
+    """Return the dtypes of those outputs that come as arrays of numbers that numpy has."""
     kinds = {one.name: one.type.tensor_type.elem_type for one in outputs if one.type.HasField("tensor_type")}
     dtypes = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
     return {name: dtype for name, dtype in dtypes.items() if dtype.kind in "biufc"}

@@ -93,7 +93,7 @@ def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes =
 
 
 def too_much(board: Board) -> BoardError:
-    """A board that answers with more than an answer has."""
+    """Return the error of a board that answers with more than is read."""
     return BoardError(f"{board.name} answers with more than {bounds.ANSWER_BYTES} bytes", "Look at what runs there")
 
 

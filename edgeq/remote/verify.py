@@ -132,7 +132,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
 
 
 def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
-    """Whether a runner could report this of a bundle: its own hash and variants, each once, and results that agree."""
+    """Tell whether a runner could report this of a bundle: its own hash and variants, each once, and results that agree."""
     known = [(name, one.name) for name, variants in bundle.components.items() for one in variants]
     named = sorted((one.component, one.variant) for one in found.variants)
     outputs = [output for one in found.variants for output in one.outputs.values()]
