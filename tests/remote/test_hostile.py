@@ -330,7 +330,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ssh.write_text(f"#!{sys.executable} -IS\n{source}")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=":")
-    monkeypatch.setattr("edgeq.remote.devices.platformdirs.user_config_path", lambda app: tmp_path / "config")
+    monkeypatch.setattr("platformdirs.user_config_path", lambda app: tmp_path / "config")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr("edgeq.remote.session._short_folder", lambda: str(temporary))
     monkeypatch.chdir(tmp_path)
