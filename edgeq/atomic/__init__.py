@@ -1,5 +1,6 @@
 """Outputs that appear whole or not at all: written beside their place, then renamed into it."""
 
+from edgeq.atomic.leftovers import interrupted
 from edgeq.atomic.lock import alone_in
 from edgeq.atomic.outputs import (
     Kind,
@@ -12,7 +13,6 @@ from edgeq.atomic.outputs import (
     recover,
     work_folder,
 )
-from edgeq.atomic.placement import interrupted
 
 __all__ = [
     "Kind",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import re
 import shutil
@@ -16,9 +15,9 @@ from typing import Literal
 
 from edgeq_device.moves import exchange, move_new
 
-from edgeq.atomic import placement
+from edgeq.atomic import leftovers, placement
+from edgeq.atomic.leftovers import NEW
 from edgeq.atomic.lock import alone_in
-from edgeq.atomic.placement import NEW
 from edgeq.errors import OutputError
 
 Kind = Literal["file", "directory"]
@@ -55,16 +54,17 @@ def recover(path: Path) -> None:
     """Put back, or finish, what a run that was killed left half moved on its way to `path`.
 
     Raises:
-        OutputError: something else is in the way.
+        OutputError: something else is in the way, or what is there was not left by a run of this user.
     """
-    if placement.interrupted(path):
+    if leftovers.interrupted(path):
         with alone_in(path.parent):
             placement.settle(path)
     inside = path / path.name
-    if any(placement.stages(inside)):  # of a mount point that was filled
+    if any(leftovers.stages(inside)) and not path.is_symlink():  # of a mount point that was filled
         with alone_in(path.parent):
-            placement.settle(inside)
-            for stage in placement.stages(inside):
+            placement.settle(inside, filled=True)
+            for stage in leftovers.stages(inside):
+                leftovers.check_own(stage)
                 shutil.rmtree(stage)
 
 
@@ -172,7 +172,7 @@ def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path
         raise OutputError(
             f"{place} is a directory, where data of {path.name} goes", "Move it, or choose another output"
         )
-    if place.is_symlink() or (place.is_file() and not (_names(path, place.name) or ours(place))):
+    if place.is_symlink() or (place.is_file() and not (leftovers.names(path, place.name) or ours(place))):
         raise OutputError(f"{place} is there, and is none of {path.name}", "Move it, or choose another output")
     _check_free(place, force=force, kind="file")
 
@@ -313,7 +313,7 @@ def _beside(path: Path, kind: Kind) -> Path:
 
 def _remove(stage: Path, parents: list[Path]) -> None:
     """Remove the private folder, and those parents that were made for an output that did not come."""
-    if not placement.is_open(stage):  # else it holds what could not be moved back: the next run does that
+    if not leftovers.is_open(stage):  # else it holds what could not be moved back: the next run does that
         shutil.rmtree(stage, ignore_errors=True)
     for parent in reversed(parents):
         try:
@@ -324,14 +324,6 @@ def _remove(stage: Path, parents: list[Path]) -> None:
 
 def _taken(path: Path) -> OutputError:
     return OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
-
-
-def _names(path: Path, sibling: str) -> bool:
-    """Whether the file at `path` names `sibling` anywhere in its bytes."""
-    if not path.is_file() or not path.stat().st_size:
-        return False
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as held:
-        return held.find(os.fsencode(sibling)) >= 0
 
 
 def _concerns(error: OSError, path: Path) -> bool:

@@ -10,29 +10,21 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from edgeq_device.errors import DeviceError
 from edgeq_device.moves import move_new
-from edgeq_device.plainjson import parse_json
 
+from edgeq.atomic.leftovers import NEW, OLD, RECORD, STEM, Identity, is_open, read_record, stages
 from edgeq.errors import OutputError
-
-NEW, OLD, RECORD = "new", "old", "placing.json"
-_STEM = 100
-
-Identity = tuple[int, int]
-"""Of a file: its number in the file system and when it was written. A rename changes neither."""
 
 
 def stage_name(path: Path) -> str:
     """A fresh name for the private folder beside the output `path`."""
-    return f".{path.name[:_STEM]}.{secrets.token_hex(8)}.partial"
+    return f".{path.name[:STEM]}.{secrets.token_hex(8)}.partial"
 
 
 def identity(path: Path) -> Identity | None:
@@ -95,29 +87,20 @@ def _move_away(source: Path, place: Path) -> None:
         shutil.rmtree(source)
 
 
-def is_open(stage: Path) -> bool:
-    """Whether moves of `stage` are under way, or were cut off."""
-    return (stage / RECORD).exists()
-
-
-def interrupted(path: Path) -> bool:
-    """Whether moves to `path` are under way, or were cut off."""
-    return any(map(is_open, stages(path)))
-
-
-def settle(path: Path) -> None:
+def settle(path: Path, *, filled: bool = False) -> None:
     """Finish what a killed run began at `path`: where the output itself has come everything has, else undo it. Only
     where nobody else is at work in the folder.
 
+    Args:
+        filled: the output is the folder of `path`, into which its files move one by one.
+
     Raises:
-        OutputError: something else stands there now.
+        OutputError: something else stands there now, or a leftover is none of this user's runs.
     """
     for stage in filter(is_open, stages(path)):
-        drafts = _read(stage)
-        if not drafts:
-            continue
+        drafts = read_record(stage, None if filled else path.name)
         last = next(reversed(drafts))
-        if identity(path.parent / last) != drafts[last]:
+        if drafts[last] is None or identity(path.parent / last) != drafts[last]:
             try:
                 _undo(stage, path.parent, drafts)
             except FileExistsError as error:
@@ -128,25 +111,15 @@ def settle(path: Path) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def stages(path: Path) -> Sequence[Path]:
-    """Return the private folders beside `path`: of runs under way, or that were killed."""
-    pattern = re.compile(rf"\.{re.escape(path.name[:_STEM])}\.[0-9a-f]{{16}}\.partial")
-    try:
-        with os.scandir(path.parent) as entries:
-            found = [entry.name for entry in entries if pattern.fullmatch(entry.name)]
-    except OSError:  # no such folder, or one that cannot be read
-        return ()
-    return [path.parent / name for name in sorted(found)]
-
-
 def _undo(stage: Path, folder: Path, drafts: dict[str, Identity | None]) -> None:
     for name, new in reversed(drafts.items()):
         if new is None or identity(folder / name) != new:
             continue
-        if os.path.lexists(stage / NEW / name):  # a move by linking got half way
+        draft = stage / NEW / name
+        if not os.path.lexists(draft):
+            os.replace(folder / name, draft)
+        elif os.path.samestat(draft.lstat(), (folder / name).lstat()):  # a move by linking got half way
             (folder / name).unlink()
-        else:
-            os.replace(folder / name, stage / NEW / name)
     for name in drafts:
         if os.path.lexists(stage / OLD / name):
             move_new(stage / OLD / name, folder / name)
@@ -157,18 +130,3 @@ def _write(stage: Path, drafts: dict[str, Identity | None]) -> None:
     draft = stage / f"{RECORD}.draft"
     draft.write_text(json.dumps(drafts), "utf-8")
     os.replace(draft, stage / RECORD)
-
-
-def _read(stage: Path) -> dict[str, Identity | None] | None:
-    """What `_write` wrote; None where it is something else."""
-    try:
-        plain = parse_json((stage / RECORD).read_bytes(), str(stage))
-    except (DeviceError, OSError):
-        return None
-    if not all(Path(name).name == name and _is_identity(value) for name, value in plain.items()):
-        return None
-    return {name: (value[0], value[1]) if value is not None else None for name, value in plain.items()}
-
-
-def _is_identity(value: object) -> bool:
-    return value is None or (isinstance(value, list) and len(value) == 2 and all(isinstance(p, int) for p in value))

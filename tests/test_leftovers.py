@@ -1,0 +1,219 @@
+"""Folders like those that a killed run leaves, made by hand: nothing of the user's moves by them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgeq.atomic import check_free, placement
+from edgeq.errors import OutputError
+from tests.cli.workspace import Workspace, contents, fill
+from tests.crashes import killed_before
+
+NAMES = [".ssh", "Documents", "out"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A user's files, and below them a folder from somebody else with a leftover of the output `out` in it."""
+    for name in NAMES[:2]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "private").write_text(name)
+    stage = plant(tmp_path / "downloads" / "theirs" / "out", dict.fromkeys(NAMES))
+    (stage / "old").mkdir()
+    return tmp_path
+
+
+def plant(output: Path, record: object) -> Path:
+    """Make the private folder of a run to `output` that was killed, with that record and nothing in `old`."""
+    stage = output.with_name(f".{output.name}.{'0' * 16}.partial")
+    (stage / "new").mkdir(parents=True)
+    stage.chmod(0o700)
+    (stage / "placing.json").write_text(json.dumps(record))
+    return stage
+
+
+def stage_in(home: Path) -> Path:
+    return next((home / "downloads" / "theirs").iterdir())
+
+
+def linked_old(stage: Path) -> None:
+    (stage / "old").rmdir()
+    (stage / "old").symlink_to("../../../..")
+
+
+def linked_new(stage: Path) -> None:
+    (stage / "new").rmdir()
+    (stage / "new").symlink_to("../../../..")
+
+
+def linked_stage(stage: Path) -> None:
+    linked_old(stage)
+    stage.rename(stage.parent.parent / "elsewhere")
+    stage.symlink_to(stage.parent.parent / "elsewhere")
+
+
+def linked_record(stage: Path) -> None:
+    (stage / "placing.json").rename(stage.parent.parent / "record")
+    (stage / "placing.json").symlink_to("../../record")
+
+
+def piped_record(stage: Path) -> None:
+    (stage / "placing.json").unlink()
+    os.mkfifo(stage / "placing.json")
+
+
+def foreign_names(stage: Path) -> None:
+    (stage / "old" / ".ssh").mkdir()
+
+
+def foreign_file(stage: Path) -> None:
+    (stage / "placing.json").write_text(json.dumps({".bashrc": None, "out": None}))
+    (stage / "old" / ".bashrc").write_text("theirs")
+    (stage / "old" / "out").write_text("names .bashrc")
+
+
+def folder_as_companion(stage: Path) -> None:
+    (stage / "placing.json").write_text(json.dumps({"out.data": None, "out": None}))
+    (stage / "old" / "out.data").mkdir()
+
+
+def upward(stage: Path) -> None:
+    (stage / "placing.json").write_text(json.dumps({"..": None, "out": None}))
+
+
+def shared(stage: Path) -> None:
+    (stage / "placing.json").write_text(json.dumps({"out": None}))
+    stage.chmod(0o770)
+
+
+def damaged(stage: Path) -> None:
+    (stage / "placing.json").write_text("{")
+
+
+FORGERIES = [linked_old, linked_new, linked_stage, linked_record, piped_record, foreign_names, foreign_file,
+             folder_as_companion, upward, shared, damaged]  # fmt: skip
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and modes of POSIX")
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_a_forged_leftover_is_refused_and_nothing_moves(home: Path, forge: Callable[[Path], None]) -> None:
+    forge(stage_in(home))
+    before = {str(p) for p in home.rglob("*")}
+    for force in (False, True):
+        with pytest.raises(OutputError, match=r"\.partial is named like what an interrupted run leaves"):
+            check_free(home / "downloads" / "theirs" / "out", force=force)
+    assert {str(p) for p in home.rglob("*")} == before
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files to others")
+@pytest.mark.parametrize("part", [".", "old", "placing.json"])
+def test_what_another_user_left_is_refused(home: Path, part: str) -> None:
+    stage = stage_in(home)
+    (stage / "placing.json").write_text(json.dumps({"out": None}))
+    os.chown(stage / part, 12345, -1)
+    with pytest.raises(OutputError, match="belongs to another user"):
+        check_free(home / "downloads" / "theirs" / "out", force=False)
+
+
+def test_the_leftover_of_a_filled_folder_is_forged(home: Path) -> None:
+    """Mount points have theirs inside."""
+    out = home / "downloads" / "theirs" / "out"
+    shutil.rmtree(stage_in(home))
+    linked = plant(out / "out", {".ssh": None, "manifest.json": None})
+    (linked / "old").symlink_to("../../../..")
+    with pytest.raises(OutputError, match="old is a link"):
+        check_free(out, force=True)
+    # Nor is one believed behind a link in the place of the output.
+    out.rename(out.with_name("real"))
+    out.symlink_to("real")
+    with pytest.raises(OutputError, match="exists already"):
+        check_free(out, force=False)
+    assert (home / ".ssh" / "private").read_text() == ".ssh"
+
+
+COMMANDS = {
+    "quantize": ("quantize", "net.onnx", "--data", "x.npz", "--no-timing", "-o", "theirs/out.onnx"),
+    "package": ("package", "net.onnx", "--data", "x.npz", "--no-timing", "-o", "theirs/out"),
+    "package to a file": ("package", "net.onnx", "--data", "x.npz", "--no-timing", "-o", "theirs/out.edgeq"),
+    "calibrate": ("calibrate", "net.onnx", "--data", "x.npz", "-o", "theirs/out"),
+    "calibrate --resume": ("calibrate", "net.onnx", "--data", "x.npz", "--resume", "-o", "theirs/out"),
+    "report": ("report", "bundle.edgeq", "-o", "theirs/out.html"),
+    "retarget": ("retarget", "net.onnx", "-o", "theirs/out.onnx"),
+    "tune": ("tune", "net.onnx", "--data", "x.npz", "--budget", "3s", "-o", "theirs/out"),
+    "tune, its statistics": ("tune", "net.onnx", "--data", "x.npz", "--budget", "3s", "-o", "theirs/tuned"),
+    "demo": ("demo", "-o", "theirs/out"),
+    "pull": ("pull", f"127.0.0.1:9/net@sha256:{0:064}", "-o", "theirs/out"),
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links of POSIX")
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_no_command_believes_a_forged_leftover(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id").write_text("private")
+    output = tmp_path / command[-1]
+    if output.name == "tuned":
+        output = tmp_path / "theirs" / "tuned.tuning" / "statistics"
+        output.parent.mkdir(parents=True)
+        marker = {"kind": "tuning", "schema": 1, "edgeq": "1"}
+        (output.parent / ".edgeq").write_text(json.dumps(marker))
+    stage = plant(output, {".ssh": None, output.name: None})
+    (stage / "old").symlink_to(os.path.relpath(tmp_path, stage))
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path / ".ssh")
+    ran = Workspace(tmp_path / "theirs").run(*command)
+    assert ran.code == OutputError.exit_code, ran.err
+    assert f".{output.name}.{'0' * 16}.partial" in ran.line
+    assert ran.after == ran.before
+    assert contents(tmp_path / ".ssh") == before
+
+
+def killed_while_placing(output: Path, *, folder: bool) -> None:
+    """Leave what a run leaves that was killed after it moved the old output away, and a companion of it."""
+    stage = output.with_name(placement.stage_name(output))
+    (stage / "new").mkdir(mode=0o700, parents=True)
+    stage.chmod(0o700)
+    names = [output.name] if folder else [f"{output.stem}.program.npz", "weights.bin", output.name]
+    for place in (output.parent, stage / "new"):
+        for name in names:
+            if folder:
+                (place / name).mkdir()
+            (place / name / "file" if folder else place / name).write_text(f"{place.name}, weights.bin")
+
+    def move() -> None:
+        placement.place(stage, output.parent, names, force=True)
+
+    for number in range(1, 100):
+        assert killed_before(move, output.parent, number), "the output was never away"
+        if not output.exists():
+            return
+        for part in ("placing.json", "placing.json.draft"):
+            (stage / part).unlink(missing_ok=True)
+        if (stage / "old").exists():
+            (stage / "old").rmdir()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("name", ["quantize", "package", "package to a file", "calibrate", "report"])
+def test_every_command_puts_back_what_a_killed_run_moved(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    command, folder = COMMANDS[name], name in ("package", "calibrate")
+    output = tmp_path / command[-1]
+    killed_while_placing(output, folder=folder)
+    monkeypatch.chdir(tmp_path)
+    ran = Workspace(output.parent).run(*command)
+    assert "exists already" in ran.line
+    kept = ["out"] if folder else sorted([f"{output.stem}.program.npz", "weights.bin", output.name])
+    assert sorted(p.name for p in output.parent.iterdir()) == kept
+    assert (output / "file" if folder else output).read_text() == "theirs, weights.bin"
