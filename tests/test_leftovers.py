@@ -217,3 +217,16 @@ def test_every_command_puts_back_what_a_killed_run_moved(
     kept = ["out"] if folder else sorted([f"{output.stem}.program.npz", "weights.bin", output.name])
     assert sorted(p.name for p in output.parent.iterdir()) == kept
     assert (output / "file" if folder else output).read_text() == "theirs, weights.bin"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links of POSIX")
+@pytest.mark.parametrize("name", ["statistics.json", "statistics.npz"])
+def test_resuming_follows_no_link(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path)
+    (tmp_path / "theirs" / "out").mkdir(parents=True)
+    (tmp_path / "theirs" / "out" / "statistics.json").write_text('{"format": "edgeq-statistics"}')
+    (tmp_path / "theirs" / "out" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "theirs" / "out" / name).symlink_to(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    Workspace(tmp_path / "theirs" / "out").refused(6, *COMMANDS["calibrate --resume"], says="out holds ")
