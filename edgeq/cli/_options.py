@@ -110,8 +110,21 @@ def checked_reference(context: click.Context, parameter: click.Parameter, given:
     return given
 
 
+class Output(click.Path):
+    """A place that a command writes; `edgeq run` looks at where it lies.
+
+    Args:
+        written: tells by the command's parameters whether it is written; without it, always.
+    """
+
+    def __init__(self, written: Callable[[Mapping[str, Any]], bool] = lambda given: True) -> None:
+        super().__init__(path_type=Path, readable=False)
+        self.written = written
+
+
 # The package that reads a file reports what cannot be read, with its own exit code.
 PATH = click.Path(path_type=Path, readable=False)
+OUTPUT = Output()
 TASK_NAMES = f"{', '.join(TASKS.names())}, or your own: path.py:factory"
 INTEGER = click.Choice(["int8", "uint8"])
 

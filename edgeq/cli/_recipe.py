@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,11 @@ def written(context: click.Context) -> str:
     """The recipe of the command that is being run: what was given for it, as TOML."""
     given = {
         key: context.params[parameter.name or ""]
-        for key, parameter in _parameters(context.command).items()
+        for key, parameter in parameters_of(context.command).items()
         if context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
     }
     for key, value in given.items():
-        if any("://" in text and without_passwords(text) != text for text in map(str, _several(value))):
+        if any("://" in text and without_passwords(text) != text for text in map(str, several(value))):
             raise UsageError(f"a recipe would keep the password in {key}", "Leave the password out")
     names, outer = [context.info_name or ""], context.parent
     while outer is not None and outer.parent is not None:
@@ -58,11 +58,13 @@ def read(path: Path, group: click.Group) -> list[Step]:
     if not tables:
         raise UsageError(f"{path} names no command", "Add a table for one, such as [quantize]")
     shared = {key: value for key, value in content.items() if not isinstance(value, Mapping)}
-    known = {key for _, command, _ in tables for key in _parameters(command)}
+    known = {key for _, command, _ in tables for key in parameters_of(command)}
     for key in shared:
         if key not in known:
             raise UsageError(f"{path}: unknown key {key!r} at the top", suggest(key, known))
-    return [_step(path, place, command, shared, own) for place, command, own in tables]
+    running = click.get_current_context(silent=True)
+    root = partial(click.Context, group, obj=running.obj if running is not None else None)
+    return [_step(path, place, command, shared, own, root()) for place, command, own in tables]
 
 
 def _tables(
@@ -85,18 +87,23 @@ def _tables(
 
 
 def _step(
-    path: Path, place: tuple[str, ...], command: click.Command, shared: Mapping[str, Any], own: Mapping[str, Any]
+    path: Path,
+    place: tuple[str, ...],
+    command: click.Command,
+    shared: Mapping[str, Any],
+    own: Mapping[str, Any],
+    root: click.Context,
 ) -> Step:
-    parameters = _parameters(command)
+    parameters = parameters_of(command)
     kind: Any = dataclasses.make_dataclass("Step", sorted(map(_field, parameters, parameters.values()), key=len))
     data: Any = {**{key: value for key, value in shared.items() if key in parameters}, **own}
     names = [name.replace("-", "_") for name in place]
     for name in reversed(names):
         kind, data = dataclasses.make_dataclass("Table", [(name, kind)]), {name: data}
-    found = functools.reduce(getattr, names, parse(data, kind, path, UsageError, unknown_keys=False))
+    found = reduce(getattr, names, parse(data, kind, path, UsageError, unknown_keys=False))
     arguments = _arguments(parameters, found)
     try:
-        context = command.make_context(" ".join(names), list(arguments))
+        context = command.make_context(" ".join(names), list(arguments), parent=root)
     except click.UsageError as error:
         raise UsageError(f"{path}: [{'.'.join(place)}]: {' '.join(error.format_message().split())}", _FIX) from error
     except ValueError as error:  # a path with a null byte
@@ -104,7 +111,7 @@ def _step(
     return Step((*(name.replace("_", "-") for name in names), *arguments), context)
 
 
-def _parameters(command: click.Command) -> dict[str, click.Parameter]:
+def parameters_of(command: click.Command) -> dict[str, click.Parameter]:
     """What a recipe may say of a command: the longest name of each option, without dashes, and each argument's."""
     return {
         (_long(p) if isinstance(p, click.Option) else p.name or "").lstrip("-").replace("-", "_"): p
@@ -137,7 +144,7 @@ def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[st
     options, positional = [], []
     for key, parameter in parameters.items():
         value = getattr(step, key)
-        values = [str(item) for item in _several(value) if item is not None]
+        values = [str(item) for item in several(value) if item is not None]
         if not isinstance(parameter, click.Option):
             positional += values
         elif not parameter.is_flag:
@@ -147,11 +154,19 @@ def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[st
     return (*options, "--", *positional)
 
 
-def _several(value: Any) -> tuple[Any, ...]:
+def several(value: Any) -> tuple[Any, ...]:
+    """Return the values of a parameter, which can be one or many."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def _toml(value: Any) -> str:
-    """A path, text, number, boolean or a list of those: what JSON writes of them is TOML, but for one character."""
+    """Return a path, text, number, boolean or a list of those as TOML: JSON, with escapes for what is not seen.
+
+    Raises:
+        UsageError: a name that is not UTF-8, which TOML cannot hold.
+    """
     plain = [str(item) for item in value] if isinstance(value, tuple) else value
-    return json.dumps(plain, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
+    text = json.dumps(plain, ensure_ascii=False, default=str)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{str(value)!a} is not UTF-8, which a recipe has to be", "Rename the file")
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in text)

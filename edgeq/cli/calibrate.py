@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Lines, Printer, common
-from edgeq.cli._options import FIX, FORCE, PATH, PREPROCESS, THREADS, WORKERS
+from edgeq.cli._options import FIX, FORCE, OUTPUT, PATH, PREPROCESS, THREADS, WORKERS
 
 if TYPE_CHECKING:
     from edgeq.calibrate.show import Shown
@@ -42,7 +42,7 @@ def command() -> None:
 @command.command("collect")
 @click.argument("model", type=PATH)
 @click.option("--data", required=True, help="A folder of images or test_data_set_N, .npz, .npy, .pb.")
-@click.option("-o", "--output", type=PATH, required=True, metavar="CAL/", help="Directory for the statistics.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Directory for the statistics.")
 @PREPROCESS
 @click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
 @click.option("--start", "first", type=click.IntRange(min=0), default=0, help="First sample, for shards.")
@@ -83,7 +83,7 @@ def collect(
 
 @command.command("merge")
 @click.argument("parts", nargs=-1, required=True, type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="CAL/", help="Directory for the merged statistics.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Directory for the merged statistics.")
 @FORCE
 @common
 def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) -> None:
@@ -97,7 +97,7 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
 @command.command("show")
 @click.argument("path", type=PATH)
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Plot this tensor. Repeatable.")
-@click.option("--svg", type=PATH, metavar="OUT.svg", help="Write histograms and thresholds as SVG.")
+@click.option("--svg", type=OUTPUT, metavar="OUT.svg", help="Write histograms and thresholds as SVG.")
 @click.option(
     "--activation-type",
     type=click.Choice(["int8", "uint8"]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, PATH, PREPROCESS
+from edgeq.cli._options import FORCE, OUTPUT, PATH, PREPROCESS
 
 if TYPE_CHECKING:
     from edgeq.pipeline.emit_c import Emitted
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("program", type=PATH, metavar="PROGRAM.npz|INT8.onnx")
 @click.option("--data", required=True, help="Samples; the first become the bundle's images.")
 @PREPROCESS
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="The C bundle.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR", help="The C bundle.")
 @click.option("--images", type=click.IntRange(min=1), default=2, show_default=True, help="Samples in one run of the C.")
 @click.option(
     "--generation",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Lines, Printer, common, styled, table
-from edgeq.cli._options import FORCE, PATH, comparison_arguments, comparison_options, on_board
+from edgeq.cli._options import FORCE, OUTPUT, PATH, Output, comparison_arguments, comparison_options, on_board
 
 if TYPE_CHECKING:
     from edgeq.report.gate import Gated
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 @click.command("gate")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
-@click.option("--baseline", type=PATH, required=True, metavar="FILE", help="The model or bundle to compare with.")
+@click.option(
+    "--baseline",
+    type=Output(lambda given: given["update"]),
+    required=True,
+    metavar="FILE",
+    help="The model or bundle to compare with.",
+)
 @click.option(
     "--limits", type=PATH, metavar="gate.toml", help="How much worse it may be (docs/gate.md). [5 % slower or larger]"
 )
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--update", is_flag=True, help="Make MODEL the new baseline, whatever was found.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a job's summary.")
-@click.option("--junit", type=PATH, metavar="OUT.xml", help="Write JUnit XML too.")
+@click.option("--junit", type=OUTPUT, metavar="OUT.xml", help="Write JUnit XML too.")
 @on_board
 @FORCE
 @common

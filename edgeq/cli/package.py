@@ -10,7 +10,7 @@ import click
 
 from edgeq.cli._common import Lines, Printer, common, styled
 from edgeq.cli._next import choose_next
-from edgeq.cli._options import PATH, build_options, target_option
+from edgeq.cli._options import OUTPUT, PATH, build_options, target_option
 
 if TYPE_CHECKING:
     from edgeq.measure.checks import Check
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="A target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file. Repeatable.",
 )
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option(
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."

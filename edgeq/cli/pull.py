@@ -8,12 +8,12 @@ import click
 
 from edgeq.cli._common import Printer, common
 from edgeq.cli._next import choose_next
-from edgeq.cli._options import FORCE, PATH, REQUIRE_SIGNATURE, TRUST, checked_reference
+from edgeq.cli._options import FORCE, OUTPUT, REQUIRE_SIGNATURE, TRUST, checked_reference
 
 
 @click.command("pull")
 @click.argument("reference", metavar="REF@DIGEST", callback=checked_reference)
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
 @TRUST
 @REQUIRE_SIGNATURE
 @FORCE

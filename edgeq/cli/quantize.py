@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Lines, Printer, common, table
-from edgeq.cli._options import ENGINE, PATH, build_options, target_option
+from edgeq.cli._options import ENGINE, OUTPUT, PATH, build_options, target_option
 from edgeq.registry import RECOVERIES
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("quantize")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The quantized model.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="OUT.onnx", help="The quantized model.")
 @target_option(
     default="auto",
     help="auto, a target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file.",

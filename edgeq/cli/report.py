@@ -10,15 +10,17 @@ import click
 
 from edgeq.cli._common import Lines, Printer, common, styled
 from edgeq.cli._next import choose_next
-from edgeq.cli._options import PATH
+from edgeq.cli._options import OUTPUT, PATH, Output
 
 if TYPE_CHECKING:
     from edgeq.report.bundle import Reported
 
 
 @click.command("report")
-@click.argument("bundle", type=PATH, metavar="BUNDLE|RECORD.json")
-@click.option("-o", "--output", type=PATH, metavar="FILE.html", help="The page. [beside the bundle, NAME.report.html]")
+@click.argument("bundle", type=Output(lambda given: given["output"] is None), metavar="BUNDLE|RECORD.json")
+@click.option(
+    "-o", "--output", type=OUTPUT, metavar="FILE.html", help="The page. [beside the bundle, NAME.report.html]"
+)
 @click.option(
     "--bench", "measure", is_flag=True, help="Time it here and now against its float32 model, layer by layer."
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, INTEGER, PATH, target_option
+from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, target_option
 
 if TYPE_CHECKING:
     from edgeq.retarget.run import Retargeted
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("retarget")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="OUT.onnx", help="The rewritten model.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="OUT.onnx", help="The rewritten model.")
 @target_option(help="Take format and types of auto, a target, a profile or a .toml file.")
 @click.option("--format", "format_", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written.")
 @click.option("--activation-type", type=INTEGER, help="Integers of activations.")

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import PATH
+from edgeq.cli._options import OUTPUT, PATH
 
 
 @click.command("sign")
-@click.argument("bundle", type=PATH)
+@click.argument("bundle", type=OUTPUT)
 @click.option("--key", type=PATH, required=True, metavar="KEY.pem", help="Private key on P-256, P-384 or P-521.")
 @click.option(
     "--certificate",

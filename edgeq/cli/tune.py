@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Lines, Printer, common, styled, table
-from edgeq.cli._options import FORCE, PATH, complete_board, data_options, target_option
+from edgeq.cli._options import FORCE, OUTPUT, PATH, complete_board, data_options, target_option
 
 if TYPE_CHECKING:
     from edgeq.progress import Progress
@@ -52,7 +52,7 @@ _LOSERS_SHOWN = 10
     shell_complete=complete_board,
     help="Time on this board and check every candidate there; several of one kind take turns. Repeatable.",
 )
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR|FILE.edgeq", help="Where the bundle goes.")
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="Where the bundle goes.")
 @click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 @click.option("--no-memory", is_flag=True, help="Search as if nothing was ever tuned here, and remember nothing.")
