@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +64,22 @@ def command(
     # Of a record there is nothing to verify.
     choose_next(lambda: None if result.of_record else next_check(bundle, SIMULATORS), bundle=bundle)
     if opened:
-        click.launch(str(result.page.absolute()))
+        _open(result.page.absolute(), printer)
+
+
+def _open(page: Path, printer: Printer) -> None:
+    """Open the page with the system's program for it, which searches the working directory for no other program."""
+    from edgeq.emulate.commands import search_path, which
+
+    if os.name == "nt":
+        click.launch(str(page))  # by the kind of the file, and not through PATH
+        return
+    program = which({"darwin": "open"}.get(sys.platform, "xdg-open"))
+    if program is None:
+        printer.progress().note(f"nothing here opens pages: open {page} yourself")
+        return
+    silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    os.posix_spawn(program, [program, str(page)], {**os.environ, "PATH": search_path()}, file_actions=silent)
 
 
 def _draw(result: Reported) -> Lines:

@@ -17,9 +17,15 @@ def which(program: str) -> str | None:
     Relative and empty entries of PATH, and Windows' habit of looking there first, lead into the working directory: what
     lies beside a model is not run.
     """
-    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(folder).is_absolute()]
-    found = shutil.which(program, path=os.pathsep.join(folders)) if folders else None
+    path = search_path()
+    found = shutil.which(program, path=path) if path else None
     return found if found is not None and Path(found).is_absolute() else None
+
+
+def search_path() -> str:
+    """Return PATH without the entries that lead into the working directory."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if Path(folder).is_absolute())
 
 
 def find(program: str, fix: str) -> str:

@@ -144,7 +144,7 @@ def place(
         for option in command_of([name]).params:
             if option.name in ("duration_s", "min_queries"):
                 monkeypatch.setattr(option, "default", 0 if option.name == "duration_s" else 2)
-    monkeypatch.setattr(click, "launch", lambda address: 0)
+    monkeypatch.setattr("edgeq.cli.report._open", lambda page, printer: None)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with in_process() as registry:
         yield registry.host
