@@ -229,4 +229,4 @@ def test_resuming_follows_no_link(name: str, tmp_path: Path, monkeypatch: pytest
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "theirs" / "out" / name).symlink_to(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)
-    Workspace(tmp_path / "theirs" / "out").refused(6, *COMMANDS["calibrate --resume"], says="out holds ")
+    Workspace(tmp_path / "theirs" / "out").refused(6, *COMMANDS["calibrate --resume"], says=f"{name} is a link")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
@@ -29,8 +30,8 @@ from edgeq.atomic import check_free, output_directory
 from edgeq.calibrate.histogram import KEYS, Histogram, from_order, order_of, sound
 from edgeq.calibrate.statistics import ChannelExtrema, Nonfinite, Statistics, TensorStatistics
 from edgeq.data.arrays import DAMAGE, npy_header
-from edgeq.errors import CalibrationError
-from edgeq.ownership import Judge, Ownership, read_object
+from edgeq.errors import CalibrationError, OutputError
+from edgeq.ownership import Judge, Ownership, is_plain, read_object
 from edgeq.records import Count, parse, plain
 
 JSON, ARRAYS = "statistics.json", "statistics.npz"
@@ -60,6 +61,17 @@ def check_directory(directory: Path, *, force: bool) -> None:
     """
     check_free(directory, force=force, kind="directory")
     STATISTICS.check(directory)
+
+
+def check_regular(directory: Path) -> None:
+    """Refuse statistics whose files are links, pipes or devices, before any is opened.
+
+    Raises:
+        OutputError: one of them is.
+    """
+    for place in (directory / JSON, directory / ARRAYS):
+        if os.path.lexists(place) and not is_plain(place):
+            raise OutputError(f"{place} is a link, or no regular file", "Move it, or choose another output")
 
 
 def save_statistics(statistics: Statistics, directory: Path, *, force: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgeq.atomic import check_apart, recover
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.files import STATISTICS, check_directory, load_statistics, save_statistics
+from edgeq.calibrate.files import check_directory, check_regular, load_statistics, save_statistics
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.given import Data
@@ -62,7 +62,7 @@ def calibrate(
 
     Raises:
         CalibrationError: a value is NaN or infinite; what is in `output` belongs to other data or another model.
-        OutputError: `output` holds what edgeq did not write there.
+        OutputError: `output` holds links, or what edgeq did not write there.
         UsageError: an argument of another type; DataError: the samples cannot be opened.
     """
     model, directory = path_of(model), path_of(output, "output") if output is not None else None
@@ -70,7 +70,7 @@ def calibrate(
         recover(directory)
     start = None
     if resume and directory is not None and directory.exists():
-        STATISTICS.check(directory)  # before a link in it is followed
+        check_regular(directory)
         start = load_statistics(directory)
     mine, kept = force or start is not None, start is not None
 
