@@ -20,10 +20,10 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
-from edgeq_device.budget import interrupt_once, unwind_on
+from edgeq_device.budget import Endings
 from edgeq_device.terminal import prepare_output, printable, without_passwords
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
@@ -42,26 +42,14 @@ _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 # Resources that the machine lacks; any other OSError that no package has turned into an edgeq error is a bug.
 _EXHAUSTED = frozenset({*_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.EFBIG})
 
+_endings = Endings()
+
 
 def restore_interrupts() -> None:
     """From here on Ctrl-C, SIGTERM and a closed terminal unwind the stack, so that temporary files are removed."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, _interrupt)
-    unwind_on("SIGTERM", "SIGHUP")
-
-
-class _Interrupt:
-    """What Ctrl-C does, and whether it was pressed: libraries turn the exception into errors of their own, as an import
-    that it ends does, and processes that work for this one end too."""
-
-    pressed = False
-
-    def __call__(self, number: int, frame: Any) -> NoReturn:
-        self.pressed = True
-        interrupt_once(number, frame)
-
-
-_interrupt = _Interrupt()
+        signal.signal(signal.SIGINT, _endings.interrupt)
+    _endings.unwind_on("SIGTERM", "SIGHUP")
 
 
 def check_threads() -> None:
@@ -159,7 +147,9 @@ def _end_usage(error: click.UsageError) -> NoReturn:
 
 
 def _end(line: str, code: int) -> NoReturn:
-    if _interrupt.pressed:
+    if _endings.number == signal.SIGINT:
         line, code = _INTERRUPTED_LINE, INTERRUPTED
+    elif _endings.number:
+        sys.exit(128 + _endings.number)
     click.echo(printable(without_passwords(f"edgeq: {line}")), err=True)
     sys.exit(code)

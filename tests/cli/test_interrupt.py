@@ -108,29 +108,40 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 restore_interrupts()
 with ends_in_one_line():
     try:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.NAME)
         while True:
             pass
-    except KeyboardInterrupt as error:
+    except BaseException as error:
         raise RuntimeUnavailableError("onnxruntime cannot be imported") from error
 """
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are sent as POSIX has them")
-def test_an_interrupt_that_a_library_makes_an_error_of_is_one_all_the_same() -> None:
-    words, env = [sys.executable, "-P", "-c", TURNED], process.environment()
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
-    line = "edgeq: interrupted; nothing half-written was left behind\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", line)
+@pytest.mark.parametrize(
+    ("name", "code", "line"),
+    [
+        ("SIGINT", INTERRUPTED, "edgeq: interrupted; nothing half-written was left behind\n"),
+        ("SIGTERM", TERMINATED, ""),
+        ("SIGHUP", TERMINAL_GONE, ""),
+    ],
+)
+def test_a_signal_that_a_library_makes_an_error_of_ends_the_program_all_the_same(
+    name: str, code: int, line: str
+) -> None:
+    words, env = [sys.executable, "-P", "-c", TURNED.replace("NAME", name)], process.environment()
+    ended = subprocess.run(
+        words, env=env, capture_output=True, text=True, timeout=60, check=False, preexec_fn=process.enable_signals
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", line)
 
 
 HANDLERS = """
 import signal
 import edgeq.__main__
-from edgeq.process import _interrupt, restore_interrupts
+from edgeq.process import _endings, restore_interrupts
 print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
 restore_interrupts()
-print(signal.getsignal(signal.SIGINT) is _interrupt)
+print(signal.getsignal(signal.SIGINT) == _endings.interrupt)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 restore_interrupts()
 print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)

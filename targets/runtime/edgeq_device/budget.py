@@ -133,31 +133,41 @@ def lift_seconds() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
 
-def interrupt_once(number: int, frame: Any) -> NoReturn:
-    """Raise KeyboardInterrupt, once: a terminal interrupts both processes, and the parent hands its signal on."""
-    del frame
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+class Endings:
+    """Handlers of the signals that end a program: they unwind the stack, so that temporary files are removed.
 
-
-def terminate_once(number: int, frame: Any) -> NoReturn:
-    """Unwind the stack, so that temporary files are removed, and end with the exit code that shells give the signal.
-
-    What ends a program may come twice and mixed, as when a terminal is closed; the unwinding is not interrupted.
+    `number` is the signal that came, or 0: libraries make errors of their own of what a handler raises in them, as an
+    import does, and the program ends as the signal says all the same.
     """
-    del frame
-    for name in _TERMINATES:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    sys.exit(128 + number)
 
+    number = 0
 
-def unwind_on(*names: str) -> None:
-    """`terminate_once` on these signals, but for those that this system has not or the caller has made deaf (nohup)."""
-    for name in names:
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, terminate_once)
+    def interrupt(self, number: int, frame: Any) -> NoReturn:
+        """Raise KeyboardInterrupt, once: a terminal interrupts both processes, and the parent hands its signal on."""
+        del frame
+        self.number = number
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    def terminate(self, number: int, frame: Any) -> NoReturn:
+        """End with the exit code that shells give the signal.
+
+        What ends a program may come twice and mixed, as when a terminal is closed; the unwinding is not interrupted.
+        """
+        del frame
+        self.number = number
+        for name in _TERMINATES:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    def unwind_on(self, *names: str) -> None:
+        """Handle these signals with `terminate`, but for those that this system has not or the caller has made deaf
+        (nohup)."""
+        for name in names:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self.terminate)
 
 
 def _lower(kind: int, limit: int) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
-from edgeq_device.budget import confine, interrupt_once, lift_seconds, unwind_on
+from edgeq_device.budget import Endings, confine, lift_seconds
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError
 from edgeq_device.package import Bundle, open_bundle
 from edgeq_device.terminal import json_text, prepare_output, printable, without_passwords
@@ -20,6 +20,8 @@ from edgeq_device.variants import Variant
 INTERRUPTED = 130
 READER_GONE = 141
 
+_endings = Endings()
+
 
 def program(root: Path) -> int:
     """`main` in a process under the limits of the budget, for the program that travels in a bundle."""
@@ -28,8 +30,8 @@ def program(root: Path) -> int:
     except DeviceError as error:
         return _failed(error)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt_once)
-    unwind_on("SIGTERM", "SIGHUP")
+        signal.signal(signal.SIGINT, _endings.interrupt)
+    _endings.unwind_on("SIGTERM", "SIGHUP")
     return main(root=root)
 
 
@@ -51,11 +53,17 @@ def main(argv: Optional[Sequence[str]] = None, root: Optional[Path] = None) -> i
     except BrokenPipeError:
         return READER_GONE
     except KeyboardInterrupt:
-        print("edgeq_run: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
+
+
+def _interrupted() -> int:
+    print("edgeq_run: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _failed(error: DeviceError) -> int:
+    if _endings.number:
+        return _interrupted() if _endings.number == signal.SIGINT else 128 + _endings.number
     print(printable(without_passwords(f"edgeq_run: {error}")), file=sys.stderr)
     return error.exit_code
 
