@@ -159,7 +159,6 @@ def _options(ort: Any, settings: SessionSettings) -> Any:
     threads, level = settings.intra_op_threads, settings.optimization
     with device_errors():
         options = session_options(ort, config=config, threads=threads, optimization=level)
-    options.log_severity_level = 4  # what it logs as an error it also raises, and that becomes one line
     if settings.save_optimized_to is not None:
         options.optimized_model_filepath = os.fspath(settings.save_optimized_to)
     if settings.profile_prefix is not None:

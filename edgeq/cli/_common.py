@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from edgeq_device.budget import Budget, renew
-from edgeq_device.terminal import json_text, printable
+from edgeq_device.relay import unfiltered
+from edgeq_device.terminal import json_text, printable, printable_lines
 
 from edgeq.cli._next import next_line
 from edgeq.errors import OutputError
@@ -82,7 +83,9 @@ class Printer:
             def render_str(self, text: str, **options: Any) -> Text:  # all that is no Text yet comes through here
                 return super().render_str(printable(text), **options)
 
-        return Piped(soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False, emoji=False)
+        return Piped(
+            file=unfiltered(sys.stdout), soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False, emoji=False
+        )
 
     def progress(self) -> Progress:
         """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
@@ -104,6 +107,19 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: 
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def watched_console() -> Console:
+    """Return a rich console on stderr for what is drawn again and again; what is printed above it stays plain."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Watched(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            plain = (Text(printable_lines(one.plain)) if isinstance(one, Text) else one for one in objects)
+            super().print(*plain, **options)
+
+    return Watched(file=unfiltered(sys.stderr))
 
 
 def styled(text: str, style: str) -> Text:
@@ -148,7 +164,6 @@ class _StderrProgress:
         if not sys.stderr.isatty():
             yield lambda steps: None
             return
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
         from rich.text import Text
@@ -164,7 +179,7 @@ class _StderrProgress:
             Speed(),
             TimeRemainingColumn(),
         )
-        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        with Bar(*columns, console=watched_console(), transient=True) as bar:
             task = bar.add_task(printable(title), total=total)
             yield lambda steps: bar.advance(task, steps)
 

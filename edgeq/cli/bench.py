@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, common, table
+from edgeq.cli._common import Lines, Printer, common, table, watched_console
 from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTIONS, THREADS, VARIANT, complete_board
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
     if printer.quiet or not sys.stderr.isatty():
         return measure_fleet(boards, run, lambda name, status: None)
     from edgeq_device.terminal import printable
-    from rich.console import Console
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text
@@ -141,7 +140,7 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
             table.add_row(Text(printable(name)), Text(printable(status)))
         return table
 
-    with Live(console=Console(stderr=True), get_renderable=drawn, transient=True):
+    with Live(console=watched_console(), get_renderable=drawn, transient=True):
         return measure_fleet(boards, run, doing.__setitem__)
 
 

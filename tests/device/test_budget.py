@@ -123,10 +123,68 @@ def test_the_child_ends_with_its_parent() -> None:
         time.sleep(0.01)
 
 
-def test_without_limits_the_work_is_done_in_the_same_process() -> None:
-    process = start("import os; print(budget, os.getpid(), flush=True)", "off")
-    out, _ = process.communicate(timeout=30)
-    assert out == f"None {process.pid}\n"
+HOSTILE = "x\x1b]0;owned\x07\x1b[2J\nall variants passed\x9b2J"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("budget", ["", "off"])
+def test_what_libraries_print_moves_no_cursor(budget: str) -> None:
+    """By C code, by a child process, by Python; on both descriptors; a last line without its end."""
+    code = f"""
+import os, subprocess, warnings
+text = {HOSTILE!r}
+print("result", flush=True)
+warnings.warn("four " + text)
+os.write(1, ("\x1b[1;31mone " + text + "\x1b[m\\n").encode())
+subprocess.run([sys.executable, "-c", "import sys; print(sys.argv[1], file=sys.stderr)", "two " + text], check=True)
+print("five " + text)
+os.write(2, ("three " + text).encode())
+sys.exit(5)
+"""
+    process = start(code, budget)
+    out, err = process.communicate(timeout=60)
+    shown = "x\\x1b]0;owned\\x07\\x1b[2J"
+    assert process.returncode == 5
+    assert out == f"result\nfive {shown}\nall variants passed\\x9b2J\n"
+    for word in ("one", "two", "three"):
+        assert f"| {word} {shown}\n| all variants passed\\x9b2J\n" in err
+    assert f"UserWarning: four {shown}\n" in err
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("ends", ["sys.exit(3)", "os.abort()"])
+def test_all_that_was_printed_arrives_and_a_process_left_behind_is_not_waited_for(ends: str) -> None:
+    code = f"""
+import os, subprocess
+subprocess.Popen(["sleep", "20"])
+for number in range(20000): os.write(2, b"%d\\n" % number)
+{ends}
+"""
+    begin = time.monotonic()
+    process = start(code, "")
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 15
+    assert err.startswith("".join(f"| {number}\n" for number in range(20000)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_closed_stream_is_nobody_elses(closed: str) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(RUNTIME)!r})\nfrom edgeq_device.budget import confine\n"
+        "confine('this')\nprint('x'); print('y', file=sys.stderr); sys.exit(3)"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -I -c "$1" {closed}', sys.executable, program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        3,
+        "" if "1>" in closed else "x\n",
+        "" if "2>" in closed else "y\n",
+    )
 
 
 def test_a_wrong_variable_ends_the_program_in_one_line() -> None:

@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, Iterable, Mapping, NoReturn, Optional
+from typing import Any, Iterable, Mapping, NoReturn, Optional, Tuple
 
 from edgeq_device.errors import BudgetError, UsageError
+from edgeq_device.relay import divert, open_pipe, relay
+from edgeq_device.terminal import prepare_output
 
 VARIABLE = "EDGEQ_BUDGET"
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
@@ -32,7 +34,7 @@ class Budget:
             machine, or the container, has.
         seconds: of processor time, of all threads together, between two steps of progress; 0: no limit.
         sample: bytes that one sample, table or text may take beyond those that its file holds.
-        confined: whether the work runs in a child process, under the first two.
+        confined: whether the work runs under the first two.
     """
 
     memory: Optional[int] = None
@@ -75,8 +77,8 @@ def largest_sample() -> int:
 def confine(program: str) -> Optional[Budget]:
     """Go on in a child process under the limits of the budget; this process waits for it and ends as it does.
 
-    Call it before threads are started. Returns in the child alone; where there is no fork, or the budget is "off", in
-    this process, without limits.
+    Call it before threads are started. Returns in the child alone; where there is no fork, in this process, without
+    limits. What libraries print in the child is relayed (edgeq_device.relay).
 
     Args:
         program: what the line begins with that says why the child was ended.
@@ -88,17 +90,20 @@ def confine(program: str) -> Optional[Budget]:
         UsageError: as `read_budget`.
     """
     budget = read_budget()
-    if not budget.confined or not hasattr(os, "fork"):
+    if not hasattr(os, "fork"):
         return None
+    prepare_output()
     parent = os.getpid()
+    pipe = open_pipe()
     # A signal that comes before the parent can hand it on waits.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in _ENDS])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [getattr(signal, name) for name in (*_ENDS, "SIGCHLD")])
     child = os.fork()
     if child:
-        _wait(child, program, budget, before)
+        _wait(child, program, budget, before, pipe)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     _die_with(parent)
-    return enforce(budget)
+    divert(*pipe)
+    return enforce(budget) if budget.confined else None
 
 
 def enforce(budget: Budget) -> Budget:
@@ -178,7 +183,7 @@ def _lower(kind: int, limit: int) -> None:
     resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
-def _wait(child: int, program: str, budget: Budget, mask: Iterable[int]) -> NoReturn:
+def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: Tuple[int, int]) -> NoReturn:
     def forward(number: int, frame: Any) -> None:
         """Hand a signal on to the process that works."""
         del frame
@@ -188,8 +193,8 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int]) -> NoRe
         # What the caller has made deaf (nohup) stays so.
         if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
             signal.signal(getattr(signal, name), forward)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    _, status = os.waitpid(child, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGCHLD})
+    status = relay(child, *pipe)
     if os.WIFEXITED(status):
         os._exit(os.WEXITSTATUS(status))
     number = os.WTERMSIG(status)

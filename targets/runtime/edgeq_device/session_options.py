@@ -29,7 +29,7 @@ MOST_THREADS = 1024
 
 
 def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
-    """An `onnxruntime.SessionOptions` that logs errors only.
+    """An `onnxruntime.SessionOptions` that logs nothing but what ends the process.
 
     Args:
         ort: the onnxruntime module.
@@ -44,7 +44,7 @@ def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, op
     if not 0 <= threads <= MOST_THREADS:
         raise UsageError(f"{threads} threads cannot be", f"Give 0 (all cores) to {MOST_THREADS}")
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it logs as an error it also raises, and that becomes one line
     options.intra_op_num_threads = threads
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimization])
     for key, value in sorted(config.items()):

@@ -22,6 +22,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return `text` with its line breaks, tabs and carriage returns as they are and the rest through `printable`."""
+    if text.isprintable():
+        return text
+    return "".join(part if part in "\n\t\r" else printable(part) for part in re.split(r"([\n\t\r])", text))
+
+
 def without_passwords(text: str) -> str:
     """`text` with "…" for each password of an address in it: "tcp://user:…@host", "https://…@host"."""
     return _PASSWORD.sub(r"\1…@", text)

@@ -1,0 +1,139 @@
+"""Relay what libraries print to standard error, each line through `printable`.
+
+onnxruntime logs the names in a file as they are, and C code writes them to descriptors 1 and 2. In the process that
+works both lead to a pipe, which the process that waits reads. Python's own streams keep the caller's descriptors.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import select
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, Tuple
+
+from edgeq_device.terminal import printable, printable_lines
+
+MARK = "| "
+"""Begins each relayed line: a name with a line break in it cannot pass for a line of the program's own."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PIECE = 1 << 16
+_LAST_PIECES = 16
+
+
+class Outlet(io.TextIOWrapper):
+    """A standard stream that escapes what moves a cursor: Python's libraries print names and warnings there, too."""
+
+    def write(self, text: str) -> int:
+        """Write `text` through `printable_lines`."""
+        super().write(printable_lines(text))
+        return len(text)
+
+
+class _Unfiltered:
+    """The stream under an `Outlet`, as it is."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
+
+    def write(self, text: str) -> int:
+        return io.TextIOWrapper.write(self._outlet, text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outlet, name)
+
+
+def unfiltered(stream: Any) -> Any:
+    """Return `stream` for what draws with escapes of its own and has made its texts printable."""
+    return _Unfiltered(stream) if isinstance(stream, Outlet) else stream
+
+
+def open_pipe() -> Tuple[int, int]:
+    """Return the ends of a pipe, neither of which takes the place of a standard stream that the caller has closed."""
+    while True:
+        filler = os.open(os.devnull, os.O_RDWR)
+        if filler > 2:
+            os.close(filler)
+            return os.pipe()
+
+
+def divert(reader: int, writer: int) -> None:
+    """Point descriptors 1 and 2 of this process at the pipe; sys.stdout and sys.stderr go on where they went."""
+    os.close(reader)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        stream.flush()
+        if isinstance(stream, io.TextIOWrapper):
+            unbuffered = getattr(stream, "write_through", False)
+            kept: Any = os.fdopen(os.dup(stream.fileno()), "wb", 0 if unbuffered else -1)
+            outlet = Outlet(
+                kept, stream.encoding, stream.errors, line_buffering=stream.line_buffering, write_through=unbuffered
+            )
+            setattr(sys, name, outlet)
+        os.dup2(writer, number)
+    os.close(writer)
+
+
+def relay(child: int, reader: int, writer: int) -> int:
+    """Relay what comes through the pipe until `child` has ended; return its status as `os.waitpid` gives it.
+
+    Call it while SIGCHLD is blocked, which it unblocks. A process that outlives the child may keep the pipe open: what
+    it prints is not waited for.
+    """
+    os.close(writer)
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    os.set_blocking(reader, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    lines, more = _Lines(), True
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while not ended:
+        ready, _, _ = select.select([woken, *[reader] * more], [], [])
+        if woken in ready:
+            os.read(woken, _PIECE)
+            ended, status = os.waitpid(child, os.WNOHANG)
+        if reader in ready:
+            more = lines.take(reader)
+    for _ in range(_LAST_PIECES):
+        if not (more and select.select([reader], [], [], 0)[0]):
+            break
+        more = lines.take(reader)
+    lines.finish()
+    return status
+
+
+class _Lines:
+    """Whole lines of what was read so far."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def take(self, reader: int) -> bool:
+        """Read once and write the lines that are whole, or too long to be kept; False at the end."""
+        piece = os.read(reader, _PIECE)
+        self._held += piece
+        whole, line_break, rest = self._held.rpartition(b"\n")
+        if line_break or len(rest) > _PIECE:
+            self._held = rest if line_break else b""
+            _write(whole if line_break else rest)
+        return bool(piece)
+
+    def finish(self) -> None:
+        """Write what no line break followed."""
+        if self._held:
+            _write(self._held)
+
+
+def _write(data: bytes) -> None:
+    text = _COLOUR.sub("", data.decode("utf-8", "backslashreplace"))
+    # Lone spaces that a library printed to colour its last line are no line.
+    shown = "".join(f"{MARK}{printable(line)}\n" for line in text.split("\n") if line.strip())
+    # Where nobody reads any more, the process that works must not wait for it.
+    with suppress(OSError):
+        sys.stderr.write(shown)
+        sys.stderr.flush()
