@@ -57,23 +57,23 @@ def test_a_bundle_without_float32_or_self_test(models: dict[str, Path], tmp_path
         assert bundle_feeds(variants) is None
 
 
-def test_memory_is_measured_with_the_folder_of_engines(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_memory_is_measured_with_the_engines_of_the_bundle(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it TensorRT's provider keeps engines and timings in the current directory."""
+    """Without their folder TensorRT's provider keeps engines and timings in the current directory."""
     seen: dict[str, Any] = {}
     monkeypatch.setattr("edgeq_device.bench_bundle.measure_memory", lambda request, shapes: seen.update(request))
     one = fakes.variant(
         ep="TensorrtExecutionProvider",
         model=models["narrow"],
         provider_options={"trt_engine_cache_enable": "1"},
-        engines=tmp_path / "engines",
+        bundle="ab12",
     )
     (model,) = bundle_models([one])
     assert model.memory is not None
     model.memory(1, {})
     again = requested_variant(seen)
-    assert (again.engines, again.provider_options) == (tmp_path / "engines", {"trt_engine_cache_enable": "1"})
+    assert (again.bundle, again.provider_options) == ("ab12", {"trt_engine_cache_enable": "1"})
 
 
 def run_on_device(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -60,7 +60,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def for_tensorrt(models: dict[str, Path], tmp_path: Path) -> Variant:
+def for_tensorrt(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Variant:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     x = np.ones((1, 64), np.float32)
     return variant(
         "t4",
@@ -68,13 +69,13 @@ def for_tensorrt(models: dict[str, Path], tmp_path: Path) -> Variant:
         model=models["narrow"],
         provider_options={"trt_int8_enable": "1"},
         cases=(case(tmp_path, x, x),),
-        engines=tmp_path / "b.engines",
+        bundle="ab12",
     )
 
 
 @pytest.mark.usefixtures("on_a_gpu")
 def test_an_engine_is_announced_timed_and_noted(
-    for_tensorrt: Variant, models: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    for_tensorrt: Variant, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[Pretender] = []
 
@@ -90,7 +91,7 @@ def test_an_engine_is_announced_timed_and_noted(
     first, options = opened[0].asked[0]
     assert opened[0].asked[1] == ("CUDAExecutionProvider", {"use_tf32": "0"})
     assert first == TENSORRT
-    assert options["trt_engine_cache_path"].startswith(str(for_tensorrt.engines))
+    assert options["trt_engine_cache_path"].startswith(f"{tmp_path / 'cache'}/edgeq/tensorrt/ab12/")
     assert len(opened) == 1  # the model has open sizes: no CUDA graph
     assert any("--shapes=x:1x64" in note and "--stronglyTyped" in note for note in session.notes)
     assert session.run(None, {"x": np.ones((1, 64), np.float32)})[0].shape == (1, 8)

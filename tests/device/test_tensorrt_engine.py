@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,24 +25,70 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def built(model: Path, tmp_path: Path) -> Variant:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache."""
+    place = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+    return place
+
+
+@pytest.fixture
+def built(model: Path, tmp_path: Path, cache: Path) -> Variant:
     return variant(
         "t4",
         ep="TensorrtExecutionProvider",
         model=model,
         provider_options=OPTIONS,
-        engines=tmp_path / "bundle.engines",
+        bundle="ab12",
+        beside=tmp_path / "bundle.engines",
     )
 
 
-def test_engines_lie_beside_the_bundle_by_gpu_version_and_model(built: Variant, tmp_path: Path) -> None:
+def test_engines_lie_in_the_users_cache_by_bundle_gpu_version_and_model(built: Variant, cache: Path) -> None:
     engine = plan_engine(built, [T4], "10.13.0")
-    assert engine.folder.parent == tmp_path / "bundle.engines"
+    assert engine.folder.parent == cache / "edgeq" / "tensorrt" / "ab12"
     assert engine.folder.name.startswith("tesla-t4-sm75-trt10.13.0-")
     assert engine.options["trt_engine_cache_path"] == str(engine.folder)
+    assert {stat.S_IMODE(place.stat().st_mode) for place in (engine.folder, *engine.folder.parents[:3])} == {0o700}
     assert not engine.cached
     (engine.folder / "x.engine").write_bytes(b"")
     assert plan_engine(built, [T4], "10.13.0").cached
+    assert not plan_engine(replace(built, bundle="cd34"), [T4], "10.13.0").cached
+
+
+def test_an_engine_beside_the_bundle_is_not_used_and_a_note_tells_so_once(built: Variant) -> None:
+    assert built.beside is not None
+    key = engine_key(built, T4, "10.13.0")
+    for name in (key, key.replace(key.rpartition("-")[2], key.rpartition("-")[2][:16])):
+        (built.beside / name).mkdir(parents=True)
+        (built.beside / name / "x.engine").write_bytes(b"hostile")
+    engine = plan_engine(built, [T4], "10.13.0")
+    assert not engine.cached
+    assert not any(str(built.beside) in value for value in engine.options.values())
+    assert f"{built.beside} is not used" in engine.note
+    (engine.folder / "x.engine").write_bytes(b"")
+    assert plan_engine(built, [T4], "10.13.0").note == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and owners as POSIX has them")
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("spoil", ["link", "open", "file"])
+def test_a_cache_in_which_others_can_write_is_not_used(built: Variant, cache: Path, level: int, spoil: str) -> None:
+    place = plan_engine(built, [T4], "10.13.0").folder
+    (place / "x.engine").write_bytes(b"hostile")
+    spoilt = [place, *place.parents][level]
+    if spoil == "open":
+        spoilt.chmod(0o777)
+    else:
+        spoilt.rename(cache / "elsewhere")
+        if spoil == "link":
+            spoilt.symlink_to(cache / "elsewhere")
+        else:
+            spoilt.write_bytes(b"")
+    engine = plan_engine(built, [T4], "10.13.0")
+    assert not engine.cached
+    assert not engine.folder.is_relative_to(cache)
+    assert engine.note.startswith("engines are lost after this run: ")
 
 
 def test_another_gpu_version_or_model_has_another_engine(built: Variant, model: Path) -> None:
@@ -75,15 +123,19 @@ def test_a_table_is_laid_among_the_engines(built: Variant, tmp_path: Path) -> No
     assert (tmp_path / "mine").read_bytes() == b"mine"
 
 
-def test_a_folder_that_cannot_be_written_is_replaced_with_a_word(
-    built: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cache_home", ["file", "relative"])
+def test_without_a_cache_engines_are_lost_with_a_word(
+    built: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_home: str
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    engine = plan_engine(replace(built, engines=blocked), [T4], "10.13.0")
-    assert engine.folder.is_relative_to(tmp_path / "cache")
-    assert engine.note == f"engines are kept in {engine.folder.parent}: {blocked} cannot be written"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    if cache_home == "relative":
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    engine = plan_engine(built, [T4], "10.13.0")
+    assert engine.folder.is_dir()
+    assert engine.note.startswith("engines are lost after this run: ")
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundS
     shapes = _first_run(variant, bound)
     notes = _notes(variant, engine, tensorrt, shapes, time.perf_counter() - start)
     if not engine.cached:
-        print(printable(notes[0]), file=sys.stderr, flush=True)
+        print(*map(printable, filter(None, (notes[0], engine.note))), sep="\n", file=sys.stderr, flush=True)
     bound.notes = tuple(notes)
     return bound
 

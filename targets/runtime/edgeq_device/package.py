@@ -200,7 +200,7 @@ def _unlisted(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) ->
 def _assemble(source: Path, root: Path, data: bytes, manifest: Manifest, cleanup: Callable[[], None]) -> Bundle:
     components = {
         name: tuple(
-            replace(variant, engines=beside(source, ".engines"))
+            replace(variant, bundle=hashlib.sha256(data).hexdigest(), beside=beside(source, ".engines"))
             for variant in load_variants(name, place, root, manifest.files, str(source))
         )
         for name, place in manifest.components.items()

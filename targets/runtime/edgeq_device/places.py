@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import signal
+import stat
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Callable, Iterator, Tuple
 from edgeq_device.errors import OutputError
 
 SET_TMPDIR = "Free some space, or set TMPDIR to a larger place that can be written"
+_SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 
 @contextmanager
@@ -61,6 +63,41 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
             ) from error
         atexit.register(remove)
     return folder, remove
+
+
+def private_cache(program: str, *names: str) -> Path:
+    """Return the folder of these names, one in the other, in the user's cache (XDG_CACHE_HOME); make what is missing.
+
+    What lies there was put there by this user: each folder is no link and the user's own, and those below `program`
+    are nobody else's to write.
+
+    Raises:
+        OutputError: there is no cache, or somebody else could write in it.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # there may be no home
+    if not os.path.isabs(base):  # noqa: PTH117
+        raise OutputError("there is no folder for a cache", _SET_CACHE)
+    place = Path(base)
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_private(place, place.stat(), 0 if place.stat().st_mode & stat.S_ISVTX else stat.S_IWOTH)
+        for name in (program, *names):
+            place = place / name
+            place.mkdir(mode=0o700, exist_ok=True)
+            _check_private(place, place.lstat(), stat.S_IWOTH | (stat.S_IWGRP if place.name != program else 0))
+    except OSError as error:
+        raise OutputError(f"{place} cannot be made ({error.strerror})", _SET_CACHE) from error
+    if not os.access(place, os.W_OK):
+        raise OutputError(f"{place} cannot be written", _SET_CACHE)
+    return place
+
+
+def _check_private(place: Path, found: os.stat_result, refused: int) -> None:
+    """Refuse what is no folder, another user's folder, and one of a mode with any bit of `refused`."""
+    if not stat.S_ISDIR(found.st_mode):
+        raise OutputError(f"{place} is a link or a file", "Move it")
+    if hasattr(os, "geteuid") and (found.st_mode & refused or found.st_uid not in (os.geteuid(), 0)):
+        raise OutputError(f"{place} can be written by others", _SET_CACHE)
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def open_request(variant: Variant, threads: int, precision: str) -> Request:
         "threads": threads or best_threads(variant),
         "engine": engine.to_dict() if engine is not None else None,
         "precision": precision,
-        "engines": str(variant.engines),
+        "manifest": variant.bundle,
     }
 
 
@@ -103,7 +103,7 @@ def requested_variant(request: Request) -> Variant:
         cases=(),
         tolerance={},
         info={"optimization": request["optimization"], "precision": request["precision"]},
-        engines=Path(request.get("engines", "engines")),
+        bundle=request.get("manifest", ""),
     )
 
 

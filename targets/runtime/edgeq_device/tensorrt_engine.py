@@ -1,6 +1,7 @@
 """TensorRT engines: where they are kept, the provider's options, and how to build one without onnxruntime.
 
-An engine fits one GPU, one TensorRT and one model, so it lies in a folder named after the three, beside the bundle.
+An engine is code that no hash of a bundle covers. It lies in the user's cache, where nobody else can write, below the
+hash of the bundle that it was built of. It fits one GPU, one TensorRT and one model, after which its folder is named.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from typing import Any, Dict, Sequence, Tuple
 
 from edgeq_device.errors import OutputError
 from edgeq_device.gpu import Gpu
-from edgeq_device.places import draft_of, temporary_folder
+from edgeq_device.places import draft_of, private_cache, temporary_folder
 from edgeq_device.tensorrt import STRONGLY_TYPED
 from edgeq_device.variants import Variant
 from edgeq_device.version import parse_version
 
 TABLE = "table"
 _FLAGS = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")
-_HASH_LENGTH = 16
 # All tables of edgeq begin alike: the header of the flatbuffer, up to the number of its entries.
 _FORM = slice(0, 20)
 
@@ -36,7 +36,7 @@ class Engine:
         folder: made, and writable.
         cached: whether an engine lies there already.
         options: provider options.
-        note: where the folder is not beside the bundle, why; else "".
+        note: what the user should know of where engines are and are not; else "".
     """
 
     folder: Path
@@ -49,7 +49,7 @@ def plan_engine(variant: Variant, gpus: Sequence[Gpu], tensorrt: str) -> Engine:
     """The engine of `variant` on the GPU of the highest compute capability, for that version of TensorRT; its folder is
     made."""
     gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=Gpu("", (0, 0)))
-    folder, note = _folder(variant.engines, engine_key(variant, gpu, tensorrt))
+    folder, note = _folder(variant, engine_key(variant, gpu, tensorrt))
     options = typed_options(variant, tensorrt)
     options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
     table = variant.info.get(TABLE)
@@ -57,7 +57,8 @@ def plan_engine(variant: Variant, gpus: Sequence[Gpu], tensorrt: str) -> Engine:
         # The provider looks the table up by name among the engines.
         _put_table(variant.table, folder / table)
     cached = any(folder.glob("*.engine"))
-    return Engine(folder, cached, options, note)
+    notes = [note, "" if cached else _passed_over(variant)]
+    return Engine(folder, cached, options, "; ".join(filter(None, notes)))
 
 
 def _put_table(table: Path, place: Path) -> None:
@@ -81,7 +82,7 @@ def _put_table(table: Path, place: Path) -> None:
 def engine_key(variant: Variant, gpu: Gpu, tensorrt: str) -> str:
     """GPU, compute capability, TensorRT's version and the model's hash, as a folder's name."""
     assert variant.model is not None
-    digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()[:_HASH_LENGTH]
+    digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()
     name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"
     return f"{name}-sm{gpu.compute_capability[0]}{gpu.compute_capability[1]}-trt{tensorrt}-{digest}"
 
@@ -113,22 +114,23 @@ def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, .
     return " ".join(shlex.quote(word) for word in [*words, "--useCudaGraph", "--noDataTransfers"])
 
 
-def _folder(beside: Path, key: str) -> Tuple[Path, str]:
-    """A writable folder for `key`: beside the bundle, else in the user's cache, else a temporary one."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # there may be no home
-    for parent in (beside, *([Path(cache) / "edgeq" / "engines"] if os.path.isabs(cache) else [])):  # noqa: PTH117
-        folder = parent / key
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            note = "" if parent == beside else f"engines are kept in {parent}: {beside} cannot be written"
-            return folder, note
-    parent, _ = temporary_folder("edgeq-engines-", f"engines cannot be kept in {beside}")
+def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
+    """Return a folder for `key` that nobody else can write: in the user's cache, else a temporary one, and why."""
+    try:
+        return private_cache("edgeq", "tensorrt", variant.bundle or "models", key), ""
+    except OutputError as error:
+        note = f"engines are lost after this run: {error}"
+    parent, _ = temporary_folder("edgeq-engines-", "engines cannot be kept")
     folder = parent / key
     folder.mkdir()
-    return folder, f"engines are lost after this run: neither {beside} nor {cache} can be written"
+    return folder, note
+
+
+def _passed_over(variant: Variant) -> str:
+    """Say that engines of an earlier version, or of whoever gave the bundle, are not used."""
+    if variant.beside is None or not os.path.lexists(variant.beside):
+        return ""
+    return f"{variant.beside} is not used, as no hash covers it; engines are kept in the user's cache. Remove it"
 
 
 def describe_engine(engine: Engine, seconds: float) -> str:

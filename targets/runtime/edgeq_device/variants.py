@@ -65,7 +65,8 @@ class Variant:
         slices: what is allowed on parts of an output, by its name, besides the tolerance of the whole.
         info: all of executor_info.edgeq.
         table: the calibration table that must lie among the engines, where it has one.
-        engines: folder for what is built from the model on the device.
+        bundle: the sha256 of its bundle's manifest, under which what is built on the device is kept; "" outside one.
+        beside: where engines lay in earlier versions, which nothing reads.
     """
 
     name: str
@@ -82,7 +83,8 @@ class Variant:
     tolerance: Mapping[str, float]
     info: Mapping[str, Any]
     table: Optional[Path] = None
-    engines: Path = Path("engines")
+    bundle: str = ""
+    beside: Optional[Path] = None
     slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
 
 
