@@ -11,7 +11,7 @@ import shutil
 import stat
 import zipfile
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.errors import AGAIN, BundleError, OutputError
@@ -20,6 +20,7 @@ from edgeq_device.names import check_file_names
 from edgeq_device.places import SET_TMPDIR
 from edgeq_device.plainjson import MAX_BYTES
 from edgeq_device.signature import SIGNATURE
+from edgeq_device.unchanged import Hashed, identity, root_identity
 
 MAX_TOTAL = 1 << 40
 # Deflate reaches 1032:1; real bundles stay under 10:1. Small archives are let be, zeros in a tiny model compress well.
@@ -130,14 +131,20 @@ def check_listing(
     return tuple(others)
 
 
-def check_directory(root: Path, records: Mapping[str, FileRecord]) -> None:
-    """Hash every file of a bundle directory."""
-    for name, record in sorted(records.items()):
-        try:
+def check_directory(root: Path, records: Mapping[str, FileRecord]) -> Hashed:
+    """Hash every file of a bundle directory; return what to hold against the files that are opened later."""
+    folders = {str(parent) for name in records for parent in PurePosixPath(name).parents}
+    name = "."
+    try:
+        found = {name: identity((root / name).lstat()) for name in sorted(folders)}
+        found["."] = root_identity(root)
+        for name, record in sorted(records.items()):
             with open_plain(root / name) as stream:
+                found[name] = identity(os.fstat(stream.fileno()))
                 check_content(stream, record, f"{root}: {name}", None)
-        except OSError as error:
-            raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
+    except OSError as error:
+        raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
+    return Hashed(root, found)
 
 
 def extract(

@@ -135,8 +135,14 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
     extra = check_listing(found, manifest.files, str(root), in_use=True)
     check_assets(manifest.files, str(root))
-    check_directory(root, manifest.files)
-    return replace(_assemble(root, root, data, manifest, lambda: None), extra=extra, signature=signature)
+    hashed = check_directory(root, manifest.files)
+    bundle = _assemble(root, root, data, manifest, lambda: None)
+    hashed.check()
+    components = {
+        name: tuple(replace(variant, hashed=hashed) for variant in variants)
+        for name, variants in bundle.components.items()
+    }
+    return replace(bundle, components=components, extra=extra, signature=signature)
 
 
 def _open_archive(source: Path, expect: Optional[str]) -> Bundle:

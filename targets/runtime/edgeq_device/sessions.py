@@ -117,13 +117,10 @@ def open_unchecked(
 def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
     assert variant.model is not None
     try:
-        if EXTERNAL_FOLDER not in variant.session_options:
-            return open_it(str(variant.model))
-        if parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
-            return open_it(variant.model.read_bytes())
-        with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
-            return open_it(str(model))
-    except RuntimeUnavailableError:
+        session = _open_files(variant, ort, open_it)
+        check_unchanged(variant, str(ort.__version__))
+        return session
+    except (BundleError, RuntimeUnavailableError):
         raise
     except Exception as error:  # onnxruntime raises a dozen unrelated types here, some of them bare Exception
         text = " ".join(str(error).split())
@@ -134,6 +131,33 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
             f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
             f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
         ) from error
+
+
+def _open_files(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
+    assert variant.model is not None
+    if EXTERNAL_FOLDER not in variant.session_options:
+        return open_it(str(variant.model))
+    if not _links(str(ort.__version__)):
+        return open_it(variant.model.read_bytes())
+    with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
+        return open_it(str(model))
+
+
+def check_unchanged(variant: Variant, runtime: str) -> None:
+    """Refuse files of a bundle's directory that are no longer what was hashed when it was opened.
+
+    Call it when what is opened by path is open. `runtime`: the version of onnxruntime.
+
+    Raises:
+        BundleError: a file or a folder was changed, replaced or moved meanwhile.
+    """
+    if variant.hashed is not None:
+        variant.hashed.check(linked=_links(runtime))
+
+
+def _links(runtime: str) -> bool:
+    """Tell whether sessions of that version of onnxruntime are opened from hard links (`_gathered`)."""
+    return parse_version(runtime) < _FOLDER_FROM_BYTES
 
 
 def best_threads(variant: Variant) -> int:

@@ -13,6 +13,7 @@ from edgeq_device.model_options import model_options
 from edgeq_device.names import is_plain_name
 from edgeq_device.options import check_table_name, read_provider_options, read_session_options
 from edgeq_device.plainjson import MAX_BYTES, parse_json
+from edgeq_device.unchanged import Hashed
 
 _VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
 _MOST_SLICES = 256  # of one output
@@ -66,6 +67,7 @@ class Variant:
         info: all of executor_info.edgeq.
         table: the calibration table that must lie among the engines, where it has one.
         bundle: the sha256 of its bundle's manifest, under which what is built on the device is kept; "" outside one.
+        hashed: the files of a bundle that is a directory, as they were hashed.
         beside: where engines lay in earlier versions, which nothing reads.
     """
 
@@ -84,6 +86,7 @@ class Variant:
     info: Mapping[str, Any]
     table: Optional[Path] = None
     bundle: str = ""
+    hashed: Optional[Hashed] = None
     beside: Optional[Path] = None
     slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
 

@@ -1,0 +1,55 @@
+"""Whether a bundle's directory is still what was hashed when a session has been opened from it by path."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Mapping, Tuple
+
+from edgeq_device.errors import AGAIN, BundleError
+
+Identity = Tuple[int, ...]
+# How many numbers of an identity stay when files lie in the folder, and when a file is linked.
+_PLACE, _LINKED = 2, 5
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """The files and folders of a bundle's directory as they were when the files were hashed.
+
+    Attributes:
+        root: the bundle's directory.
+        found: the identity of each, by its path relative to `root`; "." is `root` itself.
+    """
+
+    root: Path
+    found: Mapping[str, Identity]
+
+    def check(self, *, linked: bool = False) -> None:
+        """Refuse a directory in which a file or a folder was changed, replaced or moved since.
+
+        Args:
+            linked: this program made hard links of the files, which moves the time of their last change.
+
+        Raises:
+            BundleError: names the first.
+        """
+        for name, before in self.found.items():
+            try:
+                now = identity((self.root / name).lstat())
+            except OSError as error:
+                raise BundleError(f"{self.root}: {name} was removed since it was hashed", AGAIN) from error
+            kept = before[:_LINKED] if linked else before
+            if now[: len(kept)] != kept:
+                raise BundleError(f"{self.root}: {name} was changed since it was hashed", AGAIN)
+
+
+def identity(found: os.stat_result) -> Identity:
+    """Return what changes when a file is written, replaced, linked or moved, and when a folder is."""
+    return (found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def root_identity(root: Path) -> Identity:
+    """Return what changes when another folder takes the place of `root`, and not when people work in it."""
+    return identity(root.lstat())[:_PLACE]
