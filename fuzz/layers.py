@@ -696,7 +696,7 @@ def _read_signature(path: Path) -> None:
 def _trusted(folder: Path) -> None:
     from tests.device.test_trust import KEY, pem
 
-    (folder / "key.pub").write_text(f"Public Key Info:\n\nnot-after: 2099-01-01\n{pem(KEY)}# another\n{pem(KEY)}")
+    (folder / "key.pub").write_text(f"# a laptop\n\nnot-after: 2099-01-01\n{pem(KEY)}# another\n{pem(KEY)}")
     (folder / "key.der").write_bytes(KEY.der)
     (folder / "revoked.txt").write_text(f"# lost\n{KEY.id}  # a laptop\n")
 

@@ -46,6 +46,37 @@ def test_numbers_out_of_range_are_refused(r: int, s: int) -> None:
     assert not RFC_KEY.verifies(der(r, s), b"sample")
 
 
+def spelled(r: bytes, s: bytes, *, head: bytes = b"", tail: bytes = b"") -> bytes:
+    """A signature of two integers spelled out; `head` stands for tag and length of the whole."""
+    body = b"".join(bytes([0x02, len(number)]) + number for number in (r, s)) + tail
+    return (head or bytes([0x30, len(body)])) + body
+
+
+def test_one_signature_has_one_spelling() -> None:
+    """Others would be new signatures of the same bytes, which a list of known ones lacks."""
+    r, s = (number.to_bytes(33, "big") for number in (RFC_R, RFC_S))
+    good = spelled(r, s)
+    assert RFC_KEY.verifies(good, b"sample")
+    body = good[2:]
+    others = [
+        spelled(b"\0" + r, s),
+        spelled(r, b"\0\0" + s),
+        spelled(r[1:], s),  # below 0
+        spelled(b"", s),
+        spelled(r, s, tail=b"\0"),
+        spelled(r, s, tail=b"\x05\0"),
+        spelled(r, s, head=bytes([0x30, 0x81, len(body)])),
+        spelled(r, s, head=bytes([0x30, 0x82, 0, len(body)])),
+        b"\x30\x80" + body + b"\0\0",
+        bytes([0x30, len(body) + 1, 0x02, 0x81, 33]) + body[2:],
+        bytes([0x31]) + good[1:],
+        good + b"\0",
+    ]
+    assert not any(RFC_KEY.verifies(other, b"sample") for other in others)
+    # Small numbers: a leading zero only where the next bit is set.
+    assert der(1, 0x80) == spelled(b"\1", b"\0\x80")
+
+
 @pytest.mark.parametrize("length", range(71))
 def test_a_cut_signature_is_refused(length: int) -> None:
     assert not RFC_KEY.verifies(der(RFC_R, RFC_S)[:length], b"sample")

@@ -25,7 +25,10 @@ def write(place: Path, text: str | bytes) -> Path:
 
 
 def test_pem_and_der_and_what_stands_around(tmp_path: Path) -> None:
-    text = f"Public Key Info:\n\tAlgorithm: EC\n\n{pem(KEY)}\n# another\nnot-after: 2031-02-03\n{pem(KEY)}"
+    written = (
+        "Public Key Information:\n\tCurve:\tSECP256R1\n\t\tX:\n\t\t\t00:b2\nPublic-Key: (256 bit)\nNIST CURVE: P-256\n"
+    )
+    text = f"{written}# build machine: EC\r\n\n{pem(KEY)}\n# another\nNot-After:  2031-02-03\n{pem(KEY)}\n"
     first, second = read_trust(write(tmp_path / "a", text)).keys
     assert (first.key, first.not_after) == (KEY, None)
     assert str(second.not_after) == "2031-02-03"
@@ -48,22 +51,54 @@ def test_a_folder(tmp_path: Path) -> None:
         ("x.pub", "nothing", "not an elliptic-curve public key"),
         ("x.pub", pem(KEY).replace("-----END", "----END"), "not whole"),
         ("x.pub", pem(KEY) + "-----BEGIN PUBLIC KEY-----\n", "not whole"),
-        ("x.pub", pem(KEY).replace("M", "-", 1), "not whole"),
+        ("x.pub", pem(KEY).replace("M", "-", 1), "not base64"),
         ("x.pem", pem(KEY, "EC PRIVATE KEY"), "holds a EC PRIVATE KEY"),
-        ("x.pub", f"not-after: tomorrow\n{pem(KEY)}", "cannot be read"),
-        ("x.pub", f"Not-After: 1\n{pem(KEY)}", "cannot be read"),
+        ("x.pub", pem(KEY).replace("==", "="), "not base64"),
+        ("x.pub", pem(KEY).replace("-----END", "Comment: x\n-----END"), "not base64"),
         ("x.crt", f"not-after: 2031-01-01\n{pem(KEY, 'CERTIFICATE')}", "has its own last day"),
         ("x.pub", "x" * (1 << 20) + "x", "larger than"),
         ("revoked.text", "a" * 64, "is none of"),
         ("revoked.txt", "a" * 63, "is no id of a key"),
+        ("revoked.txt", b"\xff", "neither DER nor text"),
+        ("revoked.txt", f"# lost\r{'a' * 64}", "revoked.txt:1: .* control character"),
         ("revoked.txt", "", "holds no key"),
     ],
 )
-def test_what_is_not_understood_is_refused(name: str, text: str, problem: str, tmp_path: Path) -> None:
+def test_what_is_not_understood_is_refused(name: str, text: str | bytes, problem: str, tmp_path: Path) -> None:
     """A revocation that is passed over would trust what it revokes."""
     write(tmp_path / name, text)
     with pytest.raises(UsageError, match=problem):
         read_trust(tmp_path)
+
+
+DAY = "2020-01-01"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"not-after{sign}{DAY}" for sign in (" ", "=", " = ", "#", " # ", ":=", " : ", "", "\t")),
+        *(f"{start}{DAY}" for start in ("# not-after: ", "#not after ", "# Not_After=", "notAfter=", "not after: ")),
+        *(f"{start}{DAY}" for start in ("expires: ", "not-before: ", "-not-after: ", "\ufeffnot-after: ", "key ")),
+        *(f"not-after: {day}" for day in ("tomorrow", "1", "", "20200101", "2020-W01-1", "2020-02-30", "2020-1-1")),
+        *(f"not-after: {day}" for day in (f"{DAY}T00:00", f"{DAY} # remark", f'"{DAY}"', f"{DAY}\u2028")),
+        f"not-after: {DAY}\nnot-after: {DAY}",
+        f"not-after: {DAY}\nremark",
+        f"# remark\vnot-after: {DAY}",
+        f"# remark\rnot-after: {DAY}",
+    ],
+)
+def test_a_last_day_counts_or_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.pub"
+    for text in (f"# a\n{line}\n{pem(KEY)}", f"# a\r\n{line}\r\n{pem(KEY)}"):
+        with pytest.raises(UsageError, match=r"x\.pub:[23]: "):
+            read_trust(write(file, text))
+    assert str(read_trust(write(file, f"  not-after: {DAY}\t\n{pem(KEY)}")).keys[0].not_after) == DAY
+
+
+def test_a_last_day_without_a_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no key follows"):
+        read_trust(write(tmp_path / "x.pub", f"{pem(KEY)}not-after: {DAY}\n"))
 
 
 def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,13 +134,21 @@ def read_public_key(der: bytes, where: str) -> PublicKey:
 
 
 def _read_signature(der: bytes) -> Optional[Tuple[int, int]]:
-    """The numbers r and s of a DER signature; None where it is not exactly one."""
+    """Return r and s of a signature; None where it is not their one spelling in DER, as positive numbers."""
     body, rest = _element(der, 0x30)
     r, body = _element(body, 0x02)
     s, body = _element(body, 0x02)
-    if rest or body or not r or not s:
+    if rest or body or not _is_positive(r) or not _is_positive(s):
         return None
-    return int.from_bytes(r, "big", signed=True), int.from_bytes(s, "big", signed=True)
+    return int.from_bytes(r, "big"), int.from_bytes(s, "big")
+
+
+def _is_positive(number: bytes) -> bool:
+    """Return whether the content of an integer is above 0 and as short as it can be: another spelling of a signature
+    would be another signature of the same bytes."""
+    if number[:1] == b"\0":
+        return len(number) > 1 and number[1] > 0x7F
+    return number[:1] != b"" and number[0] < 0x80
 
 
 def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:

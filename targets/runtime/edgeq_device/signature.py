@@ -4,7 +4,6 @@ Sigstore bundle. What it says counts only once a trusted key has verified it (`e
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 from dataclasses import dataclass
@@ -166,8 +165,20 @@ def _objects(values: Mapping[str, Any], key: str, where: str) -> List[Dict[str, 
     return found
 
 
+def decode_base64(text: object) -> bytes:
+    """Return what `text` encodes.
+
+    Raises:
+        ValueError: it is not the one spelling that its bytes have in base64.
+    """
+    data = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    if base64.b64encode(data).decode("ascii") != text or not data:
+        raise ValueError("not base64")
+    return data
+
+
 def _decoded(values: Mapping[str, Any], key: str, where: str) -> bytes:
     try:
-        return base64.b64decode(str(values.get(key, "")), validate=True)
-    except (binascii.Error, ValueError) as error:
+        return decode_base64(values.get(key))
+    except ValueError as error:
         raise BundleError(f"{where}: {key} is not base64", _AGAIN) from error

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import re
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from edgeq_device.ecdsa import PublicKey, read_public_key
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.manifest import MANIFEST
 from edgeq_device.package import Bundle
-from edgeq_device.signature import SHA256, Signature, check_files, parse_signature, signed_files
+from edgeq_device.signature import SHA256, Signature, check_files, decode_base64, parse_signature, signed_files
 
 PLACE = "/etc/edgeq/trust"
 VARIABLE = "EDGEQ_TRUST"
 REVOKED = "revoked.txt"
 _SUFFIXES = (".pem", ".pub", ".crt", ".cer", ".der")
 _MAX_BYTES = 1 << 20
-_PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----([A-Za-z0-9+/=\s]*)-----END \1-----")
-_NOT_AFTER = re.compile(r"^not-after:[ \t]*(.*)$", re.MULTILINE | re.IGNORECASE)
+_BEGIN = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----")
+_NOT_AFTER = re.compile(r"not-after:[ \t]*([0-9]{4}-[0-9]{2}-[0-9]{2})", re.IGNORECASE)
+# What certtool and `openssl ec -text` write of a public key before it.
+_KEY_TEXT = re.compile(
+    r"(Public[- ]Key( Info| Information| ID| PIN)?|X|Y|pub):|[0-9a-f]{2}(:[0-9a-f]{2})*:?|sha(1|256):[0-9a-f]+"
+    r"|pin-sha256:[A-Za-z0-9+/=]+|Public-Key: \([0-9]+ bit\)|(NIST CURVE|ASN1 OID|Curve):[ \t]*[A-Za-z0-9-]+"
+    r"|(Public Key )?Algorithm( Security Level)?: [A-Za-z/]+( \([0-9]+ bits\))?"
+)
+# What a remark must not say: a last day behind # would look set, and would not count.
+_A_LAST_DAY = re.compile(r"not[-_ \t]*after", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
 
 Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
 """The key of a chain's first certificate, where that leads to one of the trusted certificates (all in DER)."""
@@ -181,34 +188,86 @@ def _read(file: Path) -> bytes:
     return data
 
 
+def _lines(data: bytes, where: str) -> List[Tuple[str, str]]:
+    """Place (`where:number`) and text of each line. An editor must show the lines that are read here."""
+    try:
+        lines = [line[:-1] if line.endswith("\r") else line for line in data.decode("utf-8").split("\n")]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} is neither DER nor text in UTF-8", "Write the file again") from error
+    for number, line in enumerate(lines, 1):
+        if _CONTROL.search(line):
+            raise UsageError(f"{where}:{number}: {line[:80]!a} holds a control character", "Remove it")
+    return [(f"{where}:{number}", line.strip(" \t")) for number, line in enumerate(lines, 1)]
+
+
 def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
-    """One id of a key a line; what follows a # is a remark."""
-    lines = [line.partition("#")[0].strip() for line in data.decode("utf-8", "replace").splitlines()]
-    wrong = next((line for line in lines if line and not SHA256.fullmatch(line)), None)
-    if wrong is not None:
-        raise UsageError(f"{where}: {wrong[:80]!a} is no id of a key", "Write the 64 hex digits that `verify` prints")
-    return frozenset(line for line in lines if line)
+    """Return the ids of keys, one a line; a remark begins with #."""
+    found = set()
+    for place, line in _lines(data, where):
+        key = line.partition("#")[0].strip(" \t")
+        if key and not SHA256.fullmatch(key):
+            raise UsageError(f"{place}: {key[:80]!a} is no id of a key", "Write the 64 hex digits that `verify` prints")
+        found.add(key)
+    return frozenset(found - {""})
 
 
 def _blocks(data: bytes, where: str) -> List[Tuple[str, bytes, Optional[date]]]:
-    """Label, content and last day of each key and certificate: of DER data that one, of PEM text every block."""
+    """Return label, content and last day of each key and certificate: of DER data that one, of PEM text every block.
+
+    Raises:
+        UsageError: a line is not of a block, `not-after: YYYY-MM-DD` before a key, a remark, or what tools write of it.
+    """
     if b"-----BEGIN" not in data:
         # A certificate's first element is a sequence of 128 bytes or more, a key's a short one.
         return [("CERTIFICATE" if data[:2] == b"\x30\x82" else "PUBLIC KEY", data, None)]
     found: List[Tuple[str, bytes, Optional[date]]] = []
-    text, end = data.decode("utf-8", "replace"), 0
-    for match in _PEM.finditer(text):
-        label, before, end = match.group(1), text[end : match.start()], match.end()
-        if label not in ("PUBLIC KEY", "CERTIFICATE"):
-            raise UsageError(f"{where} holds a {label}", "Only public keys and certificates belong there")
-        days = _NOT_AFTER.findall(before)
-        if days and label == "CERTIFICATE":
-            raise UsageError(f"{where}: a certificate has its own last day", "Remove the line not-after before it")
-        try:
-            last = min((date.fromisoformat(day.strip()) for day in days), default=None)
-            found.append((label, base64.b64decode("".join(match.group(2).split()), validate=True), last))
-        except (binascii.Error, ValueError) as error:
-            raise UsageError(f"{where}: a block or its not-after cannot be read ({error})") from error
-    if len(found) != text.count("-----BEGIN"):
-        raise UsageError(f"{where} holds a block of PEM that is not whole")
+    last: Optional[Tuple[str, date]] = None
+    lines = iter(_lines(data, where))
+    for place, line in lines:
+        begin = _BEGIN.fullmatch(line)
+        if begin:
+            label = begin.group(1)
+            if label not in ("PUBLIC KEY", "CERTIFICATE"):
+                raise UsageError(f"{place}: {where} holds a {label}", "Only public keys and certificates belong there")
+            if last is not None and label == "CERTIFICATE":
+                raise UsageError(
+                    f"{last[0]}: a certificate has its own last day", "Remove the line not-after before it"
+                )
+            found.append((label, _content(lines, label, place), last[1] if last is not None else None))
+            last = None
+        elif _KEY_TEXT.fullmatch(line):
+            continue
+        elif line and (not line.startswith("#") or _A_LAST_DAY.search(line)):
+            if last is not None:
+                raise UsageError(f"{place}: {line[:80]!a} follows a not-after", "Put the key's block right after that")
+            last = (place, _last_day(line, place))
+    if last is not None:
+        raise UsageError(f"{last[0]}: no key follows this not-after", "Write it before the key that it is for")
     return found
+
+
+def _content(lines: Iterator[Tuple[str, str]], label: str, begin: str) -> bytes:
+    """Take the lines of a block up to its end, and return what they encode."""
+    text: List[str] = []
+    for _, line in lines:
+        if line == f"-----END {label}-----":
+            try:
+                return decode_base64("".join(text))
+            except ValueError as error:
+                raise UsageError(f"{begin}: the {label} is not base64", "Write the file again") from error
+        text.append(line)
+    raise UsageError(f"{begin}: the {label} is not whole", "Write the file again")
+
+
+def _last_day(line: str, place: str) -> date:
+    fault = UsageError(
+        f"{place}: {line[:80]!a} is not understood, so that nothing is trusted",
+        "Between keys stand `not-after: 2027-06-30` and remarks that begin with #",
+    )
+    found = _NOT_AFTER.fullmatch(line)
+    if not found:
+        raise fault
+    try:
+        return date.fromisoformat(found.group(1))
+    except ValueError as error:  # no month has this day
+        raise fault from error
