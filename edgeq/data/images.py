@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import struct
 import warnings
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from edgeq.data.records import MAX_PIXELS, FileList, Rows
+from edgeq.data.records import MAX_PIXELS, FileList, Rows, check_size
 from edgeq.data.state import Picture
 from edgeq.errors import DataError
 
@@ -26,7 +27,11 @@ _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 # Pillow logs details of damaged files; without a handler Python would print them beside the one line of the error.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "LAB", "HSV")
-_BITS_PER_SAMPLE = 258  # a tag of TIFF
+_BITS_PER_SAMPLE, _TILE_WIDTH, _TILE_LENGTH = 258, 322, 323  # tags of TIFF
+_BYTES_A_PIXEL = 16
+"""Bytes that a pixel takes while it is decoded: in Pillow as it is stored and as RGB of 4 bytes, copied, as 3 bytes."""
+_OF_A_BYTE = 64
+"""Bytes that decoding may take for each byte of the file: photographs have 2 to 20 bits a pixel."""
 # What Pillow raises for damaged files.
 _DAMAGED = (OSError, SyntaxError, ValueError, EOFError, MemoryError, struct.error)
 
@@ -38,6 +43,9 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
         DataError: not an image, damaged, truncated, too large, or of more than 8 bits a channel.
     """
     try:
+        held = stream.stat().st_size if isinstance(stream, Path) else stream.seek(0, io.SEEK_END)
+        if not isinstance(stream, Path):
+            stream.seek(0)
         with warnings.catch_warnings():
             # Pillow warns of large images and odd metadata; size is checked here, and metadata is not used.
             warnings.simplefilter("ignore")
@@ -47,6 +55,12 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
                         f"{where} is an image of {image.width}x{image.height} pixels, more than {MAX_PIXELS}",
                         "Give fewer pixels",
                     )
+                check_size(
+                    _BYTES_A_PIXEL * _pixels(image),
+                    f"{where} is an image of {image.width}x{image.height} pixels in {held} bytes",
+                    "Give fewer pixels",
+                    held=_OF_A_BYTE * held,
+                )
                 if image.mode not in _EIGHT_BIT or _is_deep(image):
                     raise DataError(
                         f"{where} is an image whose values are not 8 bits a channel (Pillow's mode {image.mode})",
@@ -60,6 +74,13 @@ def decode(stream: IO[bytes] | Path, where: str) -> Picture:
     except _DAMAGED as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{where} cannot be decoded: {text}", "Replace or remove the file") from error
+
+
+def _pixels(image: Image.Image) -> int:
+    """Return how many pixels the header makes the decoder hold: a tile of TIFF may be larger than its image."""
+    tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
+    tile = math.prod(tags.get(tag) or 1 for tag in (_TILE_WIDTH, _TILE_LENGTH))
+    return max(image.width * image.height, int(tile))
 
 
 def _is_deep(image: Image.Image) -> bool:

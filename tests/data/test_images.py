@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from pathlib import Path
@@ -98,6 +99,46 @@ def test_too_many_pixels_are_refused_before_decoding(tmp_path: Path) -> None:
     Image.new("1", (9000, 9000)).save(tmp_path / "large.png")
     with pytest.raises(DataError, match="9000x9000 pixels"):
         decode(tmp_path / "large.png", "large.png")
+
+
+def claiming(kind: str, width: int, height: int) -> bytes:
+    """A small file of 64x64 pixels whose header claims others."""
+    stream = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(stream, kind)
+    data = bytearray(stream.getvalue())
+    place, form, sizes = {
+        "GIF": (6, "<HH", (width, height)),
+        "BMP": (18, "<ii", (width, height)),
+        "JPEG": (data.find(b"\xff\xc0") + 5, ">HH", (height, width)),
+        "PNG": (16, ">II", (width, height)),
+        "TIFF": (0, "", ()),
+        "PPM": (0, "", ()),
+    }[kind]
+    struct.pack_into(form, data, place, *sizes)
+    if kind == "PNG":
+        struct.pack_into(">I", data, 29, zlib.crc32(data[12:29]))
+    if kind == "TIFF":  # a tile of 60000x60000 in an image of 16x16
+        tags = [(256, 16), (257, 16), (258, 8), (259, 5), (262, 1), (277, 1), (322, 60000), (323, 60000), (324, 300)]
+        entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in [*tags, (325, 20)])
+        return (b"II*\0\x08\0\0\0\x0a\0" + entries + bytes(4)).ljust(320, b"\0")
+    return bytes(data).replace(b"64 64", b"%d %d" % (width, height)) if kind == "PPM" else bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "JPEG", "PNG", "TIFF", "PPM"])
+def test_what_a_header_claims_is_held_against_the_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 million pixels would take 1 GB while they are decoded."""
+    with pytest.raises(DataError, match=r"pixels in \d+ bytes: \d+ bytes, where a sample may take 268435456"):
+        decode_bytes(claiming(kind, 8000, 8000), "x")
+    monkeypatch.setenv("EDGEQ_BUDGET", "sample=1MiB")
+    assert decode_bytes(encoded(pixels(64, 64)), "x").pixels.shape == (64, 64, 3)
+
+
+def test_photographs_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of a file count: noise of 900x900 pixels, where a small file may have 256x256."""
+    monkeypatch.setenv("EDGEQ_BUDGET", "sample=1MiB")
+    assert decode_bytes(encoded(pixels(900, 900), "JPEG"), "x").pixels.shape == (900, 900, 3)
+    with pytest.raises(DataError, match="300x300 pixels"):
+        decode_bytes(encoded(np.zeros((300, 300, 3), np.uint8)), "x")
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
