@@ -8,16 +8,23 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from edgeq_device.budget import VARIABLE, allowance, largest_sample
+from edgeq_device.dtypes import ELEMENT_BITS
 
 from edgeq.errors import ModelError, one_line
 from edgeq.graph.convert import inner_graphs
 from edgeq.graph.index import GraphIndex
 from edgeq.model.skeleton import skeleton
 from edgeq.model.symbolic import SymbolicOptions, reason, symbolic_shapes
+from edgeq.model.tensors import weight_bytes
 
 MAX_ACTIVATION_BYTES = 2**36
 """Bytes. A static shape that needs more than this for one tensor is taken for an attack or an error."""
-_WIDEST_ELEMENT = 16
+_OF_WHAT_IS_THERE = 64
+"""Bytes that one tensor may take for each byte of weights and inputs, beyond `sample` of the budget. Models of few
+weights have results of 25 times their input; those with larger ones have the weights to make them."""
+_COPIES = 32
+"""Bytes that shape inference may take for each byte of a model without its weights."""
 _DEFAULT = SymbolicOptions()
 _PROPAGATED = 2**16
 """Elements of a vector of integers up to which onnx may follow the values in it from node to node."""
@@ -138,7 +145,14 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
         ModelError: types or shapes contradict each other in a way that it cannot go on from.
     """
     try:
-        return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
+        # A few nodes can double ranks, and values of shapes, until there is no memory.
+        with allowance(largest_sample() + _COPIES * bare.ByteSize()):
+            return onnx.shape_inference.infer_shapes(bare, data_prop=data_prop)
+    except MemoryError as error:
+        raise ModelError(
+            f"the shapes of {where} take more than {largest_sample()} bytes",
+            f"If it was downloaded, do not trust it; {VARIABLE} sets sample",
+        ) from error
     except Exception as error:  # its C++ side raises InferenceError, RuntimeError, IndexError and others
         text = one_line(error, most=300)
         raise ModelError(f"the shapes of {where} cannot be inferred: {text}", "Export the model again") from error
@@ -197,18 +211,34 @@ def describe(model: ir.Model, path: Path) -> None:
     bare = skeleton(model)
     _take_claims(bare.graph)
     # Without data propagation: that computes values, however many there are.
-    inferred = inferred_shapes(bare, path).graph
-    for info in [*inferred.input, *inferred.value_info, *inferred.output]:
-        sizes = [d.dim_value for d in info.type.tensor_type.shape.dim if d.dim_value > 0]
-        if math.prod(sizes) > MAX_ACTIVATION_BYTES // _WIDEST_ELEMENT:
-            raise ModelError(
-                f"{path}: tensor {info.name!r} has the shape {sizes}, more than {MAX_ACTIVATION_BYTES >> 30} GiB",
-                "Give the model realistic input sizes; if it was downloaded, do not trust it",
-            )
+    _check_sizes(inferred_shapes(bare, path).graph, weight_bytes(model), path)
     write_shapes(model, None)
+    # What computed shapes say is known now.
+    _check_sizes(skeleton(model).graph, weight_bytes(model), path)
     if not _has_fixed_inputs(bare.graph):
         for value in (v for body in model.graphs() for node in body for v in node.outputs if body is not model.graph):
             value.shape = value.shape if value.is_graph_output() else None
+
+
+def _check_sizes(graph: onnx.GraphProto, weights: int, path: Path) -> None:
+    """Refuse a model that makes much of little: a tensor of many times the bytes of its inputs and weights."""
+    most = largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, graph.input)))
+    limits = ((MAX_ACTIVATION_BYTES, graph.input), (min(most, MAX_ACTIVATION_BYTES), _described(graph)))
+    for info, limit in ((info, limit) for limit, infos in limits for info in infos):
+        size = _least_bytes(info)
+        if size > limit:
+            sizes = [d.dim_value for d in info.type.tensor_type.shape.dim if d.dim_value > 0]
+            raise ModelError(
+                f"{path}: tensor {info.name!r} has the shape {sizes}, {size} bytes, in a model of {weights} bytes",
+                f"Do not trust the file; where you do, {VARIABLE}=sample={(size >> 20) + 1}MiB allows it",
+            )
+
+
+def _least_bytes(info: onnx.ValueInfoProto) -> int:
+    """Return the bytes of a tensor whose open sizes are 1."""
+    tensor = info.type.tensor_type
+    elements: int = math.prod(d.dim_value for d in tensor.shape.dim if d.dim_value > 0)
+    return elements * ELEMENT_BITS.get(tensor.elem_type, 8) // 8
 
 
 def _element_type(value: ir.Value) -> ir.DataType:

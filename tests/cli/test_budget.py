@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.errors import BudgetError, DataError
+from edgeq.errors import BudgetError, DataError, ModelError
 from tests.cli import process
 from tests.graphs import proto
 
@@ -23,11 +23,19 @@ HOSTILE = {
         BudgetError.exit_code,
         "ended after 3 s of processor time without progress",
     ),
-    "huge": (
+    "declared": (
         """g (float[1,4] x) => (float[1,4] y) <int64[1] s = {4000000000}, int64[1] axes = {0}> {
             m = MatMul(x, w)  c = ConstantOfShape<value = float[1] {1.0}>(s)
             r = ReduceSum<keepdims = 0>(c, axes)  y = Add(m, r) }""",
         "memory=3GiB",
+        ModelError.exit_code,
+        "tensor 'c' has the shape [4000000000], 16000000000 bytes",
+    ),
+    "huge": (
+        """g (float[1,4] x) => (float[1,4] y) <int64[1] s = {4000000000}, int64[1] axes = {0}> {
+            m = MatMul(x, w)  c = ConstantOfShape<value = float[1] {1.0}>(s)
+            r = ReduceSum<keepdims = 0>(c, axes)  y = Add(m, r) }""",
+        "memory=3GiB,sample=20GiB",
         DataError.exit_code,
         "Failed to allocate memory",
     ),

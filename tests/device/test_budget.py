@@ -86,6 +86,38 @@ def test_memory_is_limited() -> None:
     assert process.returncode == BudgetError.exit_code
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts all private memory on Linux alone")
+def test_a_step_has_less_memory_for_a_while() -> None:
+    code = """
+from edgeq_device.budget import allowance
+with allowance(200 << 20):
+    bytearray(100 << 20)
+    try:
+        bytearray(400 << 20)
+        sys.exit(1)
+    except MemoryError:
+        pass
+bytearray(400 << 20)
+"""
+    for budget, ends in (("memory=2GiB", 0), ("memory=0", 0), ("off", 1)):
+        process = start(code, budget)
+        process.communicate(timeout=60)
+        assert process.returncode == ends
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_step_has_a_tenth_of_the_time() -> None:
+    process = start(
+        "from edgeq_device.budget import allowance\nwith allowance(1 << 30):\n    while True: pass", "seconds=20"
+    )
+    before = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == BudgetError.exit_code
+    assert "after 20 s of processor time" in err
+    assert "or a tenth" in err
+    assert time.monotonic() - before < 15
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_progress_gives_the_time_again() -> None:
     code = """

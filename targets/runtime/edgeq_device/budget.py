@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Iterable, Mapping, NoReturn, Optional, Tuple
+from typing import Any, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple
 
 from edgeq_device.errors import BudgetError, UsageError
 from edgeq_device.relay import divert, open_pipe, relay
@@ -129,6 +130,45 @@ def renew(budget: Budget) -> None:
         _lower(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + budget.seconds + 1)
 
 
+@contextmanager
+def allowance(memory: int) -> Iterator[None]:
+    """Run the block, a step that takes little for any honest file, under less than the budget: `memory` bytes more than
+    the process has, and a tenth of the seconds. Does nothing in a process without limits, which is not edgeq's own."""
+    if not hasattr(os, "fork"):
+        yield
+        return
+    import resource
+
+    kinds = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_CPU, resource.RLIMIT_DATA)}
+    processor, private = (soft for soft, _ in kinds.values())
+    if processor == resource.RLIM_INFINITY:
+        yield
+        return
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    share = int(usage.ru_utime + usage.ru_stime) + read_budget().seconds // 10 + 1
+    _lower(resource.RLIMIT_CPU, min(processor, share))
+    held = _private_bytes()
+    if held:
+        _lower(
+            resource.RLIMIT_DATA, held + memory if private == resource.RLIM_INFINITY else min(private, held + memory)
+        )
+    try:
+        yield
+    finally:
+        for kind, limits in kinds.items():
+            resource.setrlimit(kind, limits)
+
+
+def _private_bytes() -> int:
+    """Return what RLIMIT_DATA counts of this process; 0 where the system does not say."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as stream:  # noqa: PTH123  # as below
+            line = next((line for line in stream if line.startswith("VmData:")), "")
+    except OSError:
+        return 0
+    return int(line.split()[1]) << 10 if line else 0
+
+
 def lift_seconds() -> None:
     """Take the limit on processor time from this process: whoever started it limits how long it waits."""
     if hasattr(os, "fork"):
@@ -212,8 +252,8 @@ def _reason(number: int, budget: Budget) -> str:
     if number == getattr(signal, "SIGXCPU", None):
         return str(
             BudgetError(
-                f"ended after {budget.seconds} s of processor time without progress, which a file that it reads may be "
-                "made for",
+                f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's "
+                "shapes, which a file that it reads may be made for",
                 f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}",
             )
         )
