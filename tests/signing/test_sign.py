@@ -71,6 +71,23 @@ def test_the_runner(copy: Path, key: Path, tmp_path: Path, capsys: pytest.Captur
     assert main(["info", "--require-signature"], root=copy) == 2
 
 
+@pytest.mark.parametrize("name", ["notes.txt", ".DS_Store", "out.npz", "README"])
+def test_a_file_that_nobody_signed(name: str, copy: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing reads it, but whoever finds it in a signed folder takes it for signed."""
+    public = str(key.with_suffix(".pub"))
+    sign_bundle(copy, key)
+    (copy / name).write_text("run this first")
+    assert CliRunner().invoke(group, ["verify", str(copy)]).exit_code == 0
+    refused = CliRunner().invoke(group, ["verify", str(copy), "--trust", public])
+    assert refused.exit_code == 7
+    assert f"{name!r} is not signed" in refused.stderr
+    for command in ("info", "verify", "bench"):
+        assert main([command, "--trust", public], root=copy) == 7
+        assert f"{name!r} is not signed" in capsys.readouterr().err
+    (copy / name).unlink()
+    assert CliRunner().invoke(group, ["verify", str(copy), "--trust", public]).exit_code == 0
+
+
 @pytest.mark.parametrize("curve", CURVES)
 def test_every_curve_as_directory_and_zip(curve: str, copy: Path, good_zip: Path, tmp_path: Path) -> None:
     key = write_key(tmp_path, "key", curve)

@@ -143,9 +143,18 @@ def verify_signature(
 
 
 def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chain] = None) -> Optional[Signer]:
-    """`verify_signature` of an opened bundle, whose files were hashed already; None where there is no `trust`."""
+    """Return who signed an opened bundle, whose files were hashed already; None where there is no `trust`.
+
+    Raises:
+        BundleError: as `verify_signature`; and where a file lies in its directory that nobody signed.
+    """
     if trust is None:
         return None
+    if bundle.extra:
+        raise BundleError(
+            f"{bundle.source}: {bundle.extra[0]!a} is not signed, where {trust.source} says whose files count",
+            "Move what is no part of the bundle out of it",
+        )
     found = {name: record.sha256 for name, record in bundle.files.items()}
     found[MANIFEST] = bundle.manifest_sha256
     return verify_signature(bundle.signature, found, trust, str(bundle.source), chain)
