@@ -184,6 +184,17 @@ def _rich_models(folder: Path) -> None:
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
 
 
+def _amplifying(folder: Path) -> None:
+    """Models whose few bytes say how much they make: small here, changed to more."""
+    from tests.model.test_declared_sizes import ATTACKS, MANY, write
+
+    for number, (weights, nodes) in enumerate(ATTACKS.values()):
+        for size in (4, MANY):
+            text = [part.replace(str(MANY), str(size)) for part in (weights, nodes)]
+            write(folder / f"{number}-{size}.onnx", *text)
+
+
+layer("model-sizes", _amplifying, mutate=of_fields(onnx.ModelProto), cases=2000, native=True)(_model)
 layer("model-fields", _rich_models, mutate=of_fields(onnx.ModelProto), cases=2000, native=True)(_model)
 layer("model-fields-wire", _rich_models, mutate=of_fields(onnx.ModelProto), cases=2000)(_model_wire)
 
