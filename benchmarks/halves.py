@@ -31,8 +31,8 @@ from tuned import verdict
 from edgeq.data.given import Data
 from edgeq.data.samples import Sample
 from edgeq.hardware.target import resolve
-from edgeq.measure.agreement import Comparison
 from edgeq.measure.boxes import Detections, suppress
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.inference import Outputs, infer
 from edgeq.measure.resample import ResampledMeter
 from edgeq.measure.rows import rows

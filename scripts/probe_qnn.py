@@ -30,7 +30,7 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.engines import engine_for
 from edgeq.errors import EdgeqError
-from edgeq.measure.agreement import decibels
+from edgeq.measure.comparison import decibels
 from edgeq.measure.node_runs import source_name
 from edgeq.model.int8_rules import DEFAULT, Rule
 from edgeq.model.prepare import prepare_model

@@ -1,4 +1,4 @@
-"""Private folders that killed runs left beside an output, believed only where a run of this user can have left them.
+"""Private folders that killed runs left next to an output, believed only where a run of this user can have left them.
 
 A folder from somebody else can hold one that was made by hand: with a link for `old`, moving "back" what its record
 lists would take files from anywhere. So the folder, `new` and `old` have to be real folders of this user that nobody
@@ -23,11 +23,11 @@ NEW, OLD, RECORD = "new", "old", "placing.json"
 STEM = 100
 
 Identity = tuple[int, int]
-"""Of a file: its number in the file system and when it was written. A rename changes neither."""
+"""The number of a file in its file system and the time it was written. A rename changes neither."""
 
 
 def stages(path: Path) -> Sequence[Path]:
-    """Return the private folders beside `path`: of runs under way, or that were killed."""
+    """Return the private folders next to `path`: of runs under way, or that were killed."""
     pattern = re.compile(rf"\.{re.escape(path.name[:STEM])}\.[0-9a-f]{{16}}\.partial")
     try:
         with os.scandir(path.parent) as entries:
@@ -38,12 +38,12 @@ def stages(path: Path) -> Sequence[Path]:
 
 
 def is_open(stage: Path) -> bool:
-    """Whether moves of `stage` are under way, or were cut off."""
+    """Return whether moves of `stage` are under way, or were cut off."""
     return os.path.lexists(stage / RECORD)
 
 
 def interrupted(path: Path) -> bool:
-    """Whether moves to `path` are under way, or were cut off."""
+    """Return whether moves to `path` are under way, or were cut off."""
     return any(map(is_open, stages(path)))
 
 

@@ -25,7 +25,7 @@ Kind = Literal["file", "directory"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOUNTS = Path("/proc/self/mountinfo")
 _LAST = ("manifest.json", ".edgeq")
-"""Of a folder that is filled in place: what tells that the rest is there."""
+"""The files of a folder that are moved last when it is filled in place: they show that the rest is there."""
 _ROOM = 1 << 20
 """Bytes. What does not fit was larger than what is left."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)

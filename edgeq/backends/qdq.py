@@ -72,8 +72,8 @@ def write_qdq(
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What is quantized: nodes in the order of the graph, and activations with their parameters. Nodes that are
-    dropped, and tensors that others take the place of, are removed from both."""
+    """Nodes to quantize, in the order of the graph, and activations with their parameters. Dropped nodes and replaced
+    tensors are removed from both."""
 
     nodes: dict[ir.Node, None]
     tensors: dict[ir.Value, QuantParams]
@@ -239,24 +239,20 @@ class _Writer:
         if not made and not readers:
             return
         place: dict[str, Any] = {"before": self._graph[0]} if maker is None else {"after": maker}
-        parameters = self._parameters(name, params)
-        quantized = self._editor.node(
-            "QuantizeLinear",
-            [value, *parameters],
-            name + QUANTIZE,
-            output=f"{name}{QUANTIZE}_Output",
-            like=value,
-            dtype=params.dtype,
-            **place,
-        )
-        restored = self._editor.node(
-            "DequantizeLinear",
-            [quantized, *parameters],
-            name + DEQUANTIZE,
-            output=f"{name}{DEQUANTIZE}_Output",
-            like=value,
-            after=quantized.producer(),
-        )
+        parameters, pair = self._parameters(name, params), [value]
+        for suffix, dtype in ((QUANTIZE, params.dtype), (DEQUANTIZE, ir.DataType.FLOAT)):
+            inserted = self._editor.node(
+                suffix.removeprefix("_"),
+                [pair[-1], *parameters],
+                name + suffix,
+                output=f"{name}{suffix}_Output",
+                like=value,
+                dtype=dtype,
+                **place,
+            )
+            pair.append(inserted)
+            place = {"after": maker_of(inserted)}
+        _, quantized, restored = pair
         if made and value.is_graph_output():
             insert_behind(value, quantized, restored, self._editor.free_value_name(f"{name}{QUANTIZE}_Input"))
             value.type, value.shape = restored.type, restored.shape

@@ -28,7 +28,7 @@ LARGE = 1 << 15
 
 @dataclass(frozen=True)
 class Seen:
-    """What one sample held of one tensor: its finite elements, and how many others."""
+    """The finite elements of one tensor in one sample, and the number of others."""
 
     count: int
     minimum: float

@@ -49,7 +49,7 @@ class ChannelExtrema:
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """How many elements were no finite numbers.
+    """Counts of the elements that were not finite.
 
     Attributes:
         nan: NaN.

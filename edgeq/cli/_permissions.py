@@ -23,7 +23,7 @@ HOSTS = {"on", "board", "reference", "workers"}
 
 @dataclass(frozen=True)
 class Permissions:
-    """What was typed.
+    """Permissions that the user typed.
 
     Attributes:
         code: functions in Python files and programs that the recipe names are run.

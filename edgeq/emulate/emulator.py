@@ -144,7 +144,7 @@ def emulator_named(name: str) -> Emulator:
 
 
 def home() -> Path:
-    """Where emulated machines lie: in the user's cache (XDG_CACHE_HOME).
+    """Return the folder of emulated machines, in the user's cache (XDG_CACHE_HOME).
 
     Raises:
         RuntimeUnavailableError: the user has none.

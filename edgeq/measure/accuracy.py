@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgeq.display import Displayed
 from edgeq.errors import CheckFailedError, UsageError
-from edgeq.measure.agreement import Agreement, Comparison
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.inference import Outputs, Session, inferences
 from edgeq.measure.loaded_model import open_model
 from edgeq.measure.rows import rows

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.graph.quant_params import dynamic_params
-from edgeq.measure.agreement import OutputAgreement, OutputComparison
+from edgeq.measure.agreement import OutputAgreement
+from edgeq.measure.comparison import OutputComparison
 from edgeq.measure.match_activations import ActivationMatch
 from edgeq.records import NOT_WRITTEN, plain, written
 from edgeq.records import computed as written_too  # `computed` is a field here

@@ -1,4 +1,4 @@
-"""How closely one model's outputs follow another's, without labels.
+"""Figures of how closely one model's outputs follow another's, without labels.
 
 Over all elements of all samples of an output, with r the reference and c the candidate:
 
@@ -12,52 +12,19 @@ An output of several units, as boxes in pixels and scores, is judged by its wors
 
 A sample whose outputs differ in shape has no pairs of elements: it is counted, and left out of SQNR and cosine; its
 rows and elements count as not the same. Where nothing was compared, SQNR is minus infinity.
-
-Sums are kept, never the outputs, so memory does not grow with the samples.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from edgeq_device.variants import slice_name
 
 from edgeq.display import Displayed
-from edgeq.measure.class_scores import ClassScores
-from edgeq.measure.inference import Outputs, Session, inferences
-from edgeq.measure.rows import rows
-from edgeq.measure.slices import SliceFigures, SliceSums
-from edgeq.progress import SILENT, Progress
 from edgeq.records import Amount, Count, Finite, NullIsInfinite, Share, computed
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Samples
-    from edgeq.measure.task import Task
-
-_UNIT = 2**1074
-"""1 over the smallest float64: every other is a multiple of it."""
-_NO_INPUTS: Outputs = MappingProxyType({})
-_MOST_SLICES = 64
-_ADDED = (
-    "elements",
-    "signal",
-    "noise",
-    "product",
-    "candidate_power",
-    "equal_rows",
-    "equal_elements",
-    "nonfinite",
-    "mismatched",
-    "unmatched_rows",
-    "unmatched_elements",
-)
 
 
 @dataclass(frozen=True)
@@ -81,8 +48,7 @@ class SliceAgreement:
     @property
     def where(self) -> str:
         """Name its place in the output."""
-        indices = str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
-        return f"{indices} on axis {self.axis}"
+        return slice_name(self.axis, self.first, self.last)
 
 
 @dataclass(frozen=True)
@@ -215,235 +181,3 @@ class Agreement(Displayed):
         # An output that is empty in every sample, as where a detector finds nothing, says nothing of the others.
         found = [output for output in self.outputs if output.elements or output.nonfinite or output.mismatched]
         return [output for output in found if output.same is None] or found
-
-
-@dataclass
-class OutputComparison:
-    """The running sums of one output, in units of the smallest float64: exact, so that parts merge in any order."""
-
-    name: str
-    elements: int = 0
-    signal: int = 0
-    noise: int = 0
-    product: int = 0
-    candidate_power: int = 0
-    max_abs_error: float = 0.0
-    equal_rows: int = 0
-    equal_elements: int = 0
-    indices: bool = False
-    classes: ClassScores = field(default_factory=ClassScores)
-    nonfinite: int = 0
-    mismatched: int = 0
-    unmatched_rows: int = 0
-    unmatched_elements: int = 0
-    slices: SliceSums | None = None
-
-    def update(
-        self,
-        reference: NDArray[Any],
-        candidate: NDArray[Any],
-        inputs: Mapping[str, NDArray[Any]] = MappingProxyType({}),
-        *,
-        rows: int = 1,
-    ) -> None:
-        """Add one sample's arrays: numbers or booleans, of any shape; and the inputs that they were computed from. Or
-        those of several single rows: the sums are what they would be one by one."""
-        self.indices |= reference.dtype.kind == "b" or (reference.dtype.kind in "iu" and reference.dtype.itemsize >= 4)
-        if reference.shape != candidate.shape:
-            self.mismatched += 1
-            self.unmatched_rows += len(reference) if reference.ndim else 1
-            self.unmatched_elements += max(reference.size, candidate.size)
-            return
-        best = self.classes.update(reference, inputs)
-        if best is not None:
-            self.equal_rows += int((best == candidate.reshape(len(best), -1).argmax(1)).sum())
-        r = np.asarray(reference, np.float64).ravel()
-        c = np.asarray(candidate, np.float64).ravel()
-        every = r, c
-        finite = np.isfinite(r) & np.isfinite(c)
-        if not finite.all():
-            same = (r == c) | (np.isnan(r) & np.isnan(c))
-            self.nonfinite += int((~finite & ~same).sum())
-            r, c = r[finite], c[finite]
-        if not r.size:
-            return
-        error = r - c
-        self.elements += r.size
-        self.equal_elements += int((error == 0).sum())
-        parts = rows if r.size == reference.size else 1
-        for a, b, e in zip(r.reshape(parts, -1), c.reshape(parts, -1), error.reshape(parts, -1), strict=True):
-            self.signal += _units(_dot(a, a))
-            self.noise += _units(_dot(e, e))
-            self.product += _units(_dot(a, b))
-            self.candidate_power += _units(_dot(b, b))
-        self.max_abs_error = max(self.max_abs_error, float(np.abs(error).max()))
-        if self.slices is not None and reference.dtype.kind == "f":
-            whole, other = (np.where(finite, x, 0.0).reshape(reference.shape) for x in every)
-            self.slices.update(whole, other, inputs.values(), rows=rows)
-
-    def merge(self, other: OutputComparison) -> None:
-        """Add what was seen of later samples."""
-        for name in _ADDED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
-        self.indices |= other.indices
-        self.classes.merge(other.classes)
-        if self.slices is not None and other.slices is not None:
-            self.slices.merge(other.slices)
-
-    def result(self, *, classes: bool = False) -> OutputAgreement:
-        """The figures of all samples so far.
-
-        Args:
-            classes: whether it holds class scores, if it is shaped so.
-        """
-        rows = self.classes.rows + self.unmatched_rows
-        return OutputAgreement(
-            name=self.name,
-            elements=self.elements,
-            sqnr_db=decibels(self.signal / _UNIT, self.noise / _UNIT) if self.elements else -math.inf,
-            cosine=(
-                _cosine(self.product / _UNIT, self.signal / _UNIT, self.candidate_power / _UNIT)
-                if self.elements
-                else 0.0
-            ),
-            max_abs_error=self.max_abs_error,
-            top1=_share(self.equal_rows, rows) if classes and self.classes.shaped and self.classes.rows else None,
-            nonfinite=self.nonfinite,
-            mismatched=self.mismatched,
-            same=_share(self.equal_elements, self.elements + self.unmatched_elements) if self.indices else None,
-            slices=() if classes else self.parts(),
-        )
-
-    def parts(self) -> tuple[SliceAgreement, ...]:
-        """Return its slices of unlike scale, if these were asked for: the worst where there are many."""
-        found = sorted(map(_slice, self.slices.result() if self.slices is not None else ()), key=lambda s: s.sqnr_db)
-        return tuple(sorted(found[:_MOST_SLICES], key=lambda s: (s.axis, s.first)))
-
-
-@dataclass
-class Comparison:
-    """The running sums of all outputs of one pair of models.
-
-    Attributes:
-        task: which output holds class scores: a classification's. None finds out by the values, see `class_scores`.
-    """
-
-    task: Task | None = None
-    outputs: dict[str, OutputComparison] = field(default_factory=dict)
-    count: int = 0
-    _floats: set[str] = field(default_factory=set)
-
-    def update(self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS, *, rows: int = 1) -> None:
-        """Add one sample, or several single rows: outputs by name, and its inputs. What is no array of numbers in both
-        is left out."""
-        self.count += rows
-        self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
-        for name, array in reference.items():
-            other = candidate.get(name)
-            if other is not None and array.dtype.kind in "biuf" and other.dtype.kind in "biuf":
-                self.outputs.setdefault(name, OutputComparison(name, slices=SliceSums())).update(
-                    array, other, inputs, rows=rows
-                )
-
-    def merge(self, other: Comparison) -> None:
-        """Add what was seen of later samples."""
-        self.count += other.count
-        self._floats |= other._floats
-        for name, output in other.outputs.items():
-            self.outputs.setdefault(name, OutputComparison(name, slices=SliceSums())).merge(output)
-
-    def result(self) -> Agreement:
-        """The figures of all outputs and samples so far."""
-        return Agreement(
-            tuple(output.result(classes=self._holds_classes(output)) for output in self.outputs.values()), self.count
-        )
-
-    def _holds_classes(self, output: OutputComparison) -> bool:
-        if self.task is None:
-            alone = self._floats == {output.name}
-            return alone and output.classes.plausible(output.name, one_unit=not output.parts())
-        named = getattr(self.task, "output", None)
-        return getattr(self.task, "classes", False) and named in (None, output.name)
-
-
-def compare_many(
-    reference: Session,
-    candidates: Mapping[str, Session],
-    samples: Samples,
-    progress: Progress = SILENT,
-    *,
-    count: int | None = None,
-) -> dict[str, Agreement]:
-    """Agreement of each candidate with the reference, in one pass over the samples."""
-    comparisons = {name: Comparison() for name in candidates}
-    key = "reference"
-    while key in candidates:
-        key += "'"
-    runs = inferences({key: reference, **candidates}, samples, count=count, progress=progress)
-    for sample, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
-        for name, comparison in comparisons.items():
-            comparison.update(outputs[key], outputs[name], sample.inputs)
-    return {name: comparison.result() for name, comparison in comparisons.items()}
-
-
-def compare_sessions(
-    reference_session: Session,
-    candidate_session: Session,
-    samples: Samples,
-    progress: Progress = SILENT,
-    *,
-    count: int | None = None,
-) -> Agreement:
-    """Agreement of the candidate with the reference over `samples` (at most `count`).
-
-    Raises:
-        DataError: there are no samples, or a session refuses one.
-    """
-    return compare_many(reference_session, {"candidate": candidate_session}, samples, progress, count=count)[
-        "candidate"
-    ]
-
-
-def decibels(signal: float, noise: float) -> float:
-    """10 log10(signal / noise) of two powers; infinity without noise, minus infinity without signal."""
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
-
-
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
-
-
-def _slice(sums: SliceFigures) -> SliceAgreement:
-    # Of each pair e = r - c, so that 2 r c = r^2 + c^2 - e^2.
-    product = (sums.signal + sums.candidate_power - sums.noise) / 2
-    return SliceAgreement(
-        axis=sums.axis,
-        first=sums.first,
-        last=sums.last,
-        peak=sums.peak,
-        sqnr_db=decibels(sums.signal, sums.noise),
-        cosine=_cosine(product, sums.signal, sums.candidate_power),
-        max_abs_error=sums.max_abs_error,
-    )
-
-
-def _units(value: float) -> int:
-    """A finite float64 as a whole number of the smallest ones; one that overflowed counts as the largest."""
-    numerator, denominator = min(value, sys.float_info.max).as_integer_ratio()
-    return numerator * (_UNIT // denominator)
-
-
-def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    # Not `a @ b`: BLAS starts its threads for it, and beside a runtime that keeps the cores busy that takes a thousand
-    # times as long as the sum itself.
-    return float(np.einsum("i,i->", a, b))
-
-
-def _cosine(product: float, a: float, b: float) -> float:
-    if a == 0 or b == 0:
-        return 1.0 if a == b else 0.0
-    # Rounding can leave the quotient a few ulp outside.
-    return max(-1.0, min(1.0, product / (math.sqrt(a) * math.sqrt(b))))

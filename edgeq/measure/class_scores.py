@@ -85,7 +85,7 @@ class ClassScores:
         return bool(self.rows) and (self.confidence / self.rows - guess) / (1 - guess) >= _LEAST_CONFIDENCE
 
     def plausible(self, name: str, *, one_unit: bool = True) -> bool:
-        """Whether the only output of a model, called `name`, is to be taken for class scores.
+        """Return whether the only output of a model, called `name`, is to be taken for class scores.
 
         Args:
             one_unit: whether its columns are of one scale.

@@ -1,4 +1,4 @@
-"""Where outputs follow float32 well enough and where they do not, without labels: one set of limits for all."""
+"""Limits on how closely outputs must follow float32, without labels: one set for all commands."""
 
 from __future__ import annotations
 

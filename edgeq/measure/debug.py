@@ -12,8 +12,9 @@ from edgeq.data.samples import Subset, open_samples
 from edgeq.engines import EngineChoice, as_engine
 from edgeq.errors import UsageError
 from edgeq.graph.index import GraphIndex
-from edgeq.measure.agreement import Agreement, compare_many
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.closeness import HEALTHY_DB, closeness
+from edgeq.measure.comparison import compare_many
 from edgeq.measure.diagnosis import Diagnosis
 from edgeq.measure.engine_layers import EngineLayer, compare_engine
 from edgeq.measure.error_attribution import attribute_error

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from edgeq.graph.edit import Editor
 from edgeq.graph.index import GraphIndex
-from edgeq.measure.agreement import Agreement, Comparison
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.inference import Outputs, infer
 from edgeq.measure.instrument import float_input, instrumented_session
 from edgeq.measure.layer_runs import MEMORY, LayerArrays, LayerPair, LayerRuns, floats_only, partition_layers

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgeq.engines import EngineChoice
 from edgeq.graph.edit import Editor
 from edgeq.graph.query import is_constant, is_op, name_of
-from edgeq.measure.agreement import decibels
+from edgeq.measure.comparison import decibels
 from edgeq.measure.inference import infer
 from edgeq.model.load import save_model
 from edgeq.progress import SILENT, Progress

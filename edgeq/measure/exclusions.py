@@ -1,4 +1,4 @@
-"""Which nodes help when they stay in float: each likely set is computed so, on few samples."""
+"""Find nodes that help when they stay in float: each likely set is computed so, on few samples."""
 
 from __future__ import annotations
 

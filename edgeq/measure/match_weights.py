@@ -15,7 +15,7 @@ from edgeq.graph.index import GraphIndex
 from edgeq.graph.operators import OPERATORS, channel_axis, operator_of
 from edgeq.graph.quant_params import QuantParams
 from edgeq.graph.query import constant, constant_tensor, consumers, is_constant, name_of, node_input
-from edgeq.measure.agreement import OutputComparison, decibels
+from edgeq.measure.comparison import OutputComparison, decibels
 from edgeq.measure.quantization import integer_uses
 from edgeq.records import written
 

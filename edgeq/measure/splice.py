@@ -72,7 +72,7 @@ def _closed(
 
 
 def _as_it_is(value: ir.Value, quantized_graph: GraphIndex) -> bool:
-    """Whether the quantized model has the tensor, which holds no floats: a shape, an index, a mask."""
+    """Return whether the quantized model has the tensor and it is not of floats: a shape, an index, a mask."""
     return name_of(value) in quantized_graph.values and value.dtype not in _TYPES
 
 

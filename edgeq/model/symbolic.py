@@ -20,7 +20,7 @@ some models without end."""
 
 @dataclass(frozen=True)
 class SymbolicOptions:
-    """How ONNX Runtime's symbolic inference decides where a model leaves it a choice.
+    """Choices of ONNX Runtime's symbolic inference where a model leaves it one.
 
     Attributes:
         int_max: integers from this on stand for "to the end", as in Slice.

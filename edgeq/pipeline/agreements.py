@@ -1,4 +1,4 @@
-"""How closely artifacts follow the float model, each opened as its proof opens it."""
+"""Compare artifacts with the float model, each opened as its proof opens it."""
 
 from __future__ import annotations
 

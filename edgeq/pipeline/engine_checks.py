@@ -13,7 +13,7 @@ from edgeq.emulate.probe import integer_model
 from edgeq.engines import Engine
 from edgeq.errors import EdgeqError
 from edgeq.graph.convert import bytes_of_text
-from edgeq.measure.agreement import decibels
+from edgeq.measure.comparison import decibels
 from edgeq.session import SessionSettings, open_session
 from edgeq.workers.engine import start_engine
 from edgeq.workers.guest import Guest

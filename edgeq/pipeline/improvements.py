@@ -1,7 +1,7 @@
 """Improvements: where outputs follow float32 poorly, find out on few samples what helps most on this very model.
 
-Nothing is tried where the result is good. What is tried is bounded by multiply-accumulates and not by time, so that the
-same model gets the same advice everywhere; what is over the bound is named without a figure.
+Nothing is tried where the result is good. Trials are bounded by multiply-accumulates and not by time, so that the same
+model gets the same advice everywhere; options over the bound are named without a figure.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edgeq.scheme import Scheme
 SAMPLES = 8
 # Multiply-accumulates of all trials together: about a minute on two cores.
 _WORK = 400_000_000_000
-# An improvement that gains less is none.
+# The least gain of an improvement.
 _WORTH_DB = 1.0
-# Of the work that the plain build does in int8, an improvement must leave so much there: a float model is none.
+# The least share of the plain build's int8 work that an improvement must leave in int8.
 _LEAST_INT8 = 0.1
 
 

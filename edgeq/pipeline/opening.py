@@ -1,7 +1,7 @@
 """The file that ships, opened as devices open it: at their optimisation level, with the options that it comes with.
 
 ONNX Runtime rewrites a graph when it opens it, most of that before it knows which provider runs what. So a file that is
-proven in a simulation is opened here all the same, on CPU kernels, and so is the same file without optimisation. Where
+proven in a simulation is opened here too, on CPU kernels, and so is the same file without optimisation. Where
 the first answers worse than the second, or than the simulation, it is not the file that was proven.
 """
 
@@ -63,14 +63,14 @@ class Opening:
 
     @property
     def loss(self) -> bool:
-        """Whether the session answers worse than the file as written, or by far worse than its simulation."""
+        """Return whether the session answers worse than the file as written, or far worse than its simulation."""
         claimed = self.opened if self.claimed is None else self.claimed
         due = max(min(self.written, _EXACT_DB) - _LOSS_DB, min(claimed, _EXACT_DB) - _UNLIKE_DB)
         return self.opened < due
 
     @property
     def sentence(self) -> str:
-        """What opening the file changes, and what helps."""
+        """Say what opening the file changes, and what helps."""
         changer = "ONNX Runtime's optimiser" if self.changer == DEFAULT else self.changer
         claimed = "" if self.claimed is None else f", {self.claimed:.1f} dB in simulation"
         cure = "" if self.cure is None else f"; with the session option {self.cure[0]} it is {self.cure[1]:.1f} dB"

@@ -14,7 +14,7 @@ from edgeq.data.state import Array
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.graph.index import RANDOM
 from edgeq.graph.query import every_node
-from edgeq.measure.agreement import Comparison
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.inference import Outputs, Session, infer
 from edgeq.model.prepare import PreparedModel
 from edgeq.session import open_session

@@ -8,7 +8,7 @@ from edgeq.data.samples import Samples
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.graph.index import RANDOM
 from edgeq.graph.query import every_node
-from edgeq.measure.agreement import compare_sessions
+from edgeq.measure.comparison import compare_sessions
 from edgeq.model.prepare import PreparedModel
 from edgeq.pipeline.other_sizes import check_other_sizes
 from edgeq.session import SessionSettings, open_session

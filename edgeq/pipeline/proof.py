@@ -69,7 +69,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Tried:
-    """What helps a poor result, as far as it was tried.
+    """One option that may help a poor result, as far as it was tried.
 
     Attributes:
         option: what to type in addition.

@@ -35,7 +35,7 @@ EXIT_S = 5.0
 
 # Bytes and counts.
 ANSWER_BYTES = 1 << 21
-"""Of one answer, and of what one command writes on standard output."""
+"""Bytes of one answer, and of the standard output of one command."""
 VALUES = 1 << 17
 """Values in one answer: its objects take far more memory than its text."""
 ARRAYS = 1 << 12

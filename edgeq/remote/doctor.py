@@ -9,7 +9,7 @@ from edgeq.engines import load_engines
 from edgeq.errors import BoardError, RuntimeUnavailableError
 from edgeq.hardware.engines import detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.measure.agreement import decibels
+from edgeq.measure.comparison import decibels
 from edgeq.pipeline.doctor import Check, Diagnosis, Status
 from edgeq.pipeline.engine_checks import LEAST_DB
 from edgeq.progress import SILENT, Progress

@@ -1,4 +1,4 @@
-"""What a board says of a profile: the runs of kernels alone, checked, and a graph that can be read."""
+"""Check a profile that a board sends: the runs of kernels alone, and a graph that can be read."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.graph.query import is_constant, name_of
-from edgeq.measure.agreement import decibels
+from edgeq.measure.comparison import decibels
 from edgeq.records import Amount, Finite, Share
 from edgeq.scheme import Scheme
 

@@ -9,7 +9,7 @@ from typing import Any
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError
 from edgeq.graph.index import GraphIndex
-from edgeq.measure.agreement import compare_sessions
+from edgeq.measure.comparison import compare_sessions
 from edgeq.measure.error_attribution import attribute_error
 from edgeq.measure.error_sources import ErrorSource
 from edgeq.measure.layers import compare_layers

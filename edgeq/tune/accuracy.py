@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from edgeq.data.samples import Sample, Samples
-from edgeq.measure.agreement import Agreement, Comparison
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.inference import Outputs, Session, infer
 from edgeq.measure.resample import Measured, ResampledMeter, loss_error
 from edgeq.measure.rows import rows

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Sample
-from edgeq.measure.agreement import Comparison
 from edgeq.measure.class_scores import is_class_scores, probabilities
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.inference import Outputs
 from edgeq.measure.resample import Measured, loss_error
 from edgeq.measure.task import Task

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.errors import DataError
-from edgeq.measure.agreement import (
-    Comparison,
-    OutputComparison,
-    compare_many,
-    compare_sessions,
-    decibels,
-)
+from edgeq.measure.comparison import Comparison, OutputComparison, compare_many, compare_sessions, decibels
 from edgeq.records import plain
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 

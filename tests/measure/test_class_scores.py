@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeq.measure.agreement import Comparison
 from edgeq.measure.class_scores import is_class_scores, probabilities
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 

@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 from edgeq.graph.convert import to_bytes
-from edgeq.measure.agreement import compare_sessions
+from edgeq.measure.comparison import compare_sessions
 from edgeq.measure.effects import disturbance_name, output_effects, with_disturbances
 from edgeq.measure.layers import match_activations
 from edgeq.session import SessionSettings, open_session

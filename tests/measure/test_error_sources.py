@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.measure.agreement import Agreement, OutputAgreement, compare_sessions
+from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.comparison import compare_sessions
 from edgeq.measure.debug import debug
 from edgeq.measure.error_sources import candidates, find_error_sources, layer_noise, nodes_to_exclude
 from edgeq.measure.layers import compare_layers

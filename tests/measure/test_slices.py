@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgeq.measure.agreement import Agreement, Comparison
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.slices import ExactSums, SliceSums, like_slices
 
 Array = NDArray[np.float32]

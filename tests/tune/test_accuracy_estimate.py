@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgeq.data.samples import Sample
-from edgeq.measure.agreement import Comparison
 from edgeq.measure.class_scores import probabilities
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.inference import Outputs
 from edgeq.measure.resample import Measured, ResampledMeter
 from edgeq.measure.tasks.anomaly import Anomaly

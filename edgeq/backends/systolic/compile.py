@@ -62,7 +62,7 @@ class Reference:
 
     @property
     def means(self) -> dict[str, Floats]:
-        """Of the channels, over all samples: float64 [channels] by tensor."""
+        """Return the mean of each channel over all samples: float64 [channels] by tensor."""
         return {name: rows.mean(axis=0) for name, rows in self.channels.items()}
 
     def folds(self) -> Iterator[tuple[Reference, Reference]]:

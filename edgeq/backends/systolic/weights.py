@@ -21,7 +21,7 @@ from edgeq.backends.systolic.tiles import LARGEST
 Change = Callable[[Conv | Fc, NDArray[Any]], Conv | Fc]
 """Gives a step in place of one, by what it reads: integers [N, ...]."""
 _MOST_TAPS = 1152
-"""Of a layer whose weights are rounded: the time grows with the third power, and the gain falls."""
+"""Most taps of a layer whose weights are rounded: the time grows with the third power, and the gain falls."""
 _PATCHES_PER_TAP = 4
 _FEWEST, _MOST = 512, 8192
 _LARGEST_BIAS = 2.0**30

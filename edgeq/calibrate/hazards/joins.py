@@ -29,7 +29,7 @@ TAIL = "leads to or from a join of unlike ranges behind the last layer, where 8 
 _FEWEST_INSIDE = FEWEST / 4
 _MOST_NOISE = 0.05
 _FEW_COLUMNS = 0.05
-"""Of many columns, as of features, some are always small."""
+"""Share of columns that may be small: some of many features always are."""
 _BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh", "TopK")
 _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND": slice(0, 3, 2), "Where": slice(1, 3)}
 

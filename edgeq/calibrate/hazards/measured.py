@@ -1,4 +1,4 @@
-"""What calibration saw of a tensor, in the figures that decide whether 8 bits are enough for it."""
+"""Figures of a calibrated tensor that decide whether 8 bits are enough for it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Spread:
 
     @property
     def count(self) -> int:
-        """How many finite values there are."""
+        """Return the number of finite values."""
         return int(self.counts.sum()) + self.zeros
 
     @property

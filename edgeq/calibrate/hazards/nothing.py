@@ -22,7 +22,7 @@ NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
 NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round those away'
 
 _CLUSTER = 4.0
-"""How many times larger than its smallest magnitude the largest of a cluster may be: masks are added twice."""
+"""Largest ratio of the magnitudes in a cluster: masks are added twice."""
 _GAP = 4.0
 _CARRYING = DATA_MOVEMENT | {
     "Abs", "Add", "Cast", "Clip", "Concat", "ConstantOfShape", "GatherElements", "GatherND", "GlobalMaxPool", "Max",

@@ -40,7 +40,7 @@ _MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
 
 @dataclass(frozen=True)
 class _Need:
-    """What a tensor must be good for.
+    """Requirements on the precision of a tensor.
 
     Attributes:
         value: the tensor.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgeq.data.samples import Samples
 from edgeq.emulate.saturation.layers import Layer
 from edgeq.emulate.saturation.simulate import Arrays, SimulatedSession, Simulation
-from edgeq.measure.agreement import Comparison
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.inference import Session
 from edgeq.model.macs import node_macs
 from edgeq.model.saturation import SaturationTable

@@ -1,1 +1,1 @@
-"""What can help a poor result, one kind a file with its object `IMPROVEMENT`: see `edgeq.pipeline.improvements`."""
+"""Improvements of a poor result, one kind a file with its object `IMPROVEMENT`: see `edgeq.pipeline.improvements`."""

@@ -46,7 +46,7 @@ class Mode:
 
 
 def _schemes(scheme: Scheme) -> dict[str, Scheme]:
-    """What to type → the scheme that comes of it."""
+    """Return the scheme of each option, by the text to type."""
     dynamic = {"--dynamic": scheme.replace(mode="dynamic")} if scheme.mode == "static" else {}
     fewer = scheme.mode == "dynamic" or (scheme.mode == "weight-only" and scheme.weight_bits < 8)
     return {**dynamic, **({"--weight-only 8": scheme.replace(mode="weight-only", weight_bits=8)} if fewer else {})}

@@ -25,7 +25,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """How slow a registry may be.
+    """Limits on how slow a registry may be.
 
     Attributes:
         answer_s: seconds from the start of a request to the headers of its answer. A body may not fall further behind

@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server answered to one request at `address`."""
+    """The answer of a server to one request at `address`."""
 
     address: Address
     status: int

@@ -1,4 +1,4 @@
-"""Whether a bundle's directory is still what was hashed when a session has been opened from it by path."""
+"""Check that a bundle's directory is still the one that was hashed when a session has been opened from it by path."""
 
 from __future__ import annotations
 

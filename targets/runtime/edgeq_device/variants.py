@@ -31,6 +31,12 @@ class Case:
     outputs: Path
 
 
+def slice_name(axis: int, first: int, last: int) -> str:
+    """Return the name of the indices `first` to `last` along `axis`."""
+    indices = str(first) if first == last else f"{first}..{last}"
+    return f"{indices} on axis {axis}"
+
+
 @dataclass(frozen=True)
 class SliceTolerance:
     """The absolute difference that is allowed on the indices `first` to `last` along `axis` of an output, whose values
@@ -44,8 +50,7 @@ class SliceTolerance:
     @property
     def where(self) -> str:
         """Name the place in the output."""
-        indices = str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
-        return f"{indices} on axis {self.axis}"
+        return slice_name(self.axis, self.first, self.last)
 
 
 @dataclass(frozen=True)
