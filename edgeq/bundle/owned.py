@@ -65,8 +65,8 @@ def check_archive(path: Path) -> None:
     if not path.exists() and not path.is_symlink():
         return
     try:
-        with opened(path) as bundle:
-            whole = is_plain(path) and bundle.root != path
+        with opened(path):
+            whole = is_plain(path)
     except EdgeqError:
         whole = False
     if not whole:

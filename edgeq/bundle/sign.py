@@ -53,7 +53,7 @@ def sign_bundle(
         digests = {name: record.sha256 for name, record in bundle.files.items()}
         digests[MANIFEST] = bundle.manifest_sha256
         signature = sign_files(digests, bundle.name or path.stem, signing)
-        if bundle.root == path:
+        if path.is_dir():
             place = path / SIGNATURE
             if place.exists() and not is_signature(place):
                 raise OutputError(f"{place} is no signature", "Move it")

@@ -55,10 +55,16 @@ def check_report(report: Report) -> None:
         report.check()
 
 
-def check_trusted(path: Path, *, trust: Path | None, required: bool) -> None:
-    """Refuse a bundle that is not signed as `verify_bundle` wants it; where no trust is given, do nothing."""
+def check_trusted(path: Path, *, trust: Path | None, required: bool, expect: str | None) -> str | None:
+    """Refuse a bundle that is not signed as `verify_bundle` wants it; where no trust is given, do nothing.
+
+    Returns:
+        The sha256 that its manifest must have when it is opened again: that of the signed one, else `expect`.
+    """
     with device_errors():
         trusted = trust_for(trust, required=required)
-        if trusted is not None:
-            with opened(path) as bundle:
-                check_signature(bundle, trusted, verified_key)
+        if trusted is None:
+            return expect
+        with opened(path, expect=expect) as bundle:
+            check_signature(bundle, trusted, verified_key)
+            return bundle.manifest_sha256

@@ -62,7 +62,7 @@ def command(
     if options["on"]:
         from edgeq.remote.verify import verify_everywhere
 
-        check_trusted(bundle, trust=trust, required=require_signature)
+        expect = check_trusted(bundle, trust=trust, required=require_signature, expect=expect)
         found = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())
         printer.lines(found, found.lines())
         found.check()

@@ -111,7 +111,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         BoardError: the board cannot be used.
         UsageError, DataError: something is wrong with the request, or the samples.
     """
-    with open_board(board) as session, opened(request.bundle) as bundle:
+    with open_board(board) as session, opened(request.bundle, expect=request.expect) as bundle:
         session.require("numpy", "onnxruntime")
         before = describe_board(session)
         place = session.send_bundle(request.bundle, progress)
@@ -150,7 +150,7 @@ def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, p
     """The variant that runs on the board beside the same one here, on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     target = replace(resolve(AUTO, machine), name=session.board.name)
-    with BoardModels(session, progress) as models, opened(request.bundle) as bundle:
+    with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:
         name, there = models.open_bundle(request.bundle, request.variant, 0)
         variant = next(v for v in bundle.components[MAIN] if v.name == name)
 

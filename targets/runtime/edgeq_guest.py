@@ -103,7 +103,7 @@ def _best(request: Dict[str, Any]) -> Any:
     from edgeq_device.package import open_bundle
     from edgeq_device.sessions import read_device
 
-    bundle = open_bundle(request["bundle"])  # a directory: there is nothing to close
+    bundle = open_bundle(request["bundle"])  # a copy of its files stays to the end of the process
     return open_best(bundle, read_device(), name=request["variant"], threads=request["threads"])
 
 

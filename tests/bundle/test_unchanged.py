@@ -1,21 +1,36 @@
-"""A bundle's directory that is changed between the hashes and the session is refused."""
+"""What runs of a bundle's directory is what was hashed: in a copy, or, opened in place, as far as a change shows."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from edgeq_device import opening, sessions
+from edgeq_device import contents, opening, package, sessions
 from edgeq_device.cli import main
-from edgeq_device.errors import BundleError
+from edgeq_device.errors import BundleError, OutputError
 from edgeq_device.package import open_bundle
+from edgeq_device.sessions import read_device
+from edgeq_device.verify import verify
 
 from edgeq.bundle.write import BundleSpec, write_bundle
 
-from .samples import linear, variant
+from .samples import HERE, linear, variant
+
+
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every directory is too large to copy."""
+    monkeypatch.setattr(package, "COPIED", 0)
 
 
 def model(root: Path) -> Path:
@@ -56,6 +71,110 @@ def remove(root: Path) -> None:
 CHANGES = [replace, rewrite, swap, swap_inside_and_back, remove]
 
 
+def between_hash_and_open(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None]
+) -> None:
+    """Change files before the first session is opened, and after."""
+    opens = sessions._open_files
+
+    def changed(one: object, *arguments: object) -> object:
+        monkeypatch.setattr(sessions, "_open_files", opens)
+        before()
+        session = opens(one, *arguments)  # type: ignore[arg-type]
+        after()
+        return session
+
+    monkeypatch.setattr(sessions, "_open_files", changed)
+
+
+@pytest.mark.parametrize("change", ["rewrite", "root"])
+def test_what_was_hashed_runs_whatever_lies_there_meanwhile(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of the same size takes the place of the hashed one while onnxruntime reads, its times as they were."""
+    places = {}
+    for name, bias in (("good", 0.0), ("evil", 7.0)):
+        one = variant("plain", linear(tmp_path / name / "m.onnx", bias), 0.0, info={"architecture": HERE})
+        write_bundle(BundleSpec("linear", (one,)), places.setdefault(name, tmp_path / f"{name}.bundle"))
+    good, evil = (model(place) for place in places.values())
+    content, times = good.read_bytes(), good.stat()
+    assert len(content) == evil.stat().st_size
+
+    def write(data: bytes) -> None:
+        good.write_bytes(data)
+        os.utime(good, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def swap_in() -> None:
+        places["good"].rename(tmp_path / "away")
+        places["evil"].rename(places["good"])
+
+    def swap_back() -> None:
+        places["good"].rename(places["evil"])
+        (tmp_path / "away").rename(places["good"])
+
+    meanwhile = {"rewrite": (lambda: write(evil.read_bytes()), lambda: write(content)), "root": (swap_in, swap_back)}
+    between_hash_and_open(monkeypatch, *meanwhile[change])
+    with open_bundle(places["good"]) as bundle:
+        report = verify(bundle, read_device())
+        assert report.passed
+        assert report.to_dict()["opened"] == "copy"
+        folder = bundle.root
+        assert folder != bundle.source
+        assert os.name != "posix" or folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("why", ["large", "full", "no temporary folder", "quota"])
+def test_a_directory_without_room_for_a_copy_is_opened_in_place(
+    why: str, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OutputError("no room")
+
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    size = sum(file.stat().st_size for file in copy.rglob("*") if file.is_file())
+    if why == "large":
+        monkeypatch.setattr(package, "COPIED", size // 2)
+    elif why == "full":
+        monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(2 * size, 0, 2 * size))
+    elif why == "no temporary folder":
+        monkeypatch.setattr(package, "temporary_folder", refuse)
+    else:
+        monkeypatch.setattr(contents, "_sink", full_of(contents._sink))
+    assert main(["verify", "--bundle", str(copy), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["opened"] == "in place"
+    assert main(["verify", "--bundle", str(copy)]) == 0
+    assert "opened in place" in capsys.readouterr().out
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def full_of(sink: Callable[[Path | None, str], Any]) -> Callable[[Path | None, str], Any]:
+    """Return `_sink` on a disk without room for the user's files."""
+
+    def fails(to: Path | None, name: str) -> Any:
+        if to is not None:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return sink(to, name)
+
+    return fails
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a signal")
+def test_a_copy_is_removed_when_the_runner_is_ended(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    command = [sys.executable, str(copy / "edgeq_run.py"), "bench", "--duration", "60"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "scratch")}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list((tmp_path / "scratch").glob("edgeq-bundle-*/models")) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.usefixtures("in_place")
 @pytest.mark.skipif(os.name != "posix", reason="the times and numbers of files as POSIX has them")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("command", [("verify",), ("infer", "x.npz"), ("bench", "--duration", "0.01")], ids=" ".join)
@@ -66,20 +185,13 @@ def test_a_directory_that_changes_while_it_is_opened(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    opens = sessions._open_files
-
-    def changed(one: object, *arguments: object) -> object:
-        monkeypatch.setattr(sessions, "_open_files", opens)
-        session = opens(one, *arguments)  # type: ignore[arg-type]
-        change(copy)
-        return session
-
-    monkeypatch.setattr(sessions, "_open_files", changed)
+    between_hash_and_open(monkeypatch, lambda: None, lambda: change(copy))
     assert main([*command, "--bundle", str(copy)]) != 0
     said = capsys.readouterr()
     assert "since it was hashed" in said.out + said.err
 
 
+@pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_directory_that_changes_before_it_is_opened(change: Callable[[Path], None], copy: Path) -> None:
     bundle = open_bundle(copy)
@@ -90,18 +202,10 @@ def test_a_directory_that_changes_before_it_is_opened(change: Callable[[Path], N
         opening.open_variant(variants["plain"])
 
 
+@pytest.mark.usefixtures("in_place")
 def test_outputs_beside_the_files_of_a_bundle_do_no_harm(copy: Path) -> None:
     """A directory that people work in: what they put at its top is no change of the bundle."""
     bundle = open_bundle(copy)
     (copy / "notes.txt").write_text("mine")
     variants = {one.name: one for one in bundle.components["model"]}
     opening.open_variant(variants["plain"])
-
-
-def test_links_that_an_older_onnxruntime_needs_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    external = linear(tmp_path / "m" / "m.onnx", 0.0, external="weights.bin")
-    write_bundle(BundleSpec("linear", (variant("v", external, 0.0),)), tmp_path / "bundle")
-    monkeypatch.setattr(sessions, "_FOLDER_FROM_BYTES", (99, 0))
-    bundle = open_bundle(tmp_path / "bundle")
-    for _ in range(2):
-        opening.open_variant(bundle.components["model"][0])

@@ -79,6 +79,7 @@ def test_command(good: Path) -> None:
         "files",
         "bytes",
         "extra_files",
+        "opened",
         "signed",
         "signer",
         "architecture",

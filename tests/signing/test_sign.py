@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,12 +25,31 @@ from .keys import CURVES, write_chain, write_key
 
 
 def verified(bundle: Path, trust: Path) -> None:
-    check_trusted(bundle, trust=trust, required=True)
+    check_trusted(bundle, trust=trust, required=True, expect=None)
 
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
     return write_key(tmp_path / "keys")
+
+
+def test_verifying_elsewhere_opens_what_was_signed(
+    copy: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signed bundle is replaced when its signature has been checked."""
+    sign_bundle(copy, key=key)
+
+    def swapped(path: Path, **how: Any) -> str | None:
+        found = check_trusted(path, **how)
+        manifest = copy / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes() + b"\n")
+        return found
+
+    monkeypatch.setattr("edgeq.bundle.verify.check_trusted", swapped)
+    where = ["--on", "all", "--trust", str(key.with_suffix(".pub"))]
+    done = CliRunner().invoke(group, ["verify", str(copy), *where])
+    assert done.exit_code == 7
+    assert "is another bundle" in done.stderr
 
 
 def test_command(copy: Path, key: Path) -> None:

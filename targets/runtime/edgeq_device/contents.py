@@ -11,8 +11,9 @@ import shutil
 import stat
 import zipfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
-from typing import IO, Dict, Mapping, Optional, Tuple
+from typing import IO, ContextManager, Dict, Mapping, Optional, Tuple
 
 from edgeq_device.errors import AGAIN, BundleError, OutputError
 from edgeq_device.manifest import MANIFEST, FileRecord
@@ -29,7 +30,8 @@ SMALL = 64 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
 # Only writing fails so; what else the system reports may come from a damaged archive.
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNWRITABLE = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 
 
 def list_directory(root: Path) -> Dict[str, int]:
@@ -131,20 +133,36 @@ def check_listing(
     return tuple(others)
 
 
-def check_directory(root: Path, records: Mapping[str, FileRecord]) -> Hashed:
-    """Hash every file of a bundle directory; return what to hold against the files that are opened later."""
+def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[Path] = None) -> Hashed:
+    """Hash every file of a bundle directory, and copy it under `to` meanwhile; return what to hold against the files
+    of `root` that are opened later.
+
+    Raises:
+        BundleError: it is not what the manifest says.
+        OutputError: `to` is full.
+    """
     folders = {str(parent) for name in records for parent in PurePosixPath(name).parents}
     name = "."
     try:
         found = {name: identity((root / name).lstat()) for name in sorted(folders)}
         found["."] = root_identity(root)
         for name, record in sorted(records.items()):
-            with open_plain(root / name) as stream:
+            with open_plain(root / name) as stream, _sink(to, name) as sink:
                 found[name] = identity(os.fstat(stream.fileno()))
-                check_content(stream, record, f"{root}: {name}", None)
+                check_content(stream, record, f"{root}: {name}", sink)
     except OSError as error:
+        if to is not None and error.errno in _FULL:
+            raise OutputError(f"{root}: {name} cannot be copied into {to} ({error.strerror})", SET_TMPDIR) from error
         raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
     return Hashed(root, found)
+
+
+def _sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
+    """Open the new file `name` under `to`; open none where `to` is None."""
+    if to is None:
+        return nullcontext()
+    (to / name).parent.mkdir(parents=True, exist_ok=True)
+    return (to / name).open("xb")
 
 
 def extract(
@@ -161,10 +179,8 @@ def extract(
     if needed > shutil.disk_usage(to).free:
         raise OutputError(f"{where}: unpacking takes {needed} bytes, more than is free in {to.parent}", SET_TMPDIR)
     for name, record in sorted(records.items()):
-        target = to / name
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(entries[name]) as stream, target.open("xb") as sink:
+            with archive.open(entries[name]) as stream, _sink(to, name) as sink:
                 check_content(stream, record, f"{where}: {name}", sink)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
             raise BundleError(f"{where}: {name} cannot be unpacked ({error})", AGAIN) from error

@@ -19,7 +19,7 @@ from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import CPU, Choice, Device, precision_of, select
 from edgeq_device.selftest import run_selftest
 from edgeq_device.serve import open_request
-from edgeq_device.sessions import check_unchanged, onnxruntime, open_session
+from edgeq_device.sessions import open_session
 from edgeq_device.variants import Variant
 
 Open = Callable[[Variant, int], Any]
@@ -99,7 +99,7 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
     )
     try:
         session = guest.opened(open_request(variant, threads, precision_of(variant, engine)))
-        check_unchanged(variant, str(onnxruntime().__version__))
+        variant.check_unchanged()
     except BaseException:
         guest.end()
         raise

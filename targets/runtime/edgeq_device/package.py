@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,16 +21,21 @@ from edgeq_device.contents import (
     open_plain,
     read_unlisted,
 )
-from edgeq_device.errors import BundleError, UsageError
+from edgeq_device.errors import BundleError, OutputError, UsageError
 from edgeq_device.external import check_models
 from edgeq_device.manifest import MANIFEST, FileRecord, Manifest, parse_manifest
 from edgeq_device.places import temporary_folder
 from edgeq_device.plainjson import parse_json
 from edgeq_device.signature import SIGNATURE
+from edgeq_device.unchanged import Hashed
 from edgeq_device.variants import Variant, load_variants
 
 MAIN = "model"
 FLOAT = "float32"
+COPIED = 1 << 28
+"""Bytes of a directory up to which its files are copied while they are hashed, and opened from the copy. A copy of that
+size takes less time than its hashes, and fits into the memory of small boards, where a temporary folder may lie."""
+_SHARE_OF_FREE = 1 / 4
 _ZIP = b"PK\x03\x04"
 # The key of an ONNX model's first field, as every writer begins.
 _IR_VERSION = b"\x08"
@@ -38,11 +44,11 @@ _FIX = "Name what `edgeq package` wrote: a directory, or an .edgeq file"
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened, checked bundle. Close it (or use `with`): one that came as a zip lies in a temporary directory.
+    """An opened, checked bundle. Close it (or use `with`): its files may lie in a temporary directory.
 
     Attributes:
         source: what was opened.
-        root: the directory that holds the files.
+        root: the directory with the files: `source` itself, or a private one with a copy or with what a zip held.
         manifest: the bytes of its manifest.
         metadata: additional_metadata.edgeq without the file list.
         extra: files at the top of its directory that are no part of it; nothing reads them.
@@ -65,6 +71,11 @@ class Bundle:
         """The hash that stands for the whole bundle, since the manifest holds all others."""
         return hashlib.sha256(self.manifest).hexdigest()
 
+    @property
+    def in_place(self) -> bool:
+        """Whether its files are opened where they were hashed, and others may write, instead of from a private copy."""
+        return self.root == self.source
+
     def facts(self) -> Dict[str, Any]:
         """What the JSON forms of `info` and `verify` say of the bundle itself."""
         return {
@@ -74,10 +85,11 @@ class Bundle:
             "files": len(self.files),
             "bytes": sum(record.size for record in self.files.values()),
             "extra_files": list(self.extra),
+            "opened": "in place" if self.in_place else "copy",
         }
 
     def close(self) -> None:
-        """Remove the temporary directory of a bundle that was opened from a zip; safe to call twice."""
+        """Remove the bundle's temporary directory, where it has one; safe to call twice."""
         self._cleanup()
 
     def __enter__(self) -> Bundle:
@@ -135,14 +147,34 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
     manifest = parse_manifest(parse_json(data, f"{root}: {MANIFEST}"), f"{root}: {MANIFEST}")
     extra = check_listing(found, manifest.files, str(root), in_use=True)
     check_assets(manifest.files, str(root))
-    hashed = check_directory(root, manifest.files)
-    bundle = _assemble(root, root, data, manifest, lambda: None)
-    hashed.check()
-    components = {
-        name: tuple(replace(variant, hashed=hashed) for variant in variants)
-        for name, variants in bundle.components.items()
-    }
-    return replace(bundle, components=components, extra=extra, signature=signature)
+    copy, cleanup = _place_of_copy(root, sum(record.size for record in manifest.files.values()))
+    try:
+        try:
+            hashed = check_directory(root, manifest.files, copy)
+        except OutputError:
+            cleanup()
+            copy, hashed = None, check_directory(root, manifest.files)
+        bundle = _assemble(root, copy or root, data, manifest, cleanup, hashed if copy is None else None)
+        if copy is None:
+            hashed.check()
+        return replace(bundle, extra=extra, signature=signature)
+    except BaseException:
+        cleanup()
+        raise
+
+
+def _place_of_copy(root: Path, size: int) -> Tuple[Optional[Path], Callable[[], None]]:
+    """Make a private folder for a copy of that many bytes; None where they are too many. Return what removes it too."""
+    if size > COPIED:
+        return None, lambda: None
+    try:
+        folder, remove = temporary_folder("edgeq-bundle-", f"{root} cannot be copied")
+    except OutputError:
+        return None, lambda: None
+    if size > shutil.disk_usage(folder).free * _SHARE_OF_FREE:
+        remove()
+        return None, remove
+    return folder, remove
 
 
 def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
@@ -203,10 +235,18 @@ def _unlisted(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, source: Path) ->
         raise BundleError(f"{source}: {entry.filename} cannot be unpacked ({error})") from error
 
 
-def _assemble(source: Path, root: Path, data: bytes, manifest: Manifest, cleanup: Callable[[], None]) -> Bundle:
+def _assemble(
+    source: Path,
+    root: Path,
+    data: bytes,
+    manifest: Manifest,
+    cleanup: Callable[[], None],
+    hashed: Optional[Hashed] = None,
+) -> Bundle:
+    sha256, engines = hashlib.sha256(data).hexdigest(), beside(source, ".engines")
     components = {
         name: tuple(
-            replace(variant, bundle=hashlib.sha256(data).hexdigest(), beside=beside(source, ".engines"))
+            replace(variant, bundle=sha256, beside=engines, hashed=hashed)
             for variant in load_variants(name, place, root, manifest.files, str(source))
         )
         for name, place in manifest.components.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,7 +117,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
     assert variant.model is not None
     try:
         session = _open_files(variant, ort, open_it)
-        check_unchanged(variant, str(ort.__version__))
+        variant.check_unchanged()
         return session
     except (BundleError, RuntimeUnavailableError):
         raise
@@ -137,27 +136,10 @@ def _open_files(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> An
     assert variant.model is not None
     if EXTERNAL_FOLDER not in variant.session_options:
         return open_it(str(variant.model))
-    if not _links(str(ort.__version__)):
+    if parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
         return open_it(variant.model.read_bytes())
     with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
         return open_it(str(model))
-
-
-def check_unchanged(variant: Variant, runtime: str) -> None:
-    """Refuse files of a bundle's directory that are no longer what was hashed when it was opened.
-
-    Call it when what is opened by path is open. `runtime`: the version of onnxruntime.
-
-    Raises:
-        BundleError: a file or a folder was changed, replaced or moved meanwhile.
-    """
-    if variant.hashed is not None:
-        variant.hashed.check(linked=_links(runtime))
-
-
-def _links(runtime: str) -> bool:
-    """Tell whether sessions of that version of onnxruntime are opened from hard links (`_gathered`)."""
-    return parse_version(runtime) < _FOLDER_FROM_BYTES
 
 
 def best_threads(variant: Variant) -> int:
@@ -172,7 +154,8 @@ def best_threads(variant: Variant) -> int:
 def _gathered(model: Path, weights: Path) -> Iterator[Path]:
     """`model` beside its external weights, as runtimes need it that do not know the folder option; gone afterwards.
 
-    Hard links where the file system has them, else copies: newer runtimes refuse links that lead elsewhere.
+    Links where the system lets the user make them, else copies: newer runtimes refuse links that lead elsewhere. Hard
+    links would move the times that `Variant.check_unchanged` compares.
     """
     folder, remove = temporary_folder("edgeq-session-", f"{model} cannot be opened")
     try:
@@ -180,7 +163,7 @@ def _gathered(model: Path, weights: Path) -> Iterator[Path]:
             target = folder / (file.name if file == model else file.relative_to(weights))
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                os.link(file, target)
+                target.symlink_to(file.absolute())
             except OSError:
                 shutil.copyfile(file, target)
         yield folder / model.name

@@ -110,6 +110,8 @@ def hash_line(digest: str) -> str:
 def report_lines(report: Report) -> List[str]:
     """What `verify` prints: the status of each variant, and of each output its error and tolerance (absolute)."""
     lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right", *extra_lines(report.bundle)]
+    if report.bundle.in_place:
+        lines.append("opened in place, without a private copy: changes after the hashes show by size and time alone")
     if report.signer is not None:
         lines.append(f"signed by {report.signer.name} ({report.signer.key})")
     elif report.bundle.signature is not None:

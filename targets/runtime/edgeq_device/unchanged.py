@@ -1,4 +1,4 @@
-"""Check that a bundle's directory is still the one that was hashed when a session has been opened from it by path."""
+"""Check that a bundle's directory that was not copied is still the one that was hashed when a session is open."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Mapping, Tuple
 from edgeq_device.errors import AGAIN, BundleError
 
 Identity = Tuple[int, ...]
-# How many numbers of an identity stay when files lie in the folder, and when a file is linked.
-_PLACE, _LINKED = 2, 5
+# How many numbers of an identity stay when files come to lie in the folder.
+_PLACE = 2
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,8 @@ class Hashed:
     root: Path
     found: Mapping[str, Identity]
 
-    def check(self, *, linked: bool = False) -> None:
+    def check(self) -> None:
         """Refuse a directory in which a file or a folder was changed, replaced or moved since.
-
-        Args:
-            linked: this program made hard links of the files, which moves the time of their last change.
 
         Raises:
             BundleError: names the first.
@@ -40,8 +37,7 @@ class Hashed:
                 now = identity((self.root / name).lstat())
             except OSError as error:
                 raise BundleError(f"{self.root}: {name} was removed since it was hashed", AGAIN) from error
-            kept = before[:_LINKED] if linked else before
-            if now[: len(kept)] != kept:
+            if now[: len(before)] != before:
                 raise BundleError(f"{self.root}: {name} was changed since it was hashed", AGAIN)
 
 

@@ -72,7 +72,7 @@ class Variant:
         info: all of executor_info.edgeq.
         table: the calibration table that must lie among the engines, where it has one.
         bundle: the sha256 of its bundle's manifest, under which what is built on the device is kept; "" outside one.
-        hashed: the files of a bundle that is a directory, as they were hashed.
+        hashed: the files of a bundle that is opened in place, as they were hashed.
         beside: where engines lay in earlier versions, which nothing reads.
     """
 
@@ -94,6 +94,15 @@ class Variant:
     hashed: Optional[Hashed] = None
     beside: Optional[Path] = None
     slices: Mapping[str, Tuple[SliceTolerance, ...]] = field(default_factory=dict)
+
+    def check_unchanged(self) -> None:
+        """Refuse files that are opened in place and are no longer what was hashed. Call it when they are open.
+
+        Raises:
+            BundleError: a file or a folder was changed, replaced or moved meanwhile.
+        """
+        if self.hashed is not None:
+            self.hashed.check()
 
 
 @dataclass(frozen=True)

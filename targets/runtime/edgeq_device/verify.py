@@ -11,7 +11,6 @@ from edgeq_device.opening import start_variant
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import Device, judge
 from edgeq_device.selftest import SelfTest, run_selftest
-from edgeq_device.sessions import check_unchanged
 from edgeq_device.trust import Signer
 from edgeq_device.variants import Variant
 
@@ -136,7 +135,7 @@ def _report(variant: Variant, device: Device) -> VariantReport:
         if not variant.cases:
             return VariantReport(variant, LOADED, "", None)
         result = run_selftest(variant, session)
-        check_unchanged(variant, device.runtime)  # the self-test has read its vectors
+        variant.check_unchanged()  # the self-test has read its vectors
     except (BundleError, DataError, RuntimeUnavailableError) as error:
         return VariantReport(variant, FAILED, str(error), None)
     return VariantReport(variant, PASSED if result.passed else FAILED, result.reason, result)
