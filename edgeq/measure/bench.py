@@ -17,7 +17,7 @@ from edgeq.display import Displayed
 from edgeq.engines import EngineChoice, as_engines
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
-from edgeq.measure.loaded_model import is_bundle, refuse_ignored, variant_preprocessing
+from edgeq.measure.loaded_model import check_models, is_bundle, refuse_ignored, variant_preprocessing
 from edgeq.model.load import model_signature, own_signature
 from edgeq.model.path import path_of
 from edgeq.progress import SILENT, Progress
@@ -165,6 +165,7 @@ def _bench_bundle(
     from edgeq_device.sessions import read_device
 
     with device_errors(), open_bundle(path) as bundle:
+        check_models(bundle)
         if place is None:
             variants, notes = bundle_variants(bundle, read_device(), variant)
         else:

@@ -23,6 +23,7 @@ from edgeq.workers.engine import Engines
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from edgeq_device.package import Bundle
     from edgeq_device.variants import Variant
 
 
@@ -117,9 +118,10 @@ def open_model(
         return
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
-    from edgeq.model.load import data_folder, in_memory, load_model, signature_of
+    from edgeq.model.load import check_sizes, data_folder, in_memory, load_model, signature_of
 
     proto = load_model(path, external_data="none")
+    check_sizes(proto, path.parent, path)
     settings = with_carried(path, settings)
     with Engines() as engines:
         yield LoadedModel(
@@ -147,6 +149,7 @@ def _open_variant(
     with device_errors():
         bundle = open_bundle(path)
     with bundle:
+        check_models(bundle)
         if opener is None:
             with device_errors():
                 found = open_best(bundle, read_device(), name=name, threads=settings.intra_op_threads)
@@ -168,6 +171,22 @@ def _open_variant(
             session=session,
             preprocess=variant_preprocessing(chosen),
         )
+
+
+def check_models(bundle: Bundle) -> None:
+    """Refuse a bundle in which a model makes much of little, before a session is opened.
+
+    Raises:
+        ModelError: as `edgeq.model.load.check_sizes`.
+    """
+    import onnx
+
+    from edgeq.model.load import check_sizes
+
+    variants = [variant for variants in bundle.components.values() for variant in variants]
+    places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
+    for model, folder in places.items():
+        check_sizes(onnx.load(model, load_external_data=False), folder, bundle.source)
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:

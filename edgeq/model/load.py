@@ -22,6 +22,7 @@ from edgeq.model.constant_nodes import settle_constants
 from edgeq.model.functions import check_functions
 from edgeq.model.order import sort_nodes
 from edgeq.model.parse import parse_model
+from edgeq.model.shapes import describe
 from edgeq.model.skeleton import shaped_skeleton
 from edgeq.model.sparse import make_dense
 from edgeq.model.tensors import (
@@ -146,9 +147,29 @@ def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model"
     return memory
 
 
+def check_sizes(model: onnx.ModelProto, folder: Path, where: Path) -> None:
+    """Refuse a model that makes much of little by the sizes that it declares, before a session is opened.
+
+    Args:
+        folder: where its external data lie; they are not read.
+        where: its file, for messages.
+
+    Raises:
+        ModelError: as `describe`.
+    """
+    describe(in_memory(model, folder, where=where), where)
+
+
 def model_signature(path: Path) -> Signature:
-    """Inputs and outputs of a model. Initializers that are listed as inputs, as old models do, are not inputs."""
-    return signature_of(load_model(path, external_data="none"), path)
+    """Inputs and outputs of a model that is to run. Initializers that are listed as inputs, as old models do, are not
+    inputs.
+
+    Raises:
+        ModelError: as `load_model` and `check_sizes`.
+    """
+    model = load_model(path, external_data="none")
+    check_sizes(model, path.parent, path)
+    return signature_of(model, path)
 
 
 def own_signature(model: Path | bytes, where: Path) -> Signature:

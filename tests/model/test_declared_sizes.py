@@ -6,9 +6,13 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx.parser
 import pytest
+from click.testing import CliRunner
 
+from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
+from edgeq.cli import group
 from edgeq.errors import ModelError
 from edgeq.model.prepare import prepare_model
 
@@ -78,6 +82,25 @@ def test_honest_results_are_many_times_their_input(tmp_path: Path) -> None:
         onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}').SerializeToString()
     )
     prepare_model(tmp_path / "m.onnx", tmp_path / "work")
+
+
+@pytest.mark.parametrize("attack", [ATTACKS["ConstantOfShape"], ATTACKS["Expand of an input"]], ids=["folded", "run"])
+@pytest.mark.parametrize("form", ["model", "bundle"])
+@pytest.mark.parametrize("command", ["bench", "eval", "compare"])
+def test_what_measures_a_model_refuses_it_before_it_is_opened(
+    command: str, form: str, attack: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "m.onnx", *attack)
+    if form == "bundle":
+        write_bundle(BundleSpec("x", (VariantSpec("v", source),)), tmp_path / "b")
+        source = tmp_path / "b"
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 1), np.float32))
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda *a, **k: pytest.fail("a session was opened"))
+    data = ["--data", str(tmp_path / "x.npz")]
+    how = {"bench": [], "eval": [*data, "--reference", str(source)], "compare": [str(source), *data]}
+    done = CliRunner().invoke(group, [command, str(source), *how[command]])
+    assert done.exit_code == ModelError.exit_code
+    assert "EDGEQ_BUDGET=sample=" in done.stderr
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA counts all private memory on Linux alone")
