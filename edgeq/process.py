@@ -23,9 +23,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import click
-from edgeq_device.budget import Endings
+from edgeq_device.budget import Budget, Endings, confine
 from edgeq_device.terminal import prepare_output, printable, without_passwords
 
+from edgeq.device import device_errors
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
 from edgeq.registry import plugin_in
 from edgeq.user_code import describe, place_in
@@ -45,9 +46,23 @@ _EXHAUSTED = frozenset({*_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENA
 _endings = Endings()
 
 
+def begin() -> Budget | None:
+    """Begin a program. What it reads may be hostile: it goes on in a child process under the limits of a budget.
+
+    Returns:
+        The limits; None where there are none.
+    """
+    with ends_in_one_line(), device_errors():
+        budget = confine("edgeq")
+    restore_interrupts()
+    # As targets/runtime/edgeq_run.py does on devices: onnxruntime's wheels report their use to their maker otherwise.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    return budget
+
+
 def restore_interrupts() -> None:
     """From here on Ctrl-C, SIGTERM and a closed terminal unwind the stack, so that temporary files are removed."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
         signal.signal(signal.SIGINT, _endings.interrupt)
     _endings.unwind_on("SIGTERM", "SIGHUP")
 

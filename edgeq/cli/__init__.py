@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import Any
 
 import click
-from edgeq_device.budget import confine
 
 from edgeq import __version__
-from edgeq.device import device_errors
 from edgeq.errors import UsageError, suggest
-from edgeq.process import ends_in_one_line, restore_interrupts
+from edgeq.process import begin, ends_in_one_line
 
 # Title → command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
 GROUPS = {
@@ -105,10 +102,5 @@ def group() -> None:
 
 
 def main() -> None:
-    """The `edgeq` program. What it reads may be hostile: it works in a child process under the limits of a budget."""
-    with ends_in_one_line(), device_errors():
-        budget = confine("edgeq")
-    restore_interrupts()
-    # As targets/runtime/edgeq_run.py does on devices: onnxruntime's wheels report their use to their maker otherwise.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    group(prog_name="edgeq", obj=budget)
+    """The `edgeq` program."""
+    group(prog_name="edgeq", obj=begin())

@@ -7,18 +7,21 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
+from edgeq_device.budget import renew
 from edgeq_device.terminal import printable
 
 from edgeq.errors import UsageError
-from edgeq.process import ends_in_one_line
+from edgeq.process import begin, ends_in_one_line
 from edgeq.progress import Advance
 
 F = TypeVar("F", bound=Callable[..., Any])
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
+_YEARS = 1 << 30
 
 
 class PrintedProgress:
@@ -91,6 +94,18 @@ def run_printed(run: Callable[[Sequence[str]], str]) -> None:
     """Print what a command with a parser of its own says, given the arguments of the process."""
     with ends_in_one_line():
         print(run(sys.argv[1:]))
+
+
+def run_program(command: Callable[[], Any]) -> None:
+    """Run a module's command as the program that `python -m` started, under the limits of a budget.
+
+    The module must not have imported onnxruntime: it starts threads, which a process does not take along when it forks.
+    """
+    budget = begin()
+    if budget is not None and budget.seconds:
+        # Many of these commands report no progress, which would renew their time: only a model's shapes are timed.
+        renew(replace(budget, seconds=_YEARS))
+    command()
 
 
 class ArgumentParser(argparse.ArgumentParser):

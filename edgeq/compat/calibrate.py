@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.callable_package import make_callable
-from edgeq.compat._command import SETTINGS, Command, images_or_arrays, says
+from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
 from edgeq.compat._names import own_or_theirs
 from edgeq.compat.own_preprocess import own_preprocess
 from edgeq.compat.readers import RESNET50
@@ -188,6 +188,6 @@ def __getattr__(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)
 else:
     make_callable(__name__, "edgeq.compat.tables:calibrate")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, says
+from edgeq.compat._command import SETTINGS, Command, run_program, says
 from edgeq.compat.enums import METHODS
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.errors import UsageError
@@ -146,4 +146,4 @@ def command(
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)

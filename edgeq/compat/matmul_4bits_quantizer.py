@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgeq.compat import matmul_nbits_quantizer
+from edgeq.compat._command import run_program
 from edgeq.compat.matmul_nbits_quantizer import MatMulNBitsQuantizer, main
 from edgeq.compat.source import ModelInput
 
@@ -46,4 +47,4 @@ class MatMul4BitsQuantizer(MatMulNBitsQuantizer):
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -12,7 +12,7 @@ import onnx
 
 from edgeq.atomic import output_file
 from edgeq.backends.quantizer import refusals
-from edgeq.compat._command import ArgumentParser, run_printed
+from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.compat.source import ModelInput, listed, siblings
 from edgeq.errors import ModelError, UsageError
@@ -94,4 +94,4 @@ def run(arguments: Sequence[str]) -> str:
 main = partial(run_printed, run)
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

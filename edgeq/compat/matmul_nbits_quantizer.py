@@ -21,7 +21,7 @@ from edgeq.atomic import output_file
 from edgeq.backends.block_products import INT8_LEVEL, LEVEL, OPERATOR
 from edgeq.backends.quantizer import refusals
 from edgeq.backends.weight_only import write_weight_only
-from edgeq.compat._command import ArgumentParser, run_printed
+from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.compat.enums import member
 from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
@@ -45,6 +45,8 @@ _METHODS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):  # import asks for __path__
+        raise AttributeError(name)
     return getattr(_theirs(), name)
 
 
@@ -271,4 +273,4 @@ def run(arguments: Sequence[str]) -> str:
 main = partial(run_printed, run)
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress, say
+from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress, run_program, say
 from edgeq.errors import OutputError, UsageError
 from edgeq.ownership import read_object, shown
 from edgeq.registry import DECODERS
@@ -283,4 +283,4 @@ def _speed(
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, say, switch
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, say, switch
 from edgeq.compat.preprocess import quant_pre_process
 
 
@@ -25,4 +25,4 @@ def command(source: Path, output: Path, replace_gemm: bool) -> None:
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)

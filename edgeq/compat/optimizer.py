@@ -24,7 +24,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgeq.backends.quantizer import quiet
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, say
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, say
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.progress import SILENT, Progress
 
@@ -212,4 +212,4 @@ def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)

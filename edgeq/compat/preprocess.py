@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, switch
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, switch
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.errors import ModelError, UsageError
 from edgeq.graph.convert import external_folder, to_proto
@@ -118,9 +118,10 @@ def preprocessed(
     """
     from edgeq.model.load import read_model
     from edgeq.model.names import name_nodes
-    from edgeq.model.shapes import unknown_shapes
+    from edgeq.model.shapes import check_sizes, unknown_shapes
 
     model = read_model(path)
+    check_sizes(model, path)
     named = name_nodes(model)
     if named:
         progress.note(f"{named} nodes named, which had no name of their own")
@@ -250,8 +251,10 @@ def command(**options: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):  # import asks for __path__
+        raise AttributeError(name)
     return getattr(quantization_tools("preprocess"), name)
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)

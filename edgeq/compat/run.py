@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, says, switch
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, run_program, says, switch
 from edgeq.compat.readers import RESNET50
 from edgeq.records import plain
 
@@ -65,4 +65,4 @@ def command(
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, images_or_arrays, says
+from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
 from edgeq.compat.readers import RESNET50
 
 
@@ -56,4 +56,4 @@ def command(
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)

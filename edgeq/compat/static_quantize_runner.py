@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeq.compat._command import ArgumentParser, run_printed
+from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.errors import UsageError
 from edgeq.records import json_object
@@ -128,4 +128,4 @@ def __getattr__(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, says
+from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, says
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
 
 
@@ -52,4 +52,4 @@ def command(
 
 
 if __name__ == "__main__":
-    command()
+    run_program(command)

@@ -208,16 +208,26 @@ def describe(model: ir.Model, path: Path) -> None:
     Raises:
         ModelError: a tensor is too large for any machine; nothing has tried to allocate it then.
     """
+    check_sizes(model, path)
+    write_shapes(model, None)
+    graph = skeleton(model).graph
+    # What computed shapes say is known now.
+    _check_sizes(graph, weight_bytes(model), path)
+    if not _has_fixed_inputs(graph):
+        for value in (v for body in model.graphs() for node in body for v in node.outputs if body is not model.graph):
+            value.shape = value.shape if value.is_graph_output() else None
+
+
+def check_sizes(model: ir.Model, path: Path) -> None:
+    """Refuse a model that makes much of little before anything follows its shapes further.
+
+    Raises:
+        ModelError: a tensor is too large for any machine.
+    """
     bare = skeleton(model)
     _take_claims(bare.graph)
     # Without data propagation: that computes values, however many there are.
     _check_sizes(inferred_shapes(bare, path).graph, weight_bytes(model), path)
-    write_shapes(model, None)
-    # What computed shapes say is known now.
-    _check_sizes(skeleton(model).graph, weight_bytes(model), path)
-    if not _has_fixed_inputs(bare.graph):
-        for value in (v for body in model.graphs() for node in body for v in node.outputs if body is not model.graph):
-            value.shape = value.shape if value.is_graph_output() else None
 
 
 def _check_sizes(graph: onnx.GraphProto, weights: int, path: Path) -> None:

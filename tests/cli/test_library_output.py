@@ -67,11 +67,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("report", "hostile.edgeq", "--bench", "-o", "report.html", "--force"),
         ("quantize", "hostile.onnx", "--data", "x.npz", "--no-timing", "-o", "int8.onnx", "--force"),
         ("bundle/edgeq_run.py", "verify"),
+        ("edgeq.compat.optimizer", "--input", "hostile.onnx", "--output", "fused.onnx"),
+        ("edgeq.compat.calibrate", "--model_path", "hostile.onnx", "--dataset_path", "x.npz"),
     ],
     ids=" ".join,
 )
 def test_no_name_moves_the_cursor(place: Path, words: tuple[str, ...]) -> None:
-    command = [sys.executable, *words] if words[0].endswith(".py") else [*process.COMMAND, *words]
+    program = [sys.executable, "-P", "-m"] if words[0].startswith("edgeq.") else process.COMMAND
+    command = [sys.executable, *words] if words[0].endswith(".py") else [*program, *words]
     environment = process.environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(place / "loud"), environment["PYTHONPATH"]])
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, timeout=300, check=False)
@@ -81,3 +84,22 @@ def test_no_name_moves_the_cursor(place: Path, words: tuple[str, ...]) -> None:
     assert b"| " in done.stderr
     if "--json" in words:
         assert json.loads(done.stdout)["passed"]
+
+
+def test_no_function_of_edgeq_prints_names_in_the_process_of_its_caller(place: Path) -> None:
+    """There nothing is filtered: the sessions of edgeq log nothing."""
+    calls = """
+import edgeq
+edgeq.quantize("hostile.onnx", output="called.onnx", data="x.npz")
+edgeq.verify("hostile.edgeq")
+edgeq.compare("hostile.onnx", "called.onnx", data="x.npz")
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", calls],
+        cwd=place,
+        env=process.environment(),
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

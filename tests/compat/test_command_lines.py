@@ -7,8 +7,11 @@ part of the message that is to be typed.
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from edgeq.compat import static_quantize_runner
+from tests.cli import process
 from tests.graphs import proto
 
 IMAGES, SIDE, CLASSES = 3, 224, 5
@@ -288,3 +292,36 @@ def test_the_folders_of_run_local_are_named_where_they_are_missing(monkeypatch: 
     result = typed("run_local.sh onnxruntime resnet50 --accuracy")
     assert result.exit_code == 2
     assert "export MODEL_DIR=FOLDER" in result.stderr
+
+
+def test_no_module_of_a_command_line_loads_onnxruntime_before_its_process_forks() -> None:
+    folder = Path(static_quantize_runner.__file__).parent
+    modules = [file.stem for file in folder.glob("*.py") if "run_program(" in file.read_text("utf-8")]
+    modules.remove("_command")
+    lines = [f"import edgeq.compat.{name}; assert 'onnxruntime' not in sys.modules, '{name}'" for name in modules]
+    subprocess.run(
+        [sys.executable, "-P", "-c", "\n".join(["import sys", *lines])], check=True, env=process.environment()
+    )
+    started = [file.stem for file in folder.glob("*.py") if "__main__" in file.read_text("utf-8")]
+    assert sorted(started) == sorted(modules)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="commands work under limits where there is fork")
+def test_a_command_line_works_under_limits(tmp_path: Path) -> None:
+    doubled = " ".join(f"s{i + 1} = Concat<axis = 0>(s{i}, s{i})" for i in range(34))
+    onnx.save(
+        proto(f"g (float[1] x) => (float[] y) <int64[1] s0 = {{1}}> {{ {doubled} y = Expand(x, s34) }}"),
+        tmp_path / "m.onnx",
+    )
+    for budget, code, says in (("memory=much", 2, "EDGEQ_BUDGET"), ("", 3, "tensor 's26' has the shape")):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "edgeq.compat.symbolic_shape_infer", "--input", "m.onnx"],
+            cwd=tmp_path,
+            env=process.environment(EDGEQ_BUDGET=budget),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+        assert says in done.stderr
