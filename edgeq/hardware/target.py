@@ -104,6 +104,11 @@ def named_target(name: str, machine: Machine | None = None) -> Target:
     raise HardwareError(f"unknown target or profile {name!r}", suggest(name, [*documents, *profiles, AUTO]))
 
 
+def is_known(name: str) -> bool:
+    """Whether `named_target` knows the name."""
+    return name == AUTO or name in _target_documents() or name in _profile_documents()
+
+
 def runs_natively(target: Target, machine: Machine) -> bool:
     """Whether the kernels that run here are those that the target runs: its profile is the one that fits this machine.
 

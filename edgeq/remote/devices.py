@@ -75,7 +75,7 @@ def boards_of(given: str) -> tuple[Board, ...]:
     """The boards that an `--on` names; none where it is something else, such as a target.
 
     Raises:
-        UsageError: an address that is none.
+        UsageError: an address that is none; a name to which the working directory gives another meaning than the user.
         HardwareError: a devices file that is not as it should be.
     """
     if given.startswith(SSH):
@@ -84,8 +84,21 @@ def boards_of(given: str) -> tuple[Board, ...]:
         path = Path(given)
         content = toml_table(path, HardwareError, _FIX)
         return tuple(_read(path).values()) if "devices" in content else ()
-    known = known_boards()
-    return (known[given],) if given in known else ()
+    own, here = _boards_in(user_folder("config")), _boards_in(Path())
+    if given in here and (own[given] != here[given] if given in own else _is_target(given)):
+        raise UsageError(
+            f"{DEVICES} of the working directory calls a board {given!r}, as {'yours' if given in own else 'a target'} "
+            "is called",
+            "Rename it there, or type the board's ssh:// address",
+        )
+    return ((own | here)[given],) if given in own | here else ()
+
+
+def _is_target(name: str) -> bool:
+    from edgeq.emulate.verify import ALL
+    from edgeq.hardware.target import is_known
+
+    return name == ALL or is_known(name)
 
 
 def one_board(given: str) -> Board:
@@ -105,13 +118,16 @@ def one_board(given: str) -> Board:
 
 
 def known_boards() -> dict[str, Board]:
-    """The boards of the user's devices file, and over it of that in the working directory, by name.
+    """The boards of the devices file in the working directory, and over it of the user's, by name.
 
     Raises:
         HardwareError: a file that is not as it should be.
     """
-    files = [folder / DEVICES for folder in (user_folder("config"), Path()) if folder is not None]
-    return {name: board for file in files if file.is_file() for name, board in _read(file).items()}
+    return _boards_in(Path()) | _boards_in(user_folder("config"))
+
+
+def _boards_in(folder: Path | None) -> dict[str, Board]:
+    return _read(folder / DEVICES) if folder is not None and (folder / DEVICES).is_file() else {}
 
 
 def _read(path: Path) -> dict[str, Board]:
@@ -136,7 +152,8 @@ def _addressed(address: str) -> Board:
         raise UsageError(f"{address!r} is no address of a board", fix)
     host = parts["host"].strip("[]")
     board = Board(address, host, parts["user"] or "", port, host)
-    return next((replace(b, name=address) for b in known_boards().values() if _same(b, board)), board)
+    own = _boards_in(user_folder("config")).values()  # not of the working directory: `python` is a command
+    return next((replace(b, name=address) for b in own if _same(b, board)), board)
 
 
 def _same(one: Board, other: Board) -> bool:

@@ -61,15 +61,34 @@ def test_names_and_files(tmp_path: Path) -> None:
         one_board("devices.toml")
 
 
-def test_the_repository_counts_more_than_the_user(tmp_path: Path) -> None:
+def write_own(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "devices.toml").write_text('[devices.a]\nhost = "old"\n[devices.z]\nhost = "z"\n')
-    (tmp_path / "devices.toml").write_text(FLEET)
-    assert {name: board.host for name, board in known_boards().items()} == {"a": "10.0.0.5", "b": "board-b", "z": "z"}
+    (tmp_path / "config" / "devices.toml").write_text(text)
 
 
-def test_an_address_of_a_known_board_brings_what_is_known_of_it(tmp_path: Path) -> None:
-    (tmp_path / "devices.toml").write_text(FLEET)
+def test_the_working_directory_gives_no_other_board_a_name_of_the_users(tmp_path: Path) -> None:
+    write_own(tmp_path, FLEET.replace('"pi@10.0.0.5"', '"mine"') + '[devices.z]\nhost = "z"\n')
+    (tmp_path / "devices.toml").write_text(FLEET + '[devices.theirs]\nhost = "t"\n')
+    with pytest.raises(UsageError, match=r"calls a board 'a', as yours is called\..*ssh://"):
+        one_board("a")
+    assert {name: one_board(name).host for name in ("b", "z", "theirs")} == {"b": "board-b", "z": "z", "theirs": "t"}
+    assert known_boards()["a"].host == "mine"
+
+
+@pytest.mark.parametrize("name", ["all", "auto", "haswell", "raspberry-pi-5"])
+def test_the_working_directory_makes_no_board_of_a_target(name: str, tmp_path: Path) -> None:
+    assert boards_of(name) == ()
+    (tmp_path / "devices.toml").write_text(f'[devices.{name}]\nhost = "theirs"\n')
+    with pytest.raises(UsageError, match="as a target is called"):
+        boards_of(name)
+    write_own(tmp_path, f'[devices.{name}]\nhost = "theirs"\n')
+    assert one_board(name).host == "theirs"
+
+
+def test_an_address_of_a_board_brings_what_the_user_said_of_it(tmp_path: Path) -> None:
+    (tmp_path / "devices.toml").write_text(FLEET.replace("port = 2222", 'port = 2222\npython = ["sh", "-c", "evil"]'))
+    assert one_board("ssh://pi@10.0.0.5:2222").python == ("python3",)
+    write_own(tmp_path, FLEET)
     assert one_board("ssh://pi@10.0.0.5:2222").kind == "raspberry-pi-5"
 
 
