@@ -24,7 +24,7 @@ NEXT = {
     "calibrate merge": "edgeq calibrate show {output}",
     "calibrate show": "edgeq quantize MODEL.onnx --calibration {path} --data SAMPLES -o int8.onnx",
     "retarget": "edgeq bench {output} --against {model}",
-    "run dry_run": "edgeq run {recipe}",
+    "run dry_run": "edgeq run {recipe} ...",
     "verify": "edgeq bench {bundle}",
     "verify on": "edgeq report {bundle} --open",
     "sign": "edgeq push {bundle} HOST/REPOSITORY:TAG",
@@ -118,7 +118,9 @@ def _carried(context: click.Context, line: str) -> Iterator[str]:
         other = taken.get(option.name)
         if not typed or not isinstance(option, click.Option) or other is None or option.name in _NOT_CARRIED:
             continue
-        if not set(other.opts).isdisjoint(there) or (option.name == "force" and "-o {output}" not in line):
+        if not set(other.opts).isdisjoint(there) or (
+            option.name == "force" and other is not option and "-o {output}" not in line
+        ):
             continue
         value = context.params[option.name or ""]
         name = next((name for name in other.opts if name.startswith("--")), other.opts[0])

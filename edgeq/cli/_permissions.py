@@ -27,11 +27,13 @@ class Permissions:
 
     Attributes:
         code: functions in Python files and programs that the recipe names are run.
+        force: outputs are replaced.
         hosts: the boards, registries and schedulers that it names are used.
         folders: outputs may lie below these too, and not below the recipe's folder alone.
     """
 
     code: bool = False
+    force: bool = False
     hosts: bool = False
     folders: tuple[Path, ...] = ()
 
@@ -52,6 +54,8 @@ def _missing(recipe: Path, context: click.Context, given: Permissions) -> Iterat
             place = Path(os.path.realpath(folder / str(value)))
             if _is_code(parameter, value) and not given.code:
                 yield UsageError(f"{said} runs code", "Read what it runs, then pass --allow-code to edgeq run")
+            if parameter.name == "force" and value and not given.force:
+                yield UsageError(f"{said} replaces what is there", "If that is meant, pass --force to edgeq run")
             if _is_host(parameter, value) and not given.hosts:
                 yield UsageError(f"{said} uses another machine", "If you trust it, pass --allow-hosts to edgeq run")
             if _is_written(parameter, context.params) and not any(root in place.parents for root in roots):

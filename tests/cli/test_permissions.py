@@ -58,6 +58,8 @@ def write(workspace: Workspace, text: str) -> str:
         ("[sign]\nbundle = '../b'\nkey = 'k'", "--allow-outputs"),
         ("[gate]\nmodel = 'net.onnx'\nbaseline = '../net.onnx'\nupdate = true", "--allow-outputs"),
         ("[gate]\nmodel = 'net.onnx'\nbaseline = 'net.onnx'\njunit = '../j.xml'", "--allow-outputs"),
+        (f"{QUANTIZE}output = 'net.onnx'\nforce = true", "--force"),
+        (f"force = true\n{QUANTIZE}output = 'o.onnx'", "--force"),
         # The first command is not run where the second one is refused.
         (f"{QUANTIZE}output = 'o.onnx'\n[demo]\noutput = '../demo'", "--allow-outputs"),
     ],
@@ -70,12 +72,24 @@ def test_what_is_refused_until_it_is_typed(theirs: Workspace, text: str, needs: 
     assert listed.code == 0
     assert listed.after == listed.before
     assert any(needs in line for line in json.loads(listed.out)["lacking"])
+    assert "next:" not in theirs.run("run", recipe, "--dry-run").out
 
 
 def test_code_runs_where_it_is_allowed(theirs: Workspace) -> None:
     recipe = write(theirs, f"{QUANTIZE}output = 'o.onnx'\npreprocess = 'evil.py:function'")
     theirs.run("run", recipe, "--allow-code")
     assert (theirs.path / "theirs" / "RAN").exists()
+
+
+def test_force_is_typed(theirs: Workspace) -> None:
+    recipe = write(theirs, f"{QUANTIZE}output = 'o.onnx'")
+    assert theirs.run("run", recipe).code == 0
+    theirs.refused(6, "run", recipe, says="exists")
+    assert theirs.run("run", recipe, "--force").code == 0
+    recipe = write(theirs, f"{QUANTIZE}output = 'o.onnx'\nforce = true\npreprocess = 'evil.py:function'")
+    typed = ("--force", "--allow-code", "--allow-outputs", "out")
+    listed = theirs.run("run", recipe, "--dry-run", *typed)
+    assert f"next: edgeq run {recipe} {' '.join(typed)}\n" in listed.out
 
 
 def test_outputs_lie_below_the_folder_or_one_that_is_typed(theirs: Workspace) -> None:
