@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from edgeq.calibrate.files import load_statistics
+from edgeq.calibrate.table import read_table
+from edgeq.data.protobufs import read_tensor
+from edgeq.data.records import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError
+from edgeq.measure.coco import load_annotations
 from edgeq.records import (
     NOT_WRITTEN,
     NullIsInfinite,
@@ -177,3 +182,22 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
     for read in (lambda p: read_json(p, Whole, DataError, "Fix"), lambda p: toml_table(p, DataError, "Fix")):
         with pytest.raises(DataError, match="cannot be read"):
             read(tmp_path / "none")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless file")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: read_json(path, Part, DataError, ""),
+        read_table,
+        read_text,
+        read_tensor,
+        load_annotations,
+        lambda path: load_statistics(path.parent),
+    ],
+)
+def test_a_link_to_an_endless_file_is_refused(read: Callable[[Path], object], tmp_path: Path) -> None:
+    link = tmp_path / "statistics.json"
+    link.symlink_to("/dev/zero")
+    with pytest.raises(EdgeqError, match=r"larger|too large"):
+        read(link)

@@ -32,7 +32,7 @@ from edgeq.calibrate.statistics import ChannelExtrema, Nonfinite, Statistics, Te
 from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError, OutputError
 from edgeq.ownership import Judge, Ownership, is_plain, read_object
-from edgeq.records import Count, parse, plain
+from edgeq.records import Count, is_longer, parse, plain
 
 JSON, ARRAYS = "statistics.json", "statistics.npz"
 FORMAT: Final = "edgeq-statistics"
@@ -246,7 +246,7 @@ def _split(values: NDArray[Any], sizes: NDArray[np.int64]) -> list[NDArray[Any]]
 
 
 def _description(path: Path) -> _Description:
-    if path.stat().st_size > MAX_JSON_BYTES:
+    if is_longer(path, MAX_JSON_BYTES):
         raise ValueError(f"{path.name} is too large")
     described = json.loads(path.read_text("utf-8"))
     version = described.get("version", VERSION) if isinstance(described, dict) else VERSION

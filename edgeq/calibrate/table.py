@@ -27,6 +27,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table_flatbuffers import decode_table, encode_table
 from edgeq.errors import CalibrationError, OutputError
 from edgeq.ownership import is_plain, shown
+from edgeq.records import is_longer
 
 FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calibration.cache"
 LEVELS = 127
@@ -265,7 +266,7 @@ def _text(path: Path) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if is_longer(path, MAX_BYTES):
             raise CalibrationError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "Give a calibration table")
         return path.read_bytes()
     except OSError as error:

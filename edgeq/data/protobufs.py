@@ -19,6 +19,7 @@ from edgeq.data.fit import Plan, plan_prepared
 from edgeq.data.records import Hash, Record, Rows, update_with_file
 from edgeq.data.state import Array
 from edgeq.errors import DataError
+from edgeq.records import is_longer
 from edgeq.signature import Signature
 
 MAX_BYTES = 1 << 30
@@ -33,7 +34,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         DataError: not a TensorProto, damaged, too large, or with values in another file.
     """
     with damage(path):
-        if path.stat().st_size > MAX_BYTES:
+        if is_longer(path, MAX_BYTES):
             raise DataError(f"{path} is larger than {MAX_BYTES} bytes", "Split it into several cases")
         data = path.read_bytes()
     tensor = onnx.TensorProto()

@@ -12,6 +12,7 @@ from edgeq_device.budget import VARIABLE, largest_sample
 
 from edgeq.data.class_folders import place
 from edgeq.errors import DataError
+from edgeq.records import is_longer
 
 MAX_PIXELS = 1 << 26
 """The most pixels of one image (64 M): above it, a decompression bomb."""
@@ -137,7 +138,7 @@ def read_text(path: Path, fix: str = "Split it") -> str:
         DataError: it is larger, with the advice `fix`, or cannot be read.
     """
     try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
+        if is_longer(path, MAX_TEXT_BYTES):
             raise DataError(f"{path} is larger than {MAX_TEXT_BYTES} bytes", fix)
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -19,6 +19,7 @@ import numpy as np
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.measure.average_precision import Matches, match
 from edgeq.measure.boxes import Detections
+from edgeq.records import is_longer
 
 MAX_FILE_BYTES = 512 << 20
 
@@ -85,7 +86,7 @@ def load_annotations(path: Path) -> CocoAnnotations:
     """
     fix = "Give a COCO instances JSON file as --annotations"
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if is_longer(path, MAX_FILE_BYTES):
             raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", fix)
         plain = json.loads(path.read_bytes())
     except OSError as error:

@@ -30,7 +30,17 @@ from edgeq.records.fields import (
     computed,
     written,
 )
-from edgeq.records.read import is_toml, json_object, parse, read_json, read_toml, readable, salvage, toml_table
+from edgeq.records.read import (
+    is_longer,
+    is_toml,
+    json_object,
+    parse,
+    read_json,
+    read_toml,
+    readable,
+    salvage,
+    toml_table,
+)
 from edgeq.records.write import fingerprint, plain, rounded
 
 __all__ = [
@@ -43,6 +53,7 @@ __all__ = [
     "Share",
     "computed",
     "fingerprint",
+    "is_longer",
     "is_toml",
     "json_object",
     "parse",

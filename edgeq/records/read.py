@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import stat
 import tomllib
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -114,13 +115,19 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
         EdgeqError: of the type `error`, with the advice `fix`.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if is_longer(path, MAX_BYTES):
             raise error(f"{path} is larger than {MAX_BYTES} bytes", fix)
         return parse_json(path.read_bytes(), str(path))
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
     except DeviceError as problem:
         raise error(problem.problem, fix) from problem
+
+
+def is_longer(path: Path, most: int) -> bool:
+    """Whether a file has more than `most` bytes, or has no end, as a link to /dev/zero."""
+    found = path.stat()
+    return found.st_size > most or stat.S_ISCHR(found.st_mode)
 
 
 def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, unknown_keys: bool = False) -> T:

@@ -85,7 +85,7 @@ def test_the_working_directory_makes_no_board_of_a_target(name: str, tmp_path: P
     assert one_board(name).host == "theirs"
 
 
-def test_an_address_of_a_board_brings_what_the_user_said_of_it(tmp_path: Path) -> None:
+def test_an_address_of_a_board_brings_the_users_own_settings(tmp_path: Path) -> None:
     (tmp_path / "devices.toml").write_text(FLEET.replace("port = 2222", 'port = 2222\npython = ["sh", "-c", "evil"]'))
     assert one_board("ssh://pi@10.0.0.5:2222").python == ("python3",)
     write_own(tmp_path, FLEET)
