@@ -21,6 +21,7 @@ COMMANDS = [
     "scripts/benchmark",
     "scripts/docs",
     "scripts/fuzz",
+    "scripts/golden",
     ".ci/run",
 ]
 
