@@ -125,11 +125,11 @@ def test_what_was_hashed_runs_whatever_lies_there_meanwhile(
 
 
 @pytest.mark.parametrize("why", ["large", "full", "no temporary folder", "quota"])
-def test_a_directory_without_room_for_a_copy_is_opened_in_place(
+def test_a_directory_without_space_for_a_copy_is_opened_in_place(
     why: str, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*arguments: object) -> None:
-        raise OutputError("no room")
+        raise OutputError("no space")
 
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
@@ -150,7 +150,7 @@ def test_a_directory_without_room_for_a_copy_is_opened_in_place(
 
 
 def full_of(sink: Callable[[Path | None, str], Any]) -> Callable[[Path | None, str], Any]:
-    """Return `_sink` on a disk without room for the user's files."""
+    """Return `_sink` on a disk without space for the user's files."""
 
     def fails(to: Path | None, name: str) -> Any:
         if to is not None:
