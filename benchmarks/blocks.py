@@ -34,10 +34,10 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from sequence import Case, Contender, Feed, accuracy, cases, latencies
 from tasks import shared_data
 
-from edgeq.backends.block_products import find_blocks, read_blocks
 from edgeq.data.samples import open_samples
 from edgeq.model.load import model_signature, read_model
-from edgeq.session import SessionSettings, open_session
+from edgeq.quantize.block_products import find_blocks, read_blocks
+from edgeq.run.session import SessionSettings, open_session
 
 WIDTH, HEADS, VOCABULARY, BLOCK, TOKENS = 768, 12, 8192, 32, 96
 CALIBRATION, JUDGED = 16, 12

@@ -30,7 +30,7 @@ from tune_cases import Case, cases
 from tuned import tune, verdict
 
 from edgeq.measure.loaded_model import open_model
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 
 SESSIONS, QUIET_S = 12, 6.0
 HELD_BAR = 0.9

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 
 
 @dataclass(frozen=True)

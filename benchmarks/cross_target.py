@@ -26,17 +26,16 @@ from tasks import shared_data
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))  # the random operators are those of the tests
 
-from edgeq.data.given import Data  # noqa: E402
+from edgeq.data.open_source import Data  # noqa: E402
 from edgeq.data.samples import open_samples  # noqa: E402
-from edgeq.emulate.saturation.simulate import Simulation  # noqa: E402
-from edgeq.graph.convert import to_bytes  # noqa: E402
-from edgeq.graph.edit import with_outputs  # noqa: E402
-from edgeq.graph.query import name_of  # noqa: E402
+from edgeq.emulate.saturation.audit import Simulation  # noqa: E402
+from edgeq.jobs.package import package  # noqa: E402
+from edgeq.jobs.quantize import quantize  # noqa: E402
 from edgeq.measure.task import make_task  # noqa: E402
+from edgeq.model.edit import to_bytes, with_outputs  # noqa: E402
+from edgeq.model.graph import name_of  # noqa: E402
 from edgeq.model.load import model_signature  # noqa: E402
-from edgeq.pipeline.package import package  # noqa: E402
-from edgeq.pipeline.quantize import quantize  # noqa: E402
-from edgeq.session import SessionSettings  # noqa: E402
+from edgeq.run.session import SessionSettings  # noqa: E402
 from tests.emulate.saturation import cases  # noqa: E402
 from tests.emulate.saturation.emulated_kernels import command, emulated  # noqa: E402
 from tests.emulate.saturation.reference import simulate_layer  # noqa: E402

@@ -23,17 +23,17 @@ from cross_target import EXACT, MOBILENET, SATURATING, correlated_images, mobile
 from models import resnet50_shaped
 from tuned import verdict
 
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
-from edgeq.emulate.engine_route import route_for
-from edgeq.engines import Engine, EngineChoice, load_engines
+from edgeq.emulate.check import route_for
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
+from edgeq.jobs.quantize import quantize
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.measure.task import Task
 from edgeq.model.load import model_signature
-from edgeq.pipeline.quantize import quantize
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.engines import Engine, EngineChoice, load_engines
+from edgeq.run.session import SessionSettings, open_session
 from tests.emulate.saturation.engine_layers import compare, saturating_levels
 
 TOLERATED = 0.5

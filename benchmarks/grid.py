@@ -17,7 +17,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from edgeq.data.samples import Samples
 from edgeq.measure.accuracy import evaluate
 from edgeq.measure.task import Task
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 
 PAIRS = {
     "U8S8": (QuantType.QUInt8, QuantType.QInt8),

@@ -28,28 +28,26 @@ from tasks import required_data
 from tune_cases import Case, cases
 from tuned import verdict
 
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.data.samples import Sample
 from edgeq.hardware.target import resolve
+from edgeq.jobs.job import open_job
 from edgeq.measure.boxes import Detections, suppress
-from edgeq.measure.comparison import Comparison
-from edgeq.measure.inference import Outputs, infer
-from edgeq.measure.resample import ResampledMeter
-from edgeq.measure.rows import rows
+from edgeq.measure.comparison import Comparison, rows
+from edgeq.measure.error_sources import ResampledMeter
+from edgeq.measure.latency import Outputs, infer
 from edgeq.measure.task import Task
 from edgeq.measure.tasks.detection import Detection, input_size
 from edgeq.model.macs import node_macs
-from edgeq.pipeline.job import open_job
 from edgeq.report.tuning_record import Screening
+from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
 from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.decision import decide
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.space import in_float, kernel_candidates, method_candidates
+from edgeq.tune.space import Candidate, in_float, kernel_candidates, method_candidates
 from edgeq.tune.timing import Baseline
 from edgeq.tune.trials import TrialTable
 

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import edgeq
 from edgeq import demo
-from edgeq.atomic import check_free
 from edgeq.cli import group
 from edgeq.model import load
-from edgeq.ownership import sha256
+from edgeq.util.outputs import check_free
+from edgeq.util.ownership import sha256
 
 DATA = ("--data", str(demo.CALIBRATION), "--count", "8", "-q")
 Contents = dict[str, str]

@@ -22,16 +22,16 @@ import numpy as np
 from models import mobilenetv2_shaped, resnet50_shaped
 from tasks import shared_data
 
-from edgeq.backends import backend_for
+from edgeq.backends.base import backend_for
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import FLATBUFFERS, write_tables
 from edgeq.calibrate.tensors import quantizable_tensors
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError
 from edgeq.hardware.target import resolve
+from edgeq.jobs.quantize import quantize
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.prepare import prepare_model
-from edgeq.pipeline.quantize import quantize
 from edgeq.tune.goal import Goal
 from edgeq.tune.run import tune
 
@@ -164,7 +164,7 @@ def tables(target: str, only: Sequence[str]) -> list[Row]:
 def fallback(target: str, only: Sequence[str]) -> list[Row]:
     """The bundle for a GPU on this machine, in a process of its own."""
     from edgeq import demo
-    from edgeq.pipeline.package import package
+    from edgeq.jobs.package import package
 
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "bundle"

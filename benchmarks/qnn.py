@@ -25,24 +25,23 @@ from tasks import shared_data
 from tune_cases import Case, cases
 
 import edgeq
-from edgeq.backends import backend_for
-from edgeq.data.given import Data
+from edgeq.backends.base import backend_for
+from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
-from edgeq.engines import engine_for
 from edgeq.errors import GoalNotMetError
 from edgeq.hardware.target import Target, resolve
+from edgeq.jobs.job import build, open_job, scheme_for, share
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.fixed_sizes import free_sizes
+from edgeq.model.compatibility import free_sizes
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
-from edgeq.pipeline.job import build, open_job, scheme_for
-from edgeq.pipeline.options import share
-from edgeq.progress import Silent
 from edgeq.report.tuning_record import Assessment
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.engines import engine_for
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.run.workers import Engines
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.goal import Goal, parse_budget
-from edgeq.workers.engine import Engines
+from edgeq.util.display import Silent
 
 FLOAT, CPU, NPU = "float32", "CPU", "simulator"
 

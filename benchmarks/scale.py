@@ -27,17 +27,16 @@ from typing import Any
 
 from tasks import shared_data
 
-from edgeq.calibrate.on_workers import CalibrationJob, Merged
+from edgeq.calibrate.collect import CalibrationJob, Merged
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.calibrate.tensors import plan, quantizable_tensors
 from edgeq.data.samples import SourceSamples, open_samples
 from edgeq.data.shards import Shard, Sharded
-from edgeq.distributed.files import Files, files_for
-from edgeq.distributed.workers import _WAITING, open_workers
-from edgeq.measure.on_workers import EvaluationJob, ModelAt
+from edgeq.distributed.workers import _WAITING, Files, files_for, open_workers
+from edgeq.measure.evaluation import EvaluationJob, ModelAt
 from edgeq.measure.task import make_task
 from edgeq.model.prepare import prepare_model
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 
 SAMPLES = 1_000_000
 
@@ -79,7 +78,7 @@ class Nothing:
     """A job that does nothing: what is left is Dask."""
 
     def open(self, stack: ExitStack) -> Callable[[int], int]:
-        """See `edgeq.distributed.job.Job`."""
+        """See `edgeq.distributed.processes.Job`."""
         return abs
 
 

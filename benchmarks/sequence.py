@@ -32,7 +32,7 @@ from tasks import shared_data
 from edgeq.data.samples import open_samples
 from edgeq.measure.loaded_model import open_model
 from edgeq.model.load import model_files, model_signature
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 
 SPECS = Path(__file__).resolve().parent / "specs"
 Feed = dict[str, Any]
@@ -169,7 +169,7 @@ def accuracy(case: Case, contender: Contender) -> float:
     if contender.config:
         from edgeq.measure.accuracy import evaluate_many
         from edgeq.measure.task import TaskOptions, make_task
-        from edgeq.session import open_session
+        from edgeq.run.session import open_session
 
         pairs = zip(*[iter(case.options)] * 2, strict=True)
         given: dict[str, Any] = {name.removeprefix("--"): Path(value) for name, value in pairs}

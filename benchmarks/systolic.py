@@ -24,16 +24,15 @@ from tasks import Task, demo_task, shared_data, tasks
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
-from edgeq.backends.systolic.estimate import estimate
-from edgeq.backends.systolic.placement import place
+from edgeq.backends.systolic.estimate import estimate, place
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
-from edgeq.graph.convert import to_proto
 from edgeq.hardware.target import resolve
+from edgeq.model.edit import to_proto
 from edgeq.model.prepare import prepare_model
 from edgeq.signature import Signature
 

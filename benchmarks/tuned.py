@@ -14,7 +14,7 @@ from edgeq_device.scenarios import query_runner
 from tune_cases import Case
 
 from edgeq.measure.loaded_model import open_model
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 
 
 def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool = True) -> dict[str, Any]:

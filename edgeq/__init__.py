@@ -15,37 +15,37 @@ if TYPE_CHECKING:
     from edgeq_device.bench_settings import BenchSettings
 
     from edgeq.bundle.sign import sign_bundle as sign
+    from edgeq.bundle.transfer import pull_bundle as pull
+    from edgeq.bundle.transfer import push_bundle as push
     from edgeq.bundle.verify import verify_bundle as verify
     from edgeq.calibrate.run import calibrate
-    from edgeq.data.given import Data
+    from edgeq.data.open_source import Data
     from edgeq.data.preprocess import register as register_preprocess
     from edgeq.data.samples import Sample, Samples, open_samples
     from edgeq.errors import EdgeqError
     from edgeq.hardware.detect import detect_machine as detect
     from edgeq.hardware.target import resolve as resolve_target
+    from edgeq.jobs.package import package
+    from edgeq.jobs.quantize import quantize
     from edgeq.measure.accuracy import evaluate
     from edgeq.measure.bench import BenchData, bench
     from edgeq.measure.debug import debug
     from edgeq.measure.inspect import inspect
     from edgeq.measure.task import TaskOptions, make_task
-    from edgeq.oci.transfer import pull_bundle as pull
-    from edgeq.oci.transfer import push_bundle as push
-    from edgeq.pipeline.package import package
-    from edgeq.pipeline.quantize import quantize
-    from edgeq.records import plain
     from edgeq.report.bundle import report_bundle as report
     from edgeq.report.compare import compare
     from edgeq.retarget.run import retarget
     from edgeq.scheme import Scheme
     from edgeq.tune.goal import Goal
-    from edgeq.tune.recover.standalone import recovering
+    from edgeq.tune.recover.closer import recovering
     from edgeq.tune.run import tune
+    from edgeq.util.records import plain
 
-# Public name → where it lives; without ":" a package that is callable itself (see edgeq.callable_package).
+# Public name → where it lives; without ":" a package that is callable itself (see edgeq.util.registry).
 _PUBLIC = {
     "BenchData": "edgeq.measure.bench:BenchData",
     "BenchSettings": "edgeq_device.bench_settings:BenchSettings",
-    "Data": "edgeq.data.given:Data",
+    "Data": "edgeq.data.open_source:Data",
     "EdgeqError": "edgeq.errors:EdgeqError",
     "Goal": "edgeq.tune.goal:Goal",
     "Sample": "edgeq.data.samples:Sample",
@@ -61,12 +61,12 @@ _PUBLIC = {
     "inspect": "edgeq.measure.inspect:inspect",
     "make_task": "edgeq.measure.task:make_task",
     "open_samples": "edgeq.data.samples:open_samples",
-    "package": "edgeq.pipeline.package:package",
-    "plain": "edgeq.records:plain",
-    "pull": "edgeq.oci.transfer:pull_bundle",
-    "push": "edgeq.oci.transfer:push_bundle",
-    "quantize": "edgeq.pipeline.quantize:quantize",
-    "recovering": "edgeq.tune.recover.standalone:recovering",
+    "package": "edgeq.jobs.package:package",
+    "plain": "edgeq.util.records:plain",
+    "pull": "edgeq.bundle.transfer:pull_bundle",
+    "push": "edgeq.bundle.transfer:push_bundle",
+    "quantize": "edgeq.quantize",
+    "recovering": "edgeq.tune.recover.closer:recovering",
     "register_preprocess": "edgeq.data.preprocess:register",
     "report": "edgeq.report",
     "retarget": "edgeq.retarget",

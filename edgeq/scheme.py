@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from edgeq.display import Displayed
 from edgeq.errors import UsageError
-from edgeq.registry import METHODS
+from edgeq.util.display import Displayed
+from edgeq.util.registry import METHODS
 
 Mode = Literal["static", "dynamic", "weight-only", "float"]
 Format = Literal["QDQ", "QOperator", "table"]

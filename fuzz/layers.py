@@ -121,8 +121,8 @@ def _model_load(path: Path) -> None:
 
 @layer("model-wire", _models, mutate=_ONNX, cases=5000)
 def _model_wire(path: Path) -> None:
-    from edgeq_device.model_options import model_options
     from edgeq_device.onnxfile import read_onnx
+    from edgeq_device.options import model_options
 
     model_options(path, "model")
     read_onnx(path, "model")
@@ -131,7 +131,7 @@ def _model_wire(path: Path) -> None:
 @layer("inspect", _models, mutate=_ONNX, cases=300, native=True)
 def _inspect(path: Path) -> None:
     from edgeq.measure.inspect import inspect
-    from edgeq.records import plain
+    from edgeq.util.records import plain
 
     plain(inspect(path, ["generic-x86-64"]))
 
@@ -351,7 +351,7 @@ def _specs(folder: Path) -> None:
 @layer("specs", _specs, mutate=of_text, cases=5000)
 def _read_spec(path: Path) -> None:
     from edgeq.data.preprocess import load_preprocess
-    from edgeq.data.state import Picture
+    from edgeq.data.records import Picture
     from edgeq.signature import TensorSpec
 
     preprocess = load_preprocess(path)
@@ -455,7 +455,7 @@ def _reports(folder: Path) -> None:
 
 
 def _read_report_file(path: Path) -> None:
-    from edgeq.report.bundle_record import read_record
+    from edgeq.report.bundle import read_record
     from edgeq.report.page import render
     from edgeq.report.read import read_report
 
@@ -483,7 +483,7 @@ def _read_journal(path: Path) -> None:
 
 
 def _profiles(folder: Path) -> None:
-    from edgeq.resources import shipped
+    from edgeq.util.resources import shipped
 
     for number, file in enumerate([*sorted(shipped("profiles").glob("*.toml"))[:6], shipped("targets") / "zen4.toml"]):
         (folder / f"{number}.toml").write_bytes(file.read_bytes())
@@ -627,7 +627,7 @@ def _json_seeds(folder: Path) -> None:
 
 @layer("bundle", _bundle_cases(*_JSON_FILES, "models/model/plain/model.onnx"), mutate=_of_case, cases=1000)
 def _read_bundle(path: Path) -> None:
-    from edgeq.bundle.read import opened
+    from edgeq.bundle.verify import opened
 
     place = _put(path)
     try:
@@ -676,7 +676,7 @@ def _zips(folder: Path) -> None:
 
 @layer("zip", _zips, mutate=of_zip(lambda r, d, o: (of_json if d[:1] == b"{" else of_bytes)(r, d, o)), cases=1000)
 def _read_zip(path: Path) -> None:
-    from edgeq.bundle.read import opened
+    from edgeq.bundle.verify import opened
 
     with opened(path):
         pass
@@ -691,8 +691,7 @@ def _signatures(folder: Path) -> None:
 
 @layer("signature", _signatures, mutate=of_json)
 def _read_signature(path: Path) -> None:
-    from edgeq_device.ecdsa import CURVES, PublicKey
-    from edgeq_device.signature import parse_signature, signed_files
+    from edgeq_device.signature import CURVES, PublicKey, parse_signature, signed_files
 
     data = path.read_bytes()
     if b"predicate" in data:
@@ -720,7 +719,7 @@ def _read_trusted(path: Path) -> None:
 
 
 def _registries(folder: Path) -> None:
-    from edgeq_device.oci import ARTIFACT_TYPE, FILE_PATH
+    from edgeq_device.registry import ARTIFACT_TYPE, FILE_PATH
 
     layers = [
         {
@@ -736,8 +735,8 @@ def _registries(folder: Path) -> None:
 
 @layer("registry", _registries, mutate=of_json)
 def _read_registry(path: Path) -> None:
-    from edgeq_device.oci import layers_of, parse_reference
     from edgeq_device.plainjson import parse_json
+    from edgeq_device.registry import layers_of, parse_reference
 
     layers_of(parse_json(path.read_bytes(), path.name), path.name)
     parse_reference(f"localhost:5000/{path.name}")

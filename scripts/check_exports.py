@@ -31,7 +31,7 @@ from torch import nn
 
 import edgeq
 from edgeq.errors import EdgeqError
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 
 Sizes = tuple[int, ...]
 TOKENS = 200

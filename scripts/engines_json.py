@@ -3,9 +3,9 @@ targets/onnxruntime/known_wrong.toml."""
 
 from __future__ import annotations
 
-from edgeq.engines import device_table, load_engines
 from edgeq.model.compatibility import wrong_table
-from edgeq.resources import shipped
+from edgeq.run.engines import device_table, load_engines
+from edgeq.util.resources import shipped
 
 if __name__ == "__main__":
     folder = shipped("targets") / "runtime" / "edgeq_device"

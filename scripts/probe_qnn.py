@@ -24,20 +24,20 @@ import onnx.numpy_helper
 import onnx.parser
 from edgeq_device.engines import installed_version
 
-from edgeq.backends.qnn.pairs import write_pairs
+from edgeq.backends.qnn.rewrite import write_pairs
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
-from edgeq.engines import engine_for
 from edgeq.errors import EdgeqError
 from edgeq.measure.comparison import decibels
 from edgeq.measure.node_runs import source_name
-from edgeq.model.int8_rules import DEFAULT, Rule
+from edgeq.model.int8_prediction import DEFAULT, Rule
 from edgeq.model.prepare import prepare_model
-from edgeq.resources import shipped
+from edgeq.run.engines import engine_for
+from edgeq.run.session import SessionSettings, onnxruntime, open_session
+from edgeq.run.workers import Engines
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings, onnxruntime, open_session
-from edgeq.workers.engine import Engines
+from edgeq.util.resources import shipped
 
 CASES = shipped("targets") / "qnn" / "operators.txt"
 SAMPLES = 4

@@ -67,7 +67,7 @@ def _brief_timings() -> None:
     for a moment, and so is a warm-up that names no limits."""
     from edgeq_device.latency import WarmUp
 
-    from edgeq.measure import race
+    from edgeq.measure import bench as race
 
     race._TIMED_SECONDS = race._TIMED_SECONDS_IN_SEVERAL = 0.05
     race._PATIENCE_SECONDS = 0.0
@@ -128,20 +128,20 @@ def made_up_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of a bench that look at something else: each model's memory takes a process of its own."""
     from edgeq_device.memory import MemoryUse
 
-    for place in ("edgeq.measure.latency", "edgeq_device.bench_bundle"):
+    for place in ("edgeq.measure.latency", "edgeq_device.bench_models"):
         monkeypatch.setattr(f"{place}.measure_memory", lambda request, shapes: MemoryUse(1, 2, 3))
 
 
 @pytest.fixture(scope="session")
 def masked() -> None:
     """The runtime for lesser CPUs, where it can be made: once for all workers, as it takes a quarter of a minute."""
-    from edgeq.emulate import mask
+    from edgeq.emulate import routes
     from edgeq.emulate.emulator import home
 
-    if not mask.why_not():
+    if not routes.why_not():
         import fcntl
 
         home().mkdir(parents=True, exist_ok=True)
         with (home() / "masked.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            mask.masked_command(())
+            routes.masked_command(())

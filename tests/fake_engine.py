@@ -8,7 +8,7 @@ from pathlib import Path
 import onnxruntime  # noqa: F401  # the real one, for this process: only workers find the other one
 import pytest
 
-from edgeq.engines import Engine, load_engines
+from edgeq.run.engines import Engine, load_engines
 
 DESCRIPTION = """
 title = "a fake"

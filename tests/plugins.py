@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 from edgeq_device.engines import problem_of
 
-from edgeq.engines import load_engines
+from edgeq.run.engines import load_engines
 
 
 def needs_plugin(name: str) -> pytest.MarkDecorator:

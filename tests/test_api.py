@@ -15,7 +15,7 @@ import pytest
 import edgeq
 from edgeq import demo
 from edgeq.errors import UsageError
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text("utf-8")
 FUNCTIONS = [name for name in edgeq.__all__ if callable(getattr(edgeq, name)) and name[0].islower()]

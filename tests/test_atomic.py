@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device import moves
+from edgeq_device import places
 
-from edgeq.atomic import alone_in, check_apart, check_free, output_directory, output_file, outputs, placement
 from edgeq.errors import ModelError, OutputError
-from edgeq.model.parse import parse_model
+from edgeq.model.external import parse_model
+from edgeq.util import outputs, placement
+from edgeq.util.outputs import check_apart, check_free, output_directory, output_file
+from edgeq.util.placement import alone_in
 from tests.crashes import killed_before
 
 
@@ -25,13 +27,13 @@ def anything(folder: Path) -> None:
 @pytest.fixture(params=["", "no exchange", "no flags"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """This system's renames; one that cannot exchange two names; one that has neither that nor exclusive renames."""
-    real = moves._renamed
+    real = places._renamed
 
     def lacking(source: Path, place: Path, how: str) -> bool:
         return request.param == "no exchange" and how == "free" and real(source, place, how)
 
     if request.param:
-        monkeypatch.setattr(moves, "_renamed", lacking)
+        monkeypatch.setattr(places, "_renamed", lacking)
     return str(request.param)
 
 
@@ -137,7 +139,7 @@ def test_a_failed_directory_leaves_the_old_one(tmp_path: Path) -> None:
 
 def moved(raises: Callable[[Path, Path], BaseException | None], *, after: bool) -> Callable[[Path, Path], None]:
     """`move_new` that raises what `raises` has for a source and a place, before or after the move."""
-    real = moves.move_new
+    real = places.move_new
 
     def move(source: Path, place: Path) -> None:
         error = raises(source, place)
@@ -370,7 +372,7 @@ def test_what_comes_into_the_directory_meanwhile_is_kept(
         if (folder / "notes.txt").exists():
             raise OutputError(f"{folder} holds notes.txt")
 
-    exchange = moves.exchange
+    exchange = places.exchange
 
     def late(one: Path, other: Path) -> bool:
         if not (target / "notes.txt").exists() and (one / "ours").read_text() == "new":

@@ -20,7 +20,9 @@ from edgeq_device.verify import Report, VariantReport
 import edgeq
 from edgeq import demo
 from edgeq.data.samples import SourceSamples, Subset
-from edgeq.display import Displayed
+from edgeq.jobs.proof import Proof
+from edgeq.jobs.quantize import Quantized
+from edgeq.jobs.variants import PackagedVariant
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import Measurement
@@ -29,9 +31,7 @@ from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.measure.tasks.detection import Detection
 from edgeq.measure.tasks.similarity import Similarity
-from edgeq.pipeline.proof import Proof
-from edgeq.pipeline.quantize import Quantized
-from edgeq.pipeline.variants import PackagedVariant
+from edgeq.util.display import Displayed
 
 LIMIT = 400
 HOSTILE = '</style><script>alert("x")</script>\u202e\x1b[2J'

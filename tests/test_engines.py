@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from edgeq_device.engines import engines, plugin_of
 
-from edgeq.engines import DEFAULT, choose_engine, device_table, load_engines
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.pipeline.saturation_mitigation import must_decide
-from edgeq.records import plain
-from edgeq.resources import shipped
-from edgeq.session import SessionSettings
+from edgeq.jobs.saturation import must_decide
+from edgeq.run.engines import DEFAULT, choose_engine, device_table, load_engines
+from edgeq.run.session import SessionSettings
+from edgeq.util.records import plain
+from edgeq.util.resources import shipped
 from tests.fake_engine import DESCRIPTION
 
 SHIPPED = load_engines(shipped("targets") / "engines")

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from edgeq import errors
 from edgeq.cli._common import Printer, common
 from edgeq.errors import DataError, EdgeqError, suggest
-from edgeq.process import INTERRUPTED
+from edgeq.util.process import INTERRUPTED
 
 TREE = sorted(
     (c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, EdgeqError)), key=lambda c: c.exit_code

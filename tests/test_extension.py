@@ -17,18 +17,18 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from edgeq.backends import backend_named
+from edgeq.backends.base import backend_named
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.cli import group
-from edgeq.data.spec import parse_text
+from edgeq.data.preprocess import parse_text
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.measure.decoders import load_decoder
-from edgeq.model.int8_rules import int8_rules
-from edgeq.records import plain
-from edgeq.registry import DECODERS, GROUPS, RECOVERIES, TASKS, Group, data_folders
+from edgeq.model.int8_prediction import int8_rules
 from edgeq.tune.recover.methods import recoveries, recovery_groups
+from edgeq.util.records import plain
+from edgeq.util.registry import DECODERS, GROUPS, RECOVERIES, TASKS, Group, data_folders
 from tests.docs.blocks import blocks
 from tests.docs.plugin import install
 from tests.graphs import proto
@@ -222,7 +222,7 @@ def test_names_that_clash_are_an_error_that_names_both(tmp_path: Path, monkeypat
 
 def test_names_are_known_without_importing_anything_heavy() -> None:
     heavy = "{'numpy', 'onnx', 'onnxruntime', 'onnx_ir', 'PIL', 'rich'}"
-    code = "from edgeq.registry import GROUPS; import sys\nassert all(g.names() for g in GROUPS)\n"
+    code = "from edgeq.util.registry import GROUPS; import sys\nassert all(g.names() for g in GROUPS)\n"
     code += f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     path = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "targets" / "runtime")))
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=60)

@@ -20,10 +20,10 @@ from click.testing import CliRunner, Result
 
 from edgeq import demo
 from edgeq.cli import group
+from tests.bundle.signing.keys import write_key
 from tests.golden import artifacts, interface, key_tree
 from tests.golden.recorded_files import check
 from tests.graphs import proto
-from tests.signing.keys import write_key
 
 MODEL, CALIBRATION = str(demo.MODEL), str(demo.CALIBRATION)
 DATA = ("--data", CALIBRATION, "--count", "4")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.atomic import check_free, placement
 from edgeq.errors import OutputError
+from edgeq.util import placement
+from edgeq.util.outputs import check_free
 from tests.cli.workspace import Workspace, contents, fill
 from tests.crashes import killed_before
 

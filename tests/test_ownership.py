@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.atomic import outputs
-from edgeq.bundle.owned import BUNDLE
+from edgeq.bundle.write import BUNDLE
 from edgeq.calibrate.files import STATISTICS, save_statistics
 from edgeq.calibrate.statistics import Statistics
 from edgeq.emulate.sysroot import SYSROOT
 from edgeq.errors import OutputError
-from edgeq.ownership import MARKER, Ownership, content, is_marker, read_marker, shown, write_marker
-from edgeq.pipeline.emit_c import C_FOLDER
-from edgeq.tune.folder import TUNING, claimed, clear
-from edgeq.tune.journal import Journal
+from edgeq.jobs.emit_c import C_FOLDER
+from edgeq.tune.journal import TUNING, Journal, claimed, clear
+from edgeq.util import outputs
+from edgeq.util.ownership import MARKER, Ownership, content, is_marker, read_marker, shown, write_marker
 
 KINDS = {"bundle": BUNDLE, "statistics": STATISTICS, "tuning": TUNING, "c": C_FOLDER, "sysroot": SYSROOT}
 TWO = Ownership("pair", lambda folder: lambda name: name in ("a", "sub/b", "empty/"))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.errors import UsageError
-from edgeq.records import parse, plain
-from edgeq.registry import METHODS
 from edgeq.scheme import BLOCK_SIZES, WEIGHT_BITS, Format, IntegerType, Mode, Scheme
+from edgeq.util.records import parse, plain
+from edgeq.util.registry import METHODS
 
 names = st.text(min_size=1, max_size=12)
 name_tuples = st.lists(names, max_size=5).map(tuple)

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.session_options import BRIEF_SPIN
+from edgeq_device.options import BRIEF_SPIN
 
 from edgeq import demo
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.session import SessionSettings, onnxruntime, open_session
+from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from tests.graphs import proto
 
 

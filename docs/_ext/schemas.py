@@ -88,7 +88,7 @@ class Steps(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Called by Sphinx."""
         from edgeq.data.steps import step_class
-        from edgeq.registry import STEPS
+        from edgeq.util.registry import STEPS
 
         lines = ["| `op` | keys (default) | does |", "|---|---|---|"]
         for name in STEPS.names():

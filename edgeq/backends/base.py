@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.engines import EngineChoice
 from edgeq.errors import UsageError, closest
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
 from edgeq.model.prepare import PreparedModel
+from edgeq.run.engines import EngineChoice
+from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings
+from edgeq.util.registry import BACKENDS, Registry
 
 
 @dataclass(frozen=True)
@@ -236,3 +237,36 @@ def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
     if unknown is not None:
         hint = closest(unknown, known, "List the node names with `edgeq inspect -v`", most=3)
         raise UsageError(f"{prepared.source}: no node is named {unknown!r}", hint)
+
+
+__all__ = ["REGISTRY", "Alternative", "Artifact", "Backend", "backend_for", "backend_named"]
+
+REGISTRY: Registry[Backend] = Registry(
+    BACKENDS,
+    lambda found: isinstance(found, Backend),
+    "edgeq.backends.base.Backend",
+    make=lambda found: found() if isinstance(found, type) else found,
+)
+
+
+def backend_named(name: str) -> Backend:
+    """The backend that `name` stands for in profiles and targets: edgeq's own, or one of a plug-in.
+
+    Raises:
+        HardwareError: no backend has that name.
+        UsageError: the plug-in that registers it is broken.
+    """
+    return REGISTRY.load(name)
+
+
+def backend_for(
+    target: Target, observed: Mapping[str, Range] | None = None, cut: Mapping[str, float] | None = None
+) -> Backend:
+    """The backend of `target`, configured for it where its artifacts depend on more than the scheme.
+
+    Args:
+        observed: extrema that calibration saw, by tensor, unclipped.
+        cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
+    """
+    backend = backend_named(target.backend)
+    return backend.configured(target, observed or {}, cut or {}) if isinstance(backend, TargetedBackend) else backend

@@ -1,42 +1,193 @@
-"""Build models for ONNX Runtime's CPU kernels: static, dynamic and weight-only quantization."""
+"""Build models for ONNX Runtime's CPU kernels: static, dynamic and weight-only quantization.
+
+Layers that were kept in float stay so in every session, with or without session options.
+
+At load, ONNX Runtime's WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors,
+per tensor: what was kept in float for accuracy loses more of it than any other layer. A session option prevents that,
+and is lost where the file is used alone. The optimizer looks for one scale on the tensor that the layer reads. So the
+layer gets a DequantizeLinear of its own, with the same scale written once per channel: the same numbers, in a form that
+the optimizer does not match.
+
+Weights that are 8-bit integers in the file and float32 at run time.
+
+For operators whose kernels compute in float: the file shrinks to a quarter, and the runtime folds the conversion when
+it loads the model, so it costs no time afterwards. It is written as a Cast and a Mul, because ONNX Runtime does not
+fold a DequantizeLinear.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.model_options import KEY as CARRIED
+from edgeq_device.options import KEY as CARRIED
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, check_names, refuse_wide
-from edgeq.backends.block_compute import BlockCompute, described
-from edgeq.backends.clamps import lasting_clamps
-from edgeq.backends.dynamic import OPERATORS as DYNAMIC_OPERATORS
-from edgeq.backends.dynamic import check_dynamic, finish_dynamic, write_dynamic
-from edgeq.backends.float_guard import guard_float_layers, requantized_at_load
-from edgeq.backends.qdq import write_qdq
-from edgeq.backends.qdq_params import integer_type, spreads_thin
-from edgeq.backends.quantizer import chosen_params, quant_type, quantize_with_ranges
-from edgeq.backends.saturation_fit import check_fit, fitted_bounds
-from edgeq.backends.stored import store_weights
-from edgeq.backends.weight_only import write_weight_only
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import is_op, name_of, node_input
-from edgeq.model.int8_prediction import predict_int8, stacked_products
-from edgeq.model.int8_rules import Rule, int8_rules, quantizable_operators, slow_fusions
+from edgeq.model.edit import Editor
+from edgeq.model.graph import GraphIndex, constant, constant_tensor, is_op, name_of, node_input
+from edgeq.model.int8_prediction import (
+    Rule,
+    int8_rules,
+    predict_int8,
+    quantizable_operators,
+    slow_fusions,
+    stacked_products,
+)
 from edgeq.model.load import is_quantized, read_model, read_own, save_model
+from edgeq.model.operators import channel_axis
 from edgeq.model.prepare import PreparedModel
+from edgeq.quantize.block_products import DETAIL, BlockCompute
+from edgeq.quantize.qdq import lasting_clamps, write_qdq
+from edgeq.quantize.quantizer import chosen_params, integer_type, quant_type, quantize_with_ranges, spreads_thin
+from edgeq.quantize.saturation_fit import check_fit, fitted_bounds
+from edgeq.quantize.weight_only import OPERATORS as DYNAMIC_OPERATORS
+from edgeq.quantize.weight_only import check_dynamic, finish_dynamic, write_dynamic, write_weight_only
+from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
-from edgeq.session import onnxruntime
 
-# For what `edgeq.backends.float_guard` has no form of.
+_SUFFIX = "/kept_in_float"
+
+
+def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
+    """Give each of the named nodes that reads a dequantized tensor its own DequantizeLinear per channel, in place.
+
+    Args:
+        names: of Conv, ConvTranspose, Gemm and MatMul nodes with constant weights.
+
+    Returns:
+        How many nodes were changed.
+    """
+    editor = Editor(model)
+    changed = 0
+    for node, maker in _behind_dequantize(model, names):
+        restored, weight = maker.outputs[0], constant_tensor(node.inputs[1])
+        if weight is None:
+            continue
+        parameters = {value.name: constant(value) for value in maker.inputs[1:] if value is not None}
+        if not all(number is not None and not number.ndim for number in parameters.values()):
+            continue
+        axis, channels = _channels(node, tuple(weight.shape.numpy()))
+        if channels == 1:  # one number per channel would be one scale again
+            axis, channels = next(
+                ((axis, n) for axis, n in enumerate(restored.shape or ()) if isinstance(n, int) and n > 1), (axis, 1)
+            )
+        if channels == 1:
+            continue
+        repeated = [
+            editor.constant(f"{name}/{channels}_times", np.full(channels, number))
+            for name, number in parameters.items()
+        ]
+        own = editor.node(
+            "DequantizeLinear",
+            [maker.inputs[0], *repeated],
+            f"{node.name}{_SUFFIX}",
+            before=node,
+            attributes={"axis": axis},
+        )
+        node.replace_input_with(0, own)
+        changed += 1
+        if not restored.uses() and not restored.is_graph_output():
+            model.graph.remove(maker, safe=True)
+    return changed
+
+
+def requantized_at_load(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
+    """Those of the named nodes that the optimizer may match: they read a tensor that is dequantized with one scale."""
+    scales = [(node, constant(maker.inputs[1])) for node, maker in _behind_dequantize(model, names)]
+    return tuple(str(node.name) for node, scale in scales if scale is None or scale.size == 1)
+
+
+def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """The named nodes that read a dequantized tensor, each with the DequantizeLinear."""
+    for node in model.graph:
+        data = node.inputs[0] if node.name in names else None
+        made = data.producer() if data is not None else None
+        if made is not None and is_op(made, "DequantizeLinear"):
+            yield node, made
+
+
+def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
+    """(axis, size) of the channels of the data that a node sums over."""
+    if node.op_type == "Conv":
+        return 1, weight[1] * node.attributes.get_int("group", 1)
+    if node.op_type == "ConvTranspose":
+        return 1, weight[0]
+    if node.op_type == "Gemm":
+        rows = weight[1] if node.attributes.get_int("transB", 0) else weight[0]
+        return 0 if node.attributes.get_int("transA", 0) else 1, rows
+    return -1, weight[-2] if len(weight) > 1 else weight[0]
+
+
+LEAST_ELEMENTS = 1024
+"""Smaller tensors gain less than the two nodes that they would need."""
+
+
+def store_weights(model: ir.Model, op_types: Collection[str], exclude: Collection[str] = ()) -> tuple[str, ...]:
+    """Turn, in place, the float32 weights that only operators of these types read into integers.
+
+    One scale per output, symmetric: scale = largest magnitude / 127.
+
+    Args:
+        exclude: names of nodes whose weights stay as they are.
+
+    Returns:
+        Names of the tensors.
+    """
+    graph = model.graph
+    editor, first = Editor(model), next(iter(graph), None)
+    stored: list[str] = []
+    for name, weight in tuple(graph.initializers.items()):
+        values = constant(weight) if _is_wanted(weight, op_types, exclude) else None
+        if values is None:
+            continue
+        use = next(iter(weight.uses()))
+        integers, scale = _quantize(values, use.node, use.idx)
+        held = [editor.constant(f"{name}/integers", integers), editor.constant(f"{name}/scale", scale)]
+        wide = editor.node("Cast", held[:1], f"{name}/float", before=first, attributes={"to": ir.DataType.FLOAT})
+        scaled = editor.node("Mul", [wide, held[1]], f"{name}/scaled", before=first)
+        del graph.initializers[name]
+        weight.replace_all_uses_with(scaled)
+        scaled.name = name
+        stored.append(name)
+    return tuple(stored)
+
+
+def _is_wanted(weight: ir.Value, op_types: Collection[str], exclude: Collection[str]) -> bool:
+    tensor, uses = weight.const_value, weight.uses()
+    if tensor is None or tensor.dtype != ir.DataType.FLOAT or len(tensor.shape) < 2 or tensor.size < LEAST_ELEMENTS:
+        return False
+    if weight.is_graph_input() or weight.is_graph_output() or not uses:
+        return False
+    return all(use.node.op_type in op_types and use.node.name not in exclude for use in uses)
+
+
+def _quantize(values: NDArray[np.float32], node: ir.Node, place: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    largest = np.abs(values).max(axis=_summed_axes(node, place, values.ndim), keepdims=True)
+    scale = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
+    return np.rint(values / scale).astype(np.int8), scale
+
+
+def _summed_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
+    """The axes of a weight that a product sums over: all of one output share a scale."""
+    if place == 1 and node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+        return tuple(axis for axis in range(rank) if axis != channel_axis(node) % rank)
+    if node.op_type == "MatMul" and place == 1:
+        return (rank - 2,)
+    if node.op_type == "Gemm":
+        return (0,) if node.attributes.get_int("transA", 0) else (1,)
+    # The left matrix of a MatMul, recurrent layers [direction, gates, inputs] and tables of rows.
+    return (rank - 1,)
+
+
+# For what `edgeq.backends.cpu` has no form of.
 _DISABLED = "optimization.disable_specified_optimizers"
 _REQUANTIZER = "WeightBiasQuantization"
 _OTHER_FORMAT = "Choose --format QDQ; it writes Where wrongly in this format"
@@ -135,7 +286,7 @@ def settle(
     built: ir.Model, given: Mapping[str, str] | None = None, *, guard: bool = True
 ) -> tuple[dict[str, str], tuple[str, ...], bool]:
     """Make a quantized model right and fast on ONNX Runtime's CPU kernels, in place: by the form of its graph where
-    that does it (`edgeq.backends.float_guard`), else by session options, which its metadata carry.
+    that does it (`edgeq.backends.cpu`), else by session options, which its metadata carry.
 
     Args:
         given: options that are set already; they are among those returned.
@@ -282,3 +433,15 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     if scheme.per_channel:
         found.extend(stacked_products(prepared.model))
     return found
+
+
+def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
+    """An artifact with what its products compute in, in its scheme, its details and its notes."""
+    before = artifact.details.get(DETAIL)
+    kept = [note for note in artifact.notes if before is None or note != before.note]
+    return replace(
+        artifact,
+        scheme=artifact.scheme.replace(float_compute=compute.float_compute),
+        details={**artifact.details, DETAIL: compute},
+        notes=(*kept, compute.note),
+    )

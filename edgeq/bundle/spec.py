@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.names import is_plain_name
+from edgeq_device.manifest import is_plain_name
 from edgeq_device.options import provider_problem, session_problem
 from edgeq_device.variants import SliceTolerance
 

@@ -1,18 +1,134 @@
-"""`edgeq verify`: a bundle's hashes, and the self-test of every variant that this machine can run."""
+"""Certificate chains, verified by `cryptography`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from edgeq_device.manifest import MANIFEST
+from edgeq_device.package import Bundle, open_bundle
 from edgeq_device.sessions import read_device
+from edgeq_device.signature import SIGNATURE, PublicKey, read_public_key
 from edgeq_device.trust import check_signature, trust_for
 from edgeq_device.verify import Report, verify
 
-from edgeq.bundle.read import opened
-from edgeq.device import device_errors
-from edgeq.model.path import path_of
-from edgeq.progress import SILENT, Progress
-from edgeq.signing.certificates import verified_key
+from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
+from edgeq.model.load import path_of
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.resources import device_errors
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+    from cryptography.x509.verification import PolicyBuilder
+
+_FIX = "Do not use it, unless its certificate authority belongs among the trusted ones"
+
+
+def check_cryptography() -> None:
+    """Raise RuntimeUnavailableError where `cryptography` is not installed."""
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise RuntimeUnavailableError(
+            "signing and verifying certificates need cryptography", "Install it: pip install 'edgeq[sign]'"
+        ) from error
+
+
+def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
+    """The key of the first certificate of `chain`, where it leads to one of `trusted` today and may sign (all in DER).
+
+    The first must allow digital signatures or code signing; those between must be of certificate authorities.
+
+    Raises:
+        BundleError: it does not, or one of the chain cannot be read.
+        UsageError: a trusted certificate cannot be read.
+        RuntimeUnavailableError: cryptography is not installed.
+    """
+    check_cryptography()
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from cryptography.x509.verification import Store, VerificationError
+
+    try:
+        store = Store([x509.load_der_x509_certificate(der) for der in trusted])
+    except ValueError as error:
+        raise UsageError(f"a trusted certificate cannot be read ({error})") from error
+    try:
+        leaf, *others = (x509.load_der_x509_certificate(der) for der in chain)
+        # The client's verifier is the one that compares no host name.
+        _policy().store(store).build_client_verifier().verify(leaf, others)
+        usable = _may_sign(leaf)
+    except (ValueError, VerificationError) as error:
+        raise BundleError(f"the certificate that signed it is not trusted ({error})", _FIX) from error
+    if not usable:
+        raise BundleError("the certificate that signed it is not for signing", _FIX)
+    der = leaf.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return read_public_key(der, "the certificate that signed it")
+
+
+def _policy() -> PolicyBuilder:
+    from cryptography import x509
+    from cryptography.x509.verification import Criticality, ExtensionPolicy, Policy, PolicyBuilder
+
+    def authority(policy: Policy, certificate: Certificate, found: x509.BasicConstraints) -> None:
+        """Refuse an issuer that is no certificate authority."""
+        del policy, certificate
+        if not found.ca:
+            raise ValueError("an issuer is no certificate authority")
+
+    def issues(policy: Policy, certificate: Certificate, found: x509.KeyUsage | None) -> None:
+        """Refuse an issuer whose key may not sign certificates."""
+        del policy, certificate
+        if found is not None and not found.key_cert_sign:
+            raise ValueError("an issuer may not sign certificates")
+
+    # The library's own policies are those of the web: a name of a host, and the usages of TLS.
+    anything = ExtensionPolicy.permit_all()
+    authorities = anything.require_present(x509.BasicConstraints, Criticality.AGNOSTIC, authority)
+    authorities = authorities.may_be_present(x509.KeyUsage, Criticality.AGNOSTIC, issues)
+    return PolicyBuilder().extension_policies(ca_policy=authorities, ee_policy=anything)
+
+
+def _may_sign(certificate: Certificate) -> bool:
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    found = certificate.extensions
+    try:
+        if found.get_extension_for_class(x509.KeyUsage).value.digital_signature:
+            return True
+    except x509.ExtensionNotFound:
+        return False
+    try:
+        usages = found.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return False
+    return ExtendedKeyUsageOID.CODE_SIGNING in usages
+
+
+@contextmanager
+def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
+    """The bundle at `path` (a directory or an .edgeq file), checked; errors of the device side inside are translated.
+
+    Args:
+        expect: the sha256 that its manifest must have.
+
+    Raises:
+        BundleError: names, sizes, hashes or keys that are not right.
+    """
+    with device_errors(), open_bundle(path, expect=expect) as bundle:
+        yield bundle
+
+
+def contents(bundle: Bundle) -> dict[str, bytes | Path]:
+    """Path inside the bundle → bytes, or the file that has them, of all that it consists of; sorted by path."""
+    found: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
+    found[MANIFEST] = bundle.manifest
+    if bundle.signature is not None:
+        found[SIGNATURE] = bundle.signature
+    return dict(sorted(found.items()))
 
 
 def verify_bundle(

@@ -1,21 +1,101 @@
-"""Writing a bundle: a directory, or the same as a zip; whole or not at all, the same bytes every time."""
+"""Writing a bundle: a directory, or the same as a zip; whole or not at all, the same bytes every time.
+
+Large tensors of several models as files named by their content, so that a bundle holds each of them once.
+
+Models built for different targets from one source differ in their graphs and small tensors, but many weights are the
+same bytes. Each large tensor becomes an external data file "<sha256>.bin"; what coincides has the same name, and the
+bundle's sharing puts all of them into one shared asset (`edgeq.bundle.plan`).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx
 from edgeq_device.arrays import plain_entry
+from edgeq_device.errors import DeviceError
+from edgeq_device.manifest import MANIFEST, FileRecord, parse_manifest
+from edgeq_device.plainjson import MAX_BYTES, parse_json
+from edgeq_device.signature import SIGNATURE, parse_signature
+from onnx import TensorProto, numpy_helper
 
-from edgeq.atomic import output_directory, output_file
-from edgeq.bundle.owned import BUNDLE
 from edgeq.bundle.plan import Content, plan_bundle
-from edgeq.bundle.read import opened
 from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
-from edgeq.model.identify import BUNDLE as SUFFIX
-from edgeq.model.identify import is_named_bundle
+from edgeq.bundle.verify import opened
+from edgeq.errors import EdgeqError, OutputError
+from edgeq.model.clean import BUNDLE as SUFFIX
+from edgeq.model.clean import is_named_bundle
+from edgeq.model.load import load_model, model_files
+from edgeq.util.outputs import output_directory, output_file
+from edgeq.util.ownership import Judge, Ownership, as_listed, is_plain, shown
+
+# Python writes these beside the runner's modules when those are imported.
+_COMPILED = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/]+\.pyc")
+
+
+def _judge(folder: Path) -> Judge | None:
+    records = _records(folder / MANIFEST)
+    if records is None:
+        return None
+    digests = {name: record.sha256 for name, record in records.items()}
+
+    def judge(name: str) -> bool:
+        """Whether `name` has the hash that the manifest states, or is what Python compiled from such a module."""
+        compiled = _COMPILED.fullmatch(name)
+        if compiled is not None:
+            return f"{compiled['folder']}{compiled['module']}.py" in digests
+        return (
+            name == MANIFEST or as_listed(folder, digests, name) or (name == SIGNATURE and is_signature(folder / name))
+        )
+
+    return judge
+
+
+def is_signature(path: Path) -> bool:
+    """Whether the file is a signature, as `edgeq sign` and others write it, which can be made again."""
+    if not is_plain(path) or path.stat().st_size > MAX_BYTES:
+        return False
+    try:
+        parse_signature(path.read_bytes(), str(path))
+    except DeviceError:
+        return False
+    return True
+
+
+def _records(manifest: Path) -> dict[str, FileRecord] | None:
+    if not is_plain(manifest) or manifest.stat().st_size > MAX_BYTES:
+        return None
+    try:
+        return dict(parse_manifest(parse_json(manifest.read_bytes(), str(manifest)), str(manifest)).files)
+    except (DeviceError, RecursionError):
+        return None
+
+
+def check_archive(path: Path) -> None:
+    """Refuse a place that holds anything but a bundle in one file.
+
+    Raises:
+        OutputError: it does.
+    """
+    if not path.exists() and not path.is_symlink():
+        return
+    try:
+        with opened(path):
+            whole = is_plain(path)
+    except EdgeqError:
+        whole = False
+    if not whole:
+        raise OutputError(f"{shown(path)} is no bundle that edgeq wrote", "Move it, or choose another output")
+
+
+BUNDLE = Ownership("bundle", _judge)
+"""Its manifest is one of edgeq's, and every file in it has the hash that the manifest states."""
+
 
 __all__ = ["SUFFIX", "BundleSpec", "SelfTestCase", "VariantSpec", "write_bundle"]
 
@@ -69,3 +149,66 @@ def write_archive(files: Mapping[str, Content], path: Path) -> None:
                     archive.open(entry, "w", force_zip64=entry.file_size >= _LARGE) as sink,
                 ):
                     shutil.copyfileobj(source, sink, 1 << 20)
+
+
+# A file of its own costs a line in the manifest and a header in a zip: below this it costs more than it saves.
+_SMALLEST = 1024
+_NAME_DIGITS = 32
+
+
+def share_weights(models: Mapping[str, Path], folder: Path) -> dict[str, Path]:
+    """Rewrite `models` so that what they have in common can be shared; those that have nothing stay where they are.
+
+    Args:
+        models: by variant; several may name the same file.
+        folder: a private folder, for what is rewritten.
+
+    Returns:
+        The model to deploy for each variant.
+    """
+    files = sorted(set(models.values()))
+    if len(files) < 2 or any(len(model_files(file)) > 1 for file in files):
+        return dict(models)
+    loaded = {file: load_model(file, external_data="all") for file in files}
+    users: dict[str, int] = {}
+    for model in loaded.values():
+        for digest in {_digest(tensor) for tensor in _large(model)}:
+            users[digest] = users.get(digest, 0) + 1
+    placed: dict[Path, Path] = {}
+    for number, (file, model) in enumerate(loaded.items()):
+        common = {digest: tensor for tensor in _large(model) if users[digest := _digest(tensor)] > 1}
+        placed[file] = file
+        if common:
+            placed[file] = folder / str(number) / "model.onnx"
+            placed[file].parent.mkdir(parents=True)
+            _write(model, common, placed[file])
+    return {name: placed[file] for name, file in models.items()}
+
+
+def _large(model: onnx.ModelProto) -> list[TensorProto]:
+    return [t for t in model.graph.initializer if t.data_type != TensorProto.STRING and len(_raw(t)) >= _SMALLEST]
+
+
+def _raw(tensor: TensorProto) -> bytes:
+    """The tensor's bytes as external data holds them: little-endian."""
+    return bytes(tensor.raw_data) if tensor.HasField("raw_data") else numpy_helper.to_array(tensor).tobytes()
+
+
+def _digest(tensor: TensorProto) -> str:
+    return hashlib.sha256(_raw(tensor)).hexdigest()
+
+
+def _write(model: onnx.ModelProto, common: Mapping[str, TensorProto], path: Path) -> None:
+    for digest, tensor in common.items():
+        (path.parent / f"{digest[:_NAME_DIGITS]}.bin").write_bytes(_raw(tensor))
+    for tensor in _large(model):
+        digest = _digest(tensor)
+        if digest in common:
+            length = len(_raw(tensor))
+            del tensor.external_data[:]
+            for field in ("raw_data", "int32_data", "int64_data", "float_data", "double_data", "uint64_data"):
+                tensor.ClearField(field)
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", f"{digest[:_NAME_DIGITS]}.bin"), ("offset", "0"), ("length", str(length))):
+                tensor.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString(deterministic=True))

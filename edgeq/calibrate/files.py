@@ -26,13 +26,13 @@ from edgeq_device.arrays import write_npz
 from edgeq_device.budget import largest_sample
 from numpy.typing import NDArray
 
-from edgeq.atomic import check_free, output_directory
 from edgeq.calibrate.histogram import KEYS, Histogram, from_order, order_of, sound
 from edgeq.calibrate.statistics import ChannelExtrema, Nonfinite, Statistics, TensorStatistics
 from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError, OutputError
-from edgeq.ownership import Judge, Ownership, is_plain, read_object
-from edgeq.records import Count, is_longer, parse, plain
+from edgeq.util.outputs import check_free, output_directory
+from edgeq.util.ownership import Judge, Ownership, is_plain, read_object
+from edgeq.util.records import Count, is_longer, parse, plain
 
 JSON, ARRAYS = "statistics.json", "statistics.npz"
 FORMAT: Final = "edgeq-statistics"

@@ -22,12 +22,11 @@ from edgeq_device.arrays import one_array
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
-from edgeq.graph.edit import with_outputs
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import is_op, name_of, node_input
-from edgeq.model.session import open_in_memory
+from edgeq.model.edit import with_outputs
+from edgeq.model.graph import GraphIndex, is_op, name_of, node_input
+from edgeq.model.prepare import open_in_memory
 from edgeq.model.tensors import weight_bytes
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 
 _BLOCKED = "com.microsoft.nchwc"
 _WIDEST_BLOCK = 16

@@ -1,19 +1,35 @@
-"""The running totals of one tensor while samples pass by, and how an array is added to them."""
+"""The tensors of a float model, large ones without their values: their extrema, and the part of them that is counted.
+
+What leaves a session is written to memory, read again and thrown away, and most of it is a few large tensors. Once of
+those only a part is counted, the graph itself gives that part (Slice) and the extrema (ReduceMin, ReduceMax). The
+operators before are those of the instrumented model, so every number is the same to the bit.
+
+The extrema may pass over a NaN. What a convolution or an addition makes of moderate numbers is finite, so there only
+the sizes of what it reads are checked (`bounded_by`). Of other operators the graph gives the sum too, which shows a
+NaN."""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.calibrate.histogram import CHUNK, Counter, Histogram
+from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.statistics import FINITE, ChannelExtrema, Nonfinite, TensorStatistics, in_units
 from edgeq.errors import CalibrationError
+from edgeq.model.edit import Editor
+from edgeq.model.graph import GraphIndex, clamp_bounds, constant_tensor, is_op, name_of, opset_of
+from edgeq.model.operators import PERMUTATIONS
+from edgeq.model.prepare import open_in_memory
+from edgeq.run.session import SessionSettings
 
 ALL_COUNTED = 1 << 13
 """Elements of one tensor in one sample up to which all are counted, whatever came before."""
@@ -23,7 +39,7 @@ PLENTY = 1 << 18
 """Once the samples before would hold so many elements, if all were as large as this one, only an evenly spread part of
 a larger tensor is counted, each element for those that it stands for. Extrema are always those of all elements."""
 LARGE = 1 << 15
-"""Elements from which on a tensor need not be fetched for that part and its extrema (`edgeq.calibrate.reduced`)."""
+"""Elements from which on a tensor need not be fetched for that part and its extrema (`edgeq.calibrate.observer`)."""
 
 
 @dataclass(frozen=True)
@@ -189,3 +205,193 @@ def spread_stride(shape: tuple[int, ...]) -> int:
 
 def _nonfinite(part: NDArray[np.float32]) -> Nonfinite:
     return Nonfinite(*(int(np.count_nonzero(found)) for found in (np.isnan(part), part == -np.inf, part == np.inf)))
+
+
+FIRST = PLENTY // LARGE
+"""The sample from which on of every large tensor a part is counted."""
+MODERATE, MOST_WEIGHT = 1e30, 1e6
+"""Magnitudes of activations and biases, and the sum of a layer's weights, whose product is far inside float32."""
+_ROW = (96, 192, 768)
+"""Elements, at least, best and at most, of the rows by which a tensor is reduced: ONNX Runtime's kernels take two
+thirds of the time for them that they take for one long row."""
+_REARRANGED = PERMUTATIONS | {"Relu", "ReorderInput", "ReorderOutput"}
+
+Inputs = Mapping[str, NDArray[Any]]
+
+
+class ReducedModel:
+    """Gives the tensors of an instrumented model; may be used by several threads.
+
+    Args:
+        every_element: large tensors are given whole, always.
+
+    Attributes:
+        names: of the tensors that it gives.
+    """
+
+    def __init__(self, model: InstrumentedModel, *, every_element: bool = False) -> None:
+        self._model = model
+        self.names = model.names
+        self._reduced: _Reduced | None = None
+        self._building = threading.Lock()
+        self._possible = model.optimised is not None and not every_element
+
+    def run(self, inputs: Inputs, sample: str, place: int) -> list[NDArray[Any] | Part]:
+        """The tensors of one sample, in the order of the model's names.
+
+        Args:
+            place: of the sample among all, from 0.
+
+        Raises:
+            DataError: ONNX Runtime refuses the sample.
+        """
+        small = self._reduced.run(inputs) if self._reduced is not None and place >= FIRST else None
+        if small is not None:
+            return small
+        values = self._model.run(inputs, sample)
+        if self._possible and place >= FIRST and self._building.acquire(blocking=False):
+            # Never released: the first shapes that come are those of nearly all samples, or none come twice.
+            self._reduced = _Reduced(self._model, inputs, values)
+        return list(values)
+
+
+class _Reduced:
+    """The model for samples of the shapes of one."""
+
+    def __init__(self, model: InstrumentedModel, inputs: Inputs, values: Sequence[NDArray[Any]]) -> None:
+        self._inputs = _shapes(inputs)
+        self._names = model.fetched
+        self._large = {
+            name: (array.size, spread_stride(array.shape))
+            for name, array in zip(model.fetched, values, strict=True)
+            if array.size >= LARGE and array.dtype == np.float32 and name not in model.keep_layout
+        }
+        # Where the rows of each large tensor begin among those of all, and their number.
+        self._rows = np.cumsum([0, *(size // row_length(size) for size, _ in self._large.values())])
+        self._session: Any = None
+        if not self._large:
+            return
+        assert model.optimised is not None
+        graph = model.optimised.clone()
+        known = GraphIndex(graph).values
+        measured = {*self._names, *inputs}
+        sources = {name: bounded_by(known[name].producer(), measured) for name in self._large}
+        self._summed = tuple(name for name, found in sources.items() if found is None)
+        self._sources = {source for found in sources.values() for source in found or ()} - set(self._large)
+        reduce_large(graph, self._names, self._large, self._summed)
+        self._session = open_in_memory(graph, SessionSettings(optimization="none", intra_op_threads=model.threads))
+
+    def run(self, inputs: Inputs) -> list[NDArray[Any] | Part] | None:
+        """The tensors of one sample; None where it has to be seen whole: other shapes, or a value that is not finite
+        (or a sum of finite ones that is not)."""
+        session = self._session
+        if session is None or _shapes(inputs) != self._inputs:
+            return None
+        try:
+            joined, *others = session.run(None, dict(inputs))
+        except Exception:  # a tensor whose size depends on values; anything else is raised by the whole run too
+            self._session = None
+            return None
+        *rows, count = self._rows
+        begin, end = 2 * count, 2 * count + len(self._summed)
+        lows, highs = np.minimum.reduceat(joined[:count], rows), np.maximum.reduceat(joined[count:begin], rows)
+        if not (np.abs([lows, highs]).max() <= MODERATE and np.isfinite(joined[begin:end]).all()):
+            return None
+        whole = dict.fromkeys(name for name in self._names if name not in self._large)
+        found: dict[str, NDArray[Any] | Part] = {}
+        found.update(zip(whole, others, strict=True))
+        if not all(_is_moderate(found.get(name, inputs.get(name))) for name in self._sources):
+            return None
+        for (name, (size, stride)), low, high in zip(self._large.items(), lows.tolist(), highs.tolist(), strict=True):
+            begin, end = end, end - (-size // stride)
+            found[name] = Part(joined[begin:end], size, stride, low, high)
+        return [found[name] for name in self._names]
+
+
+def bounded_by(node: ir.Node | None, measured: Collection[str]) -> frozenset[str] | None:
+    """Some of the `measured` tensors: while all of their values are `MODERATE`, those of the node's output are finite.
+    None where that does not follow."""
+    if node is None:
+        return None
+    if is_op(node, "Add", "Sub"):
+        data = list(node.inputs)
+    elif node.op_type == "Conv" and node.attributes.get_string("activation", "") in ("", "Relu"):
+        constants = [constant_tensor(value) for value in node.inputs[1:3] if value is not None]
+        if any(c is None or not np.abs(c.numpy()).sum(dtype=np.float64) <= MOST_WEIGHT for c in constants):
+            return None
+        data = [node.inputs[0], *node.inputs[3:]]
+    else:
+        return None
+    found = [_source(value, measured) for value in data]
+    return frozenset(name for name in found if name is not None) if None not in found else None
+
+
+def _source(value: ir.Value | None, measured: Collection[str]) -> str | None:
+    """The measured tensor whose values bound those of `value`."""
+    while value is not None and name_of(value) not in measured:
+        node = value.producer()
+        if node is None or not (node.op_type in _REARRANGED or _is_moderate_clip(node)):
+            return None
+        value = node.inputs[0]
+    return name_of(value) if value is not None else None
+
+
+def _is_moderate_clip(node: ir.Node) -> bool:
+    bounds = clamp_bounds(node) if is_op(node, "Clip") else None
+    return bounds is not None and bounds[0] <= MODERATE and bounds[1] >= -MODERATE
+
+
+def _is_moderate(values: NDArray[Any] | Part | None) -> bool:
+    array = np.asarray(values)
+    return not array.size or bool(max(array.max(), -array.min()) <= MODERATE)
+
+
+def reduce_large(
+    model: ir.Model, names: Sequence[str], large: dict[str, tuple[int, int]], summed: Sequence[str]
+) -> None:
+    """Make the outputs of an optimised graph, in place: a vector of all that is wanted of the `large` tensors, then
+    the others of `names`, once each.
+
+    The vector, float32: the minima of all rows (`row_length`) and the maxima, in the order of `large`; the sums of
+    `summed`; the parts.
+
+    Args:
+        large: tensor name → (its elements, the step from one element of its part to the next).
+        summed: those whose sums are wanted.
+    """
+    editor = Editor(model)
+    values = GraphIndex(model).values
+    zero = editor.constant("reduced/zero", np.array([0]))
+    # Opset 18 made the axes an input.
+    as_input = opset_of(model) >= 18
+    axis = [editor.constant("reduced/axis", np.array([1]))] if as_input else []
+    along: dict[str, Any] = {"keepdims": 0} if as_input else {"keepdims": 0, "axes": [1]}
+    wanted: dict[str, dict[str, ir.Value]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
+    # ONNX Runtime goes from an output to what it needs, and there first to the node that comes last in the file. So
+    # the first tensor is reduced as soon as it is there, while it is in the caches and before an operator that could
+    # then work in its place.
+    for name, (size, stride) in reversed(large.items()):
+        length = editor.constant("reduced/length", np.array([size]))
+        step = editor.constant("reduced/step", np.array([stride]))
+        row = editor.constant("reduced/row", np.array([-1, row_length(size)]))
+        rows = editor.node("Reshape", [values[name], row], f"{name}/rows")
+        for kind in ("ReduceMin", "ReduceMax"):
+            wanted[kind][name] = editor.node(kind, [rows, *axis], f"{name}/{kind}", attributes=along)
+        flat = editor.node("Reshape", [values[name], length], f"{name}/flat")
+        if name in summed:
+            wanted["ReduceSum"][name] = editor.node("ReduceSum", [flat], f"{name}/ReduceSum")
+        wanted["Slice"][name] = editor.node("Slice", [flat, zero, length, zero, step], f"{name}/part")
+    parts = [made[name] for made in wanted.values() for name in large if name in made]
+    joined = editor.node("Concat", parts, "reduced/all", attributes={"axis": 0})
+    model.graph.outputs[:] = [joined, *(values[name] for name in dict.fromkeys(names) if name not in large)]
+
+
+def row_length(size: int) -> int:
+    """Elements of the rows by which a tensor of `size` elements is reduced; all where no length divides it."""
+    least, best, most = _ROW
+    found = [length for length in range(least, most + 1) if size % length == 0]
+    return min(found, key=lambda length: abs(math.log(length / best)), default=size)
+
+
+def _shapes(inputs: Inputs) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in inputs.items()}

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.errors import UsageError
-from edgeq.graph.quant_params import QuantParams
+from edgeq.model.quant_params import QuantParams
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeq.atomic import check_apart, recover
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import check_directory, check_regular, load_statistics, save_statistics
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.model.load import model_files
-from edgeq.model.path import path_of
+from edgeq.model.load import model_files, path_of
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.progress import SILENT, Progress
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.outputs import check_apart, recover
 
 
 def calibrate(

@@ -13,9 +13,9 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.instrumented import InstrumentedModel
 from edgeq.calibrate.statistics import ChannelExtrema
 from edgeq.data.samples import Sample, Samples
-from edgeq.graph.query import name_of
+from edgeq.model.graph import name_of
 from edgeq.model.prepare import PreparedModel
-from edgeq.progress import Progress
+from edgeq.util.display import Progress
 
 Floats = NDArray[np.float64]
 

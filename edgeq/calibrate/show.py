@@ -1,11 +1,15 @@
-"""The content of a statistics directory or a table as plain values, for the command line and for plots."""
+"""Histograms with the thresholds of each method, as text and as SVG.
+
+The SVG is drawn here: a plotting library would be an install of tens of megabytes before `--svg` works, for one figure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import numpy as np
 
@@ -15,8 +19,9 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.calibrate.table import FLATBUFFERS, read_table, read_tables
 from edgeq.errors import UsageError
-from edgeq.registry import METHODS
 from edgeq.scheme import IntegerType
+from edgeq.util.outputs import output_file
+from edgeq.util.registry import METHODS
 
 
 @dataclass(frozen=True)
@@ -96,3 +101,113 @@ def heights(counts: Float64s) -> Float64s:
     logs = np.log1p(counts)
     most = float(logs.max(initial=0.0))
     return np.asarray(logs / most if most else logs, np.float64)
+
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+# Colours that differ for readers with any colour vision (Okabe and Ito).
+_COLOURS = ("#000000", "#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2")
+_WIDTH, _HEIGHT, _PANEL = 720, 120, 210
+
+
+def sparkline(shown: Shown, name: str, width: int = 24) -> str:
+    """One line: the histogram of a tensor from its minimum to its maximum, counts on a logarithmic scale."""
+    tensor = shown.statistics.tensors[name]
+    if not tensor.count:
+        return " " * width
+    tops = heights(columns(tensor.histogram, tensor.minimum, tensor.maximum, width))
+    return "".join(_BLOCKS[round(float(top) * (len(_BLOCKS) - 1))] for top in tops)
+
+
+def text_plot(shown: Shown, name: str, width: int = 72, height: int = 8) -> list[str]:
+    """Lines: title, histogram, and for each method a ruler of the range that it chooses."""
+    tensor = shown.statistics.tensors[name]
+    lines = [f"{name}  {tensor.count} values, {tensor.minimum:.6g} to {tensor.maximum:.6g}"]
+    if not tensor.count:
+        return [f"{name}  no values"]
+    low, high = _extent(shown, name)
+    tops = heights(columns(tensor.histogram, low, high, width)) * height
+    for row in range(height - 1, -1, -1):
+        fills = [min(max(float(top) - row, 0.0), 1.0) for top in tops]
+        lines.append("  " + "".join(_BLOCKS[round(fill * (len(_BLOCKS) - 1))] for fill in fills).rstrip())
+    for method, spans in shown.ranges.items():
+        span = spans[name]
+        lines.append(f"  {_ruler(span, low, high, width)}  {method} {span.low:.6g} to {span.high:.6g}")
+    return lines
+
+
+def svg_plot(shown: Shown) -> str:
+    """One panel a tensor, one below the other."""
+    names = list(shown.statistics.tensors)
+    total = _PANEL * len(names) + 40
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 40} {total}" width="{_WIDTH + 40}" '
+        f'height="{total}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+    ]
+    for number, method in enumerate(shown.ranges):
+        x = 20 + 140 * number
+        parts.append(f'<line x1="{x}" y1="16" x2="{x + 18}" y2="16" stroke="{_colour(number)}" stroke-width="2"/>')
+        parts.append(f'<text x="{x + 24}" y="20">{method}</text>')
+    for number, name in enumerate(names):
+        parts.append(f'<g transform="translate(20,{40 + _PANEL * number})">')
+        parts.extend(_panel(shown, name))
+        parts.append("</g>")
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def write_svg(shown: Shown | Mapping[str, Any], path: Path, *, force: bool = False) -> None:
+    """Write `svg_plot` to a file.
+
+    Raises:
+        UsageError: `shown` is a table, which holds no histograms.
+    """
+    if not isinstance(shown, Shown):
+        raise UsageError("a calibration table holds no histograms to plot", "Give the statistics directory")
+    with output_file(path, force=force) as draft:
+        draft.write_text(svg_plot(shown), "utf-8")
+
+
+def _panel(shown: Shown, name: str) -> Iterator[str]:
+    tensor = shown.statistics.tensors[name]
+    yield f'<text y="14" font-weight="bold">{escape(name)}</text>'
+    if not tensor.count:
+        yield '<text y="32">no values</text>'
+        return
+    yield (
+        f'<text y="30">{tensor.count} values, {tensor.minimum:.6g} to {tensor.maximum:.6g}; counts on a logarithmic '
+        "scale</text>"
+    )
+    low, high = _extent(shown, name)
+    tops = heights(columns(tensor.histogram, low, high, _WIDTH // 3))
+    base = 40 + _HEIGHT
+    path = "".join(f"V{base - float(top) * _HEIGHT:.1f}h3" for top in tops)
+    yield f'<path d="M0 {base}{path}V{base}Z" fill="#bbbbbb"/>'
+    for number, (method, spans) in enumerate(shown.ranges.items()):
+        for value in (spans[name].low, spans[name].high):
+            x = (value - low) / (high - low) * _WIDTH
+            yield (
+                f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{base}" stroke="{_colour(number)}" stroke-width="1.5">'
+                f"<title>{method} {value:.6g}</title></line>"
+            )
+    yield f'<text y="{base + 16}">{low:.6g}</text>'
+    yield f'<text x="{_WIDTH}" y="{base + 16}" text-anchor="end">{high:.6g}</text>'
+
+
+def _colour(number: int) -> str:
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def _extent(shown: Shown, name: str) -> tuple[float, float]:
+    """What a plot spans: all values, zero, and all ranges."""
+    tensor = shown.statistics.tensors[name]
+    spans = [ranges[name] for ranges in shown.ranges.values()]
+    low = min(tensor.minimum, *(s.low for s in spans))
+    high = max(tensor.maximum, *(s.high for s in spans))
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _ruler(span: Range, low: float, high: float, width: int) -> str:
+    first, last = (min(int((v - low) / (high - low) * width), width - 1) for v in (span.low, span.high))
+    if first == last:
+        return " " * first + "│" + " " * (width - 1 - first)
+    return " " * first + "├" + "─" * (last - first - 1) + "┤" + " " * (width - 1 - last)

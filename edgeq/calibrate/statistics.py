@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibrate.histogram import EMPTY, Histogram
-from edgeq.display import Displayed
 from edgeq.errors import CalibrationError, UsageError
+from edgeq.util.display import Displayed
 
 UNIT = 2.0**-149
 """The smallest float32. Sums of extrema are integers in this unit, so that adding them is exact and order-free."""

@@ -10,7 +10,7 @@ import click
 
 from edgeq import __version__
 from edgeq.errors import UsageError, suggest
-from edgeq.process import begin, ends_in_one_line
+from edgeq.util.process import begin, ends_in_one_line
 
 # Title → command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
 GROUPS = {

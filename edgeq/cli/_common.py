@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from edgeq_device.budget import Budget, renew
-from edgeq_device.relay import unfiltered
-from edgeq_device.terminal import json_text, printable, printable_lines
+from edgeq_device.relay import json_text, printable, printable_lines, unfiltered
 
 from edgeq.cli._next import next_line
 from edgeq.errors import OutputError
-from edgeq.process import check_threads, ends_in_one_line
-from edgeq.progress import SILENT, Advance, Progress
+from edgeq.util.display import SILENT, Advance, Progress
+from edgeq.util.process import check_threads, ends_in_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,8 +44,9 @@ class Printer:
     budget: Budget | None = None
 
     def result(self, record: Any, human: Callable[[], None]) -> None:
-        """Print a command's result: `record` (see `edgeq.records`) as JSON with --json, else what `human` prints."""
-        from edgeq.records import plain
+        """Print a command's result: `record` (see `edgeq.util.records`) as JSON with --json, else what `human`
+        prints."""
+        from edgeq.util.records import plain
 
         try:
             if self.as_json:

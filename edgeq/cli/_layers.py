@@ -9,7 +9,7 @@ from edgeq.cli._common import Lines, styled, table
 from edgeq.cli._proof import closeness
 
 if TYPE_CHECKING:
-    from edgeq.measure.diagnosis import Diagnosis
+    from edgeq.measure.debug import Diagnosis
 
 # The bar of a layer's own error: empty at this SQNR or better, full at 0 dB.
 _CLEAN_DB = 50.0
@@ -58,7 +58,7 @@ def _draw_error_sources(found: Diagnosis) -> Lines:
 
 def _draw_exclusions(found: Diagnosis) -> Lines:
     """The nodes that help most in float, and the one that helps most by itself."""
-    from edgeq.measure.closeness import HEALTHY_DB
+    from edgeq.measure.agreement import HEALTHY_DB
 
     if found.verdict == "healthy":
         return
@@ -76,8 +76,8 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from edgeq.measure.closeness import worst_db
-    from edgeq.report.names import shorten
+    from edgeq.measure.agreement import worst_db
+    from edgeq.report.numbers import shorten
 
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
     # What the figures leave of the line; rich cuts at the end, where names differ.
@@ -108,7 +108,7 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
 
 
 def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
-    from edgeq.report.names import shorten
+    from edgeq.report.numbers import shorten
 
     weights = [w for w in found.comparison.weights if verbose or len(w.shape) > 1]
     chosen = weights if verbose else sorted(weights, key=lambda w: w.sqnr_db)[:_WEIGHTS_SHOWN]
@@ -130,7 +130,7 @@ def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
 
 def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
     """Where an engine's answers part from those of the CPU's kernels."""
-    from edgeq.report.names import shorten
+    from edgeq.report.numbers import shorten
 
     if not found.engine_name:
         return

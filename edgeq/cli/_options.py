@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 from edgeq_device.errors import DeviceError
-from edgeq_device.session_options import MOST_THREADS
+from edgeq_device.options import MOST_THREADS
 
 from edgeq.errors import UsageError
-from edgeq.registry import DECODERS, METHODS, TASKS
+from edgeq.util.registry import DECODERS, METHODS, TASKS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ class Renamed(click.Option):
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The shipped targets and profiles with `incomplete` anywhere in their names, for the shell."""
-    from edgeq.resources import shipped
+    from edgeq.util.resources import shipped
 
     del ctx, parameter
     names = {file.stem for folder in ("targets", "profiles") for file in shipped(folder).glob("*.toml")}
@@ -101,7 +101,7 @@ def _checked_workers(context: click.Context, parameter: click.Parameter, given: 
 
 def checked_reference(context: click.Context, parameter: click.Parameter, given: str) -> str:
     """`given` as it is, refused where it is no place in a registry, before a recipe or anything else shows it."""
-    from edgeq_device.oci import parse_reference
+    from edgeq_device.registry import parse_reference
 
     try:
         parse_reference(given)
@@ -308,7 +308,7 @@ def comparison_options(function: F) -> F:
 def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """`options`, with those of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
     from edgeq.measure.task import split_task_options
-    from edgeq.session import given_options
+    from edgeq.run.session import given_options
 
     task, given = split_task_options(options)
     return {**given, "options": task, "session_options": given_options(given["session_options"])}

@@ -13,7 +13,7 @@ import click
 from edgeq.cli._options import Output
 from edgeq.cli._recipe import Step, parameters_of, several
 from edgeq.errors import UsageError
-from edgeq.user_code import names_function
+from edgeq.util.registry import names_function
 
 PROGRAMS = {"sysroot", "sources", "onnxruntime", "wheels"}
 """Parameters that name what programs are run or installed from."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from edgeq.cli._common import Lines, styled, table
 
 if TYPE_CHECKING:
+    from edgeq.jobs.proof import Proof
+    from edgeq.jobs.saturation import Decision
     from edgeq.measure.agreement import Agreement, OutputAgreement
-    from edgeq.pipeline.proof import Proof
-    from edgeq.pipeline.saturation_mitigation import Decision
 
 _FLOAT_NODES_SHOWN = 8
 _OUTPUTS_SHOWN = 4
@@ -20,7 +20,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     """Coverage, agreement, accuracy, speed and warnings."""
     from edgeq_device.claim import SLOWER
 
-    from edgeq.engines import DEFAULT
+    from edgeq.run.engines import DEFAULT
 
     coverage, agreement = proof.coverage, proof.agreement
     yield f"int8 coverage {coverage.summary()}"

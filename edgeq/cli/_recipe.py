@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from edgeq_device.terminal import without_passwords
+from edgeq_device.relay import without_passwords
 
 from edgeq.errors import UsageError, suggest
-from edgeq.records import parse, toml_table
+from edgeq.util.records import parse, toml_table
 
 # How a result is printed is an option of `edgeq run` itself, which passes it on.
 _NOT_KEPT = {"as_json", "quiet", "verbose", "print_recipe"}

@@ -11,7 +11,7 @@ from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import PATH, PREPROCESS, SESSION_OPTIONS, target_option
 
 if TYPE_CHECKING:
-    from edgeq.pipeline.audit import Audited
+    from edgeq.jobs.audit import Audited
 
 
 @click.command("audit")
@@ -47,11 +47,11 @@ def command(
     edgeq audit int8.onnx --data val/ --preprocess imagenet --float model.onnx
     edgeq audit int8.onnx --engine openvino -t haswell
     """
-    from edgeq.data.given import Data
-    from edgeq.engines import choose_engine
+    from edgeq.data.open_source import Data
     from edgeq.hardware.target import resolve
-    from edgeq.pipeline.audit import audit_saturation
-    from edgeq.session import given_options
+    from edgeq.jobs.audit import audit_saturation
+    from edgeq.run.engines import choose_engine
+    from edgeq.run.session import given_options
 
     result = audit_saturation(
         model,
@@ -67,7 +67,7 @@ def command(
 
 
 def _draw(result: Audited, *, verbose: bool) -> Lines:
-    from edgeq.engines import DEFAULT
+    from edgeq.run.engines import DEFAULT
 
     found = result.audit
     engine = f" in {result.engine}" if result.engine != DEFAULT else ""

@@ -15,8 +15,8 @@ from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTION
 
 if TYPE_CHECKING:
     from edgeq.measure.latency import Measurement
+    from edgeq.remote.bench import Fleet
     from edgeq.remote.devices import Board
-    from edgeq.remote.fleet import Fleet
 
 
 @click.command("bench")
@@ -80,15 +80,14 @@ def command(
     edgeq bench bundle/ --on ssh://pi@10.0.0.5
     edgeq bench bundle/ --on fleet.toml
     """
-    from edgeq_device.bench_settings import parse_settings
-    from edgeq_device.bench_text import bench_lines
-    from edgeq_device.feeds import parse_shapes
-    from edgeq_device.terminal import printable
+    from edgeq_device.arrays import parse_shapes
+    from edgeq_device.bench_settings import bench_lines, parse_settings
+    from edgeq_device.relay import printable
 
-    from edgeq.device import device_errors
-    from edgeq.engines import choose_engine
     from edgeq.measure.bench import BenchData, bench
-    from edgeq.session import given_options
+    from edgeq.run.engines import choose_engine
+    from edgeq.run.session import given_options
+    from edgeq.util.resources import device_errors
 
     with device_errors():
         settings = parse_settings(**options)
@@ -122,11 +121,11 @@ def command(
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> Fleet:
     """Measure on all boards, with what each is doing in one table on a terminal."""
-    from edgeq.remote.fleet import measure_fleet
+    from edgeq.remote.bench import measure_fleet
 
     if printer.quiet or not sys.stderr.isatty():
         return measure_fleet(boards, run, lambda name, status: None)
-    from edgeq_device.terminal import printable
+    from edgeq_device.relay import printable
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text

@@ -69,9 +69,9 @@ def collect(
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
     from edgeq.distributed.workers import open_workers
 
-    with open_workers(workers, ["edgeq.calibrate.on_workers"]) as opened:  # they start beside what is imported here
+    with open_workers(workers, ["edgeq.calibrate.collect"]) as opened:  # they start beside what is imported here
         from edgeq.calibrate.run import calibrate, parse_bytes
-        from edgeq.model.fixed_sizes import parse_sizes
+        from edgeq.model.compatibility import parse_sizes
 
         named: dict[str, Any] = {
             "memory": parse_bytes(memory) if memory is not None else None,
@@ -114,9 +114,8 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     PATH is a directory that `edgeq calibrate` wrote, one with ONNX Runtime's three tables, one of those tables, or a
     native TensorRT cache.
     """
-    from edgeq.atomic import check_apart, check_outside
-    from edgeq.calibrate.plot import write_svg
-    from edgeq.calibrate.show import open_shown
+    from edgeq.calibrate.show import open_shown, write_svg
+    from edgeq.util.outputs import check_apart, check_outside
 
     if svg is not None:
         check_apart(svg, [path])
@@ -139,8 +138,7 @@ def _print_written(printer: Printer, statistics: Statistics, output: Path) -> No
 
 
 def _draw(shown: Shown | dict[str, Any], *, plotted: bool) -> Lines:
-    from edgeq.calibrate.plot import sparkline, text_plot
-    from edgeq.calibrate.show import Shown
+    from edgeq.calibrate.show import Shown, sparkline, text_plot
 
     if not isinstance(shown, Shown):
         for entry in shown["tensors"]:

@@ -37,7 +37,7 @@ def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
     edgeq compare old.edgeq new.edgeq --data val/ --task classification
     edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
     """
-    from edgeq.pipeline.options import share
+    from edgeq.jobs.job import share
     from edgeq.report.compare import compare
 
     timed = not options.pop("no_timing")

@@ -39,7 +39,7 @@ def command(
     from edgeq.calibrate.run import parse_bytes
     from edgeq.cli._layers import draw_diagnosis
     from edgeq.measure.debug import debug
-    from edgeq.session import given_options
+    from edgeq.run.session import given_options
 
     found = debug(
         **options,

@@ -11,7 +11,7 @@ from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import OUTPUT
 
 if TYPE_CHECKING:
-    from edgeq.pipeline.demo import Demonstration
+    from edgeq.jobs.demo import Demonstration
 
 
 @click.command("demo")
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @common
 def command(printer: Printer, output: Path, files: Path | None, force: bool) -> None:
     """Quantize the embedded digit classifier for this machine, prove it, bundle it, verify it and time it."""
-    from edgeq.pipeline.demo import demonstrate, write_files
+    from edgeq.jobs.demo import demonstrate, write_files
 
     if files is not None:
         written = write_files(files)

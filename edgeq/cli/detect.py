@@ -18,18 +18,18 @@ def command(printer: Printer, on: str | None) -> None:
     edgeq detect
     edgeq detect --on ssh://pi@10.0.0.5
     """
-    from edgeq.engines import load_engines
     from edgeq.hardware import show
     from edgeq.hardware.detect import detect_machine
     from edgeq.hardware.engines import detect_engines, wrong_on
     from edgeq.hardware.profile import load_profiles, match_profile
+    from edgeq.run.engines import load_engines
 
     profiles = load_profiles()
     if on is None:
         machine, installed, state = detect_machine(), None, None
     else:
         from edgeq.remote.devices import one_board
-        from edgeq.remote.doctor import detect_board
+        from edgeq.remote.setup import detect_board
 
         board = detect_board(one_board(on))
         machine, installed, state = board.machine, board.engines, board.state

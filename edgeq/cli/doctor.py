@@ -10,7 +10,7 @@ from edgeq.cli._common import Printer, common
 from edgeq.cli._options import on_board
 
 if TYPE_CHECKING:
-    from edgeq.pipeline.doctor import Diagnosis
+    from edgeq.jobs.doctor import Diagnosis
 
 
 @click.command("doctor")
@@ -26,13 +26,13 @@ def command(printer: Printer, gpu: bool, on: str | None) -> None:
     edgeq doctor --gpu --json > gpu.json
     """
     if on is None:
-        from edgeq.pipeline.doctor import doctor
+        from edgeq.jobs.doctor import doctor
 
         found = doctor(gpu=gpu, progress=printer.progress())
     else:
         from edgeq.errors import UsageError
         from edgeq.remote.devices import one_board
-        from edgeq.remote.doctor import doctor_board
+        from edgeq.remote.setup import doctor_board
 
         if gpu:
             raise UsageError("--gpu is for this machine's GPU", "Leave it out, or run edgeq doctor on the board")

@@ -44,7 +44,7 @@ def setup(
 def status(printer: Printer) -> None:
     """Show which targets' kernels can be run here, how, and what is missing for the others."""
     from edgeq.emulate.setup import status as look
-    from edgeq.pipeline.simulators import SIMULATORS
+    from edgeq.jobs.emulated import SIMULATORS
 
     result = look(SIMULATORS)
     printer.lines(result, result.lines(verbose=printer.verbose))

@@ -69,13 +69,13 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
         raise UsageError("--workers does not go with --try-preprocess or --on", "Leave one of them out")
     if trial and on is not None:
         raise UsageError("--try-preprocess compares preprocessings here", "Leave --on out")
-    with open_workers(workers, ["edgeq.measure.on_workers"]) as opened:  # they start beside what is imported here
+    with open_workers(workers, ["edgeq.measure.evaluation"]) as opened:  # they start beside what is imported here
         from edgeq.measure.evaluation import request_from_options, run_evaluation
 
         request = request_from_options(options)
         if on is not None:
+            from edgeq.remote.bench import evaluate_on
             from edgeq.remote.devices import one_board
-            from edgeq.remote.evaluate import evaluate_on
 
             there = evaluate_on(request, one_board(on), progress=printer.progress())
             printer.lines(there, _draw(there.result))
@@ -90,7 +90,7 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
 
 
 def _draw_trial(trial: Trial) -> Lines:
-    from edgeq_device.terminal import printable
+    from edgeq_device.relay import printable
     from rich.text import Text
 
     yield f"{trial.request.model}, {trial.count} samples, {trial.task}"

@@ -10,7 +10,7 @@ import click
 from edgeq.cli._common import Printer, common
 
 if TYPE_CHECKING:
-    from edgeq.registry import Registry
+    from edgeq.util.registry import Registry
 
 
 @click.command()
@@ -21,12 +21,12 @@ def command(printer: Printer) -> None:
 
     Those of installed plug-ins are among them, with the package that each comes from: docs/extending.md.
     """
-    from edgeq.backends import REGISTRY as BACKENDS
+    from edgeq.backends.base import REGISTRY as BACKENDS
     from edgeq.calibrate.methods import REGISTRY as METHODS
     from edgeq.data.steps import REGISTRY as STEPS
+    from edgeq.jobs.improvements import REGISTRY as IMPROVEMENTS
     from edgeq.measure.decoders import REGISTRY as DECODERS
     from edgeq.measure.task import REGISTRY as TASKS
-    from edgeq.pipeline.improvements import REGISTRY as IMPROVEMENTS
     from edgeq.tune.recover.methods import REGISTRY as RECOVERIES
 
     plain = {

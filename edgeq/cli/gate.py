@@ -64,18 +64,18 @@ def command(
     edgeq gate new.edgeq --baseline baseline.edgeq --data val/ --task classification --junit gate.xml
     edgeq gate new.edgeq --baseline baseline.edgeq --on ssh://pi@10.0.0.5
     """
-    from edgeq.atomic import output_file
     from edgeq.report.compare import CompareRequest
     from edgeq.report.gate import GateLimits, check_junit, gate, markdown, read_limits
     from edgeq.report.gate import junit as junit_of
+    from edgeq.util.outputs import output_file
 
     request = CompareRequest(baseline, model, **comparison_arguments(options))
     if junit is not None:
         check_junit(junit, request, limits, force=force)
     known = read_limits(limits) if limits is not None else GateLimits()
     if on is not None:
+        from edgeq.remote.bench import gate_on
         from edgeq.remote.devices import one_board
-        from edgeq.remote.gate import gate_on
 
         found = gate_on(one_board(on), request, known, update=update, progress=printer.progress())
     else:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 @common
 def command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
     """Show a model's operators, shapes, MACs and what runs in int8 where."""
-    from edgeq_device.feeds import parse_shapes
+    from edgeq_device.arrays import parse_shapes
 
-    from edgeq.device import device_errors
     from edgeq.measure.inspect import inspect
+    from edgeq.util.resources import device_errors
 
     with device_errors():
         given = parse_shapes(shapes)
@@ -63,7 +63,7 @@ def _show(report: ModelReport, *, verbose: bool) -> Lines:
 
 
 def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
-    from edgeq.model.int8_rules import rules_title
+    from edgeq.model.int8_prediction import rules_title
 
     counted = [n for n in prediction.nodes if n.verdict != "other"]
     int8 = [n for n in counted if n.verdict == "int8"]

@@ -13,8 +13,8 @@ from edgeq.cli._next import choose_next
 from edgeq.cli._options import OUTPUT, PATH, build_options, target_option
 
 if TYPE_CHECKING:
+    from edgeq.jobs.package import Packaged
     from edgeq.measure.checks import Check
-    from edgeq.pipeline.package import Packaged
 
 
 @click.command("package")
@@ -53,10 +53,10 @@ def command(
     python dist/edgeq_run.py verify
     """
     from edgeq.emulate.verify import next_check
-    from edgeq.engines import choose_engine
-    from edgeq.pipeline.options import build_arguments
-    from edgeq.pipeline.package import package
-    from edgeq.pipeline.simulators import SIMULATORS
+    from edgeq.jobs.emulated import SIMULATORS
+    from edgeq.jobs.job import build_arguments
+    from edgeq.jobs.package import package
+    from edgeq.run.engines import choose_engine
 
     extra = {name: options.pop(name) for name in ("with_float", "selftest", "split")}
     arguments = build_arguments(options)

@@ -16,7 +16,7 @@ def command() -> None:
 @common
 def list_(printer: Printer) -> None:
     """List the names, steps and source options that --preprocess takes."""
-    from edgeq.data.describe import list_preprocessings
+    from edgeq.data.preprocess import list_preprocessings
 
     plain = list_preprocessings()
     lines = [
@@ -36,7 +36,7 @@ def list_(printer: Printer) -> None:
 @common
 def show(name: str, printer: Printer) -> None:
     """Show the exact arithmetic of NAME: a name, a .toml file, file.py:function, or steps."""
-    from edgeq.data.describe import show_preprocessing
+    from edgeq.data.preprocess import show_preprocessing
 
     plain = show_preprocessing(name)
     lines = [

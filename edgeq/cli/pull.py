@@ -29,9 +29,9 @@ def command(
     \b
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub
     """
+    from edgeq.bundle.transfer import pull_bundle
     from edgeq.emulate.verify import next_check
-    from edgeq.oci.transfer import pull_bundle
-    from edgeq.pipeline.simulators import SIMULATORS
+    from edgeq.jobs.emulated import SIMULATORS
 
     pulled = pull_bundle(
         reference,

@@ -24,7 +24,7 @@ def command(printer: Printer, bundle: Path, reference: str) -> None:
     \b
     edgeq push dist/ registry.example.com/models/net:1.2
     """
-    from edgeq.oci.transfer import push_bundle
+    from edgeq.bundle.transfer import push_bundle
 
     pushed = push_bundle(bundle, reference, progress=printer.progress())
     signed = "signed" if pushed.signed else "not signed"

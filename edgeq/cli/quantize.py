@@ -9,10 +9,10 @@ import click
 
 from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import ENGINE, OUTPUT, PATH, build_options, target_option
-from edgeq.registry import RECOVERIES
+from edgeq.util.registry import RECOVERIES
 
 if TYPE_CHECKING:
-    from edgeq.pipeline.quantize import Quantized
+    from edgeq.jobs.quantize import Quantized
 
 
 @click.command("quantize")
@@ -50,10 +50,10 @@ def command(
     edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
     edgeq quantize model.onnx --data calib/ --recover bias-correction --min-sqnr 20 -o int8.onnx
     """
-    from edgeq.engines import choose_engine
-    from edgeq.pipeline.options import build_arguments
-    from edgeq.pipeline.quantize import quantize
-    from edgeq.tune.recover.standalone import recovering
+    from edgeq.jobs.job import build_arguments
+    from edgeq.jobs.quantize import quantize
+    from edgeq.run.engines import choose_engine
+    from edgeq.tune.recover.closer import recovering
 
     builder = recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None
     arguments = build_arguments(options)

@@ -13,10 +13,10 @@ from edgeq.cli._common import Lines, Printer, common, styled, table
 from edgeq.cli._options import FORCE, OUTPUT, PATH, complete_board, data_options, target_option
 
 if TYPE_CHECKING:
-    from edgeq.progress import Progress
     from edgeq.remote.clock import BoardClock
     from edgeq.tune.plan import Plan
     from edgeq.tune.run import Tuned
+    from edgeq.util.display import Progress
 
 _LOSERS_SHOWN = 10
 
@@ -78,9 +78,9 @@ def command(
     edgeq tune model.onnx --data calib/ --engine onnxruntime --engine openvino:bf16 -o tuned/
     edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
     """
-    from edgeq.engines import choose_engine
     from edgeq.errors import GoalNotMetError, UsageError
-    from edgeq.pipeline.options import tune_arguments
+    from edgeq.jobs.job import tune_arguments
+    from edgeq.run.engines import choose_engine
     from edgeq.tune.goal import Goal, parse_budget
     from edgeq.tune.plan import plan
     from edgeq.tune.run import tune

@@ -13,11 +13,11 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 from edgeq_device.budget import renew
-from edgeq_device.terminal import printable
+from edgeq_device.relay import printable
 
 from edgeq.errors import UsageError
-from edgeq.process import begin, ends_in_one_line
-from edgeq.progress import Advance
+from edgeq.util.display import Advance
+from edgeq.util.process import begin, ends_in_one_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}

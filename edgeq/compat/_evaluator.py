@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgeq.errors import UsageError
 from edgeq.measure.task import Task, TaskOptions
 from edgeq.measure.tasks.detection import Detection, DetectionMeter, detection
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 
 if TYPE_CHECKING:
     from edgeq.compat.readers import DataReader
@@ -47,8 +47,8 @@ class Evaluator:
         Raises:
             DataError: a sample lacks the label that the task needs, or the model refuses it.
         """
-        from edgeq.measure.inference import infer
-        from edgeq.measure.rows import rows
+        from edgeq.measure.comparison import rows
+        from edgeq.measure.latency import infer
 
         if self.data_reader is None:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")

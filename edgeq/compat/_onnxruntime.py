@@ -12,7 +12,7 @@ def quantization_tools(module: str = "") -> Any:
     Raises:
         RuntimeUnavailableError: onnxruntime is not installed.
     """
-    from edgeq.session import onnxruntime
+    from edgeq.run.session import onnxruntime
 
     onnxruntime()
     return importlib.import_module(f"onnxruntime.quantization{'.' if module else ''}{module}")

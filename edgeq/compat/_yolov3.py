@@ -15,7 +15,7 @@ from edgeq.data.records import read_text
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections
 from edgeq.measure.coco import load_annotations, load_package, score_guesses
-from edgeq.measure.inference import Outputs
+from edgeq.measure.latency import Outputs
 from edgeq.measure.task import TaskOptions
 from edgeq.measure.tasks.detection import Detection
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.callable_package import make_callable
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
 from edgeq.compat._names import own_or_theirs
 from edgeq.compat.own_preprocess import own_preprocess
 from edgeq.compat.readers import RESNET50
 from edgeq.errors import ModelError, UsageError
+from edgeq.util.registry import make_callable
 
 if TYPE_CHECKING:
-    from edgeq.data.given import Data
+    from edgeq.data.open_source import Data
 
 _ARRAY = "gemmini"
 _PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
@@ -86,7 +86,7 @@ def command(
     force_fusions: str | None = None,
 ) -> list[str]:
     """Calibrate and quantize a model as the older calibrate.py did."""
-    from edgeq.data.given import Data
+    from edgeq.data.open_source import Data
 
     del augmented_model_path, force_fusions
     assumed = []
@@ -136,7 +136,7 @@ def _preprocess(given: str, model: Path) -> Any:
 
 
 def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    from edgeq.pipeline.quantize import quantize
+    from edgeq.jobs.quantize import quantize
 
     result = quantize(model, data, output, overrides=overrides, timed=False, force=True)
     scheme = result.scheme
@@ -146,10 +146,10 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
     """The file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
-    from edgeq.atomic import check_apart, output_file
     from edgeq.backends.systolic.save import belongs_to_program
+    from edgeq.jobs.quantize import quantize
     from edgeq.model.load import model_files
-    from edgeq.pipeline.quantize import quantize
+    from edgeq.util.outputs import check_apart, output_file
 
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:

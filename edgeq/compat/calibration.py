@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.linear import linear_of
+from edgeq.calibrate.histogram import linear_of
 from edgeq.calibrate.methods.entropy import entropy_range
 from edgeq.calibrate.methods.percentile import percentile_range
 from edgeq.calibrate.ranges import Range
@@ -22,7 +22,7 @@ from edgeq.compat.enums import METHODS, name_of_member
 from edgeq.data.python_items import given_by
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.graph.query import name_of
+from edgeq.model.graph import name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.shapes import element_types
 

@@ -17,17 +17,17 @@ from typing import Any
 
 import onnx
 
-from edgeq.atomic import output_file
-from edgeq.backends.quantizer import tensors_data
 from edgeq.calibrate.statistics import Statistics
 from edgeq.compat.calibration import CalibratorOptions, Span, as_ranges, spans_of, statistics_of
 from edgeq.compat.enums import member
 from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed
 from edgeq.errors import CalibrationError
-from edgeq.graph.convert import to_proto
+from edgeq.model.edit import to_proto
 from edgeq.model.load import load_model, read_model, save_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.session import SessionSettings, open_session
+from edgeq.quantize.quantizer import tensors_data
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.outputs import output_file
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 _OPTIONS = frozenset(field.name for field in fields(CalibratorOptions))

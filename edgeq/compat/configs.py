@@ -14,7 +14,7 @@ from edgeq.compat.matmul_nbits_quantizer import in_blocks
 from edgeq.compat.source import ModelInput, Written
 from edgeq.compat.static import quantize_static
 from edgeq.errors import UsageError
-from edgeq.model.path import path_of
+from edgeq.model.load import path_of
 
 _COMMON = (
     "op_types_to_quantize",

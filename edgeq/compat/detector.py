@@ -17,7 +17,7 @@ from edgeq.compat._command import SETTINGS, Command, run_program, says
 from edgeq.compat.enums import METHODS
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.errors import UsageError
-from edgeq.registry import DECODERS
+from edgeq.util.registry import DECODERS
 
 if TYPE_CHECKING:
     from edgeq.calibrate.statistics import Statistics

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeq.atomic import output_file
-from edgeq.backends.dynamic import standard_attentions
-from edgeq.backends.quantizer import quantizer_files
 from edgeq.compat.enums import member, quant_type
 from edgeq.compat.extra_options import CALIBRATION, check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import UsageError
-from edgeq.model.path import path_of
+from edgeq.model.load import path_of
+from edgeq.quantize.quantizer import quantizer_files
+from edgeq.quantize.weight_only import standard_attentions
+from edgeq.util.outputs import output_file
 
 
 def quantize_dynamic(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgeq.compat._evaluator import DetectionEvaluator, Evaluator, printed
 from edgeq.compat._yolov3 import YoloV3Evaluator, YoloV3VariantEvaluator
 from edgeq.errors import DataError, UsageError
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 
 if TYPE_CHECKING:
     from edgeq.compat.readers import DataReader

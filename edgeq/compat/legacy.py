@@ -17,16 +17,15 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.quantizer import refusals
 from edgeq.compat.enums import member
 from edgeq.compat.legacy_params import Given, fold_clamps, in_type, read_params
 from edgeq.compat.source import LOG, as_given, checked, warn_unknown_nodes
 from edgeq.errors import CalibrationError, ModelError, UsageError
-from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.edit import Editor
-from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import MAIN_DOMAINS, constant, is_constant, is_op, name_of, node_input, opset_of
+from edgeq.model.edit import Editor, from_proto, to_proto
+from edgeq.model.graph import MAIN_DOMAINS, constant, is_constant, is_op, name_of, node_input, opset_of
 from edgeq.model.load import save_model
+from edgeq.model.quant_params import QuantParams
+from edgeq.quantize.quantizer import refusals
 
 _FIRST_QUANTIZED_OPSET = 10
 _PRODUCTS = frozenset({"Conv", "MatMul"})

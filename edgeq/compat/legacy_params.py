@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edgeq.compat.source import LOG
 from edgeq.errors import UsageError
-from edgeq.graph.quant_params import LIMITS, QuantParams
-from edgeq.graph.query import clamp_bounds, name_of, single_reader_clamps
+from edgeq.model.graph import clamp_bounds, name_of, single_reader_clamps
+from edgeq.model.quant_params import LIMITS, QuantParams
 
 Given = Mapping[str, Sequence[Any]]
 _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}

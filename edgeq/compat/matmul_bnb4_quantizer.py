@@ -10,16 +10,15 @@ from typing import Any
 
 import onnx
 
-from edgeq.atomic import output_file
-from edgeq.backends.quantizer import refusals
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.compat.source import ModelInput, listed, siblings
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import from_proto
-from edgeq.model.load import load_model, save_model
-from edgeq.model.path import path_of
-from edgeq.session import SessionSettings, open_session
+from edgeq.model.edit import from_proto
+from edgeq.model.load import load_model, path_of, save_model
+from edgeq.quantize.quantizer import refusals
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.outputs import output_file
 
 _OPERATOR = "MatMulBnb4"
 

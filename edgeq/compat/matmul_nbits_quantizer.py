@@ -17,19 +17,18 @@ from typing import Any
 
 import onnx
 
-from edgeq.atomic import output_file
-from edgeq.backends.block_products import INT8_LEVEL, LEVEL, OPERATOR
-from edgeq.backends.quantizer import refusals
-from edgeq.backends.weight_only import write_weight_only
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.compat.enums import member
 from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.graph.convert import from_proto
-from edgeq.model.load import load_model, save_model
-from edgeq.model.path import path_of
+from edgeq.model.edit import from_proto
+from edgeq.model.load import load_model, path_of, save_model
+from edgeq.quantize.block_products import INT8_LEVEL, LEVEL, OPERATOR
+from edgeq.quantize.quantizer import refusals
+from edgeq.quantize.weight_only import write_weight_only
 from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme
+from edgeq.util.outputs import output_file
 
 _SEARCHED = ("DEFAULT", "RTN", "k_quant")
 """Algorithms of which only scale and zero point of a block are different."""

@@ -21,8 +21,8 @@ import click
 
 from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress, run_program, say
 from edgeq.errors import OutputError, UsageError
-from edgeq.ownership import read_object, shown
-from edgeq.registry import DECODERS
+from edgeq.util.ownership import read_object, shown
+from edgeq.util.registry import DECODERS
 
 SCENARIOS = {
     "SingleStream": "single-stream",
@@ -169,7 +169,7 @@ def run(
     else:
         result |= _speed(model, dataset_path, chosen, SCENARIOS[scenario], count, threads, **timing)
     if folder is not None:
-        from edgeq.atomic import output_file
+        from edgeq.util.outputs import output_file
 
         _check_results(folder / "results.json")
         with output_file(folder / "results.json", force=True) as draft:
@@ -225,7 +225,7 @@ def _accuracy(
 ) -> dict[str, Any]:
     from edgeq.measure.evaluation import EvalRequest, run_evaluation
     from edgeq.measure.task import TaskOptions
-    from edgeq.session import SessionSettings
+    from edgeq.run.session import SessionSettings
 
     labels: str | None = None
     if dataset.task == "classification":
@@ -263,8 +263,8 @@ def _speed(
 ) -> dict[str, Any]:
     from edgeq_device.bench_settings import BenchSettings
 
-    from edgeq.device import device_errors
     from edgeq.measure.bench import BenchData, bench
+    from edgeq.util.resources import device_errors
 
     settings = BenchSettings(
         scenarios=(scenario,),

@@ -23,10 +23,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgeq.backends.quantizer import quiet
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, say
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError, one_line
-from edgeq.progress import SILENT, Progress
+from edgeq.quantize.quantizer import quiet
+from edgeq.util.display import SILENT, Progress
 
 LEAST_SQNR_DB = 40.0
 """Fused operators add in another order, and a fused Gelu may be another approximation of it; no more."""
@@ -65,8 +65,8 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
     from edgeq.compat.preprocess import quant_pre_process
+    from edgeq.model.clean import name_nodes
     from edgeq.model.load import read_model, save_model
-    from edgeq.model.names import name_nodes
     from edgeq.tune.recover.fuse_attention import split_unsqueezes
 
     if model_type not in MODEL_TYPES:
@@ -113,7 +113,7 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
     """
     from edgeq.measure.accuracy import evaluate_sessions
     from edgeq.model.load import load_model, model_signature
-    from edgeq.session import open_session
+    from edgeq.run.session import open_session
 
     load_model(after, external_data="none")
     try:
@@ -161,8 +161,8 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
     """Do what the options say; the line to print."""
-    from edgeq.atomic import check_apart, output_file
     from edgeq.model.load import data_beside, load_model, model_files
+    from edgeq.util.outputs import check_apart, output_file
 
     before = load_model(source, external_data="none")
     check_apart(output, model_files(source))

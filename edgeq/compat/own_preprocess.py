@@ -28,7 +28,7 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
         UsageError: the sizes are needed, and the model leaves them free.
     """
     from edgeq.data.preprocess import load_preprocess
-    from edgeq.data.state import model_size
+    from edgeq.data.records import model_size
     from edgeq.model.load import model_signature
 
     loaded = load_preprocess(text)

@@ -16,14 +16,14 @@ import click
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, switch
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import external_folder, to_proto
-from edgeq.progress import SILENT, Progress
+from edgeq.model.edit import external_folder, to_proto
+from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-    from edgeq.model.symbolic import SymbolicOptions
+    from edgeq.model.shapes import SymbolicOptions
 
 _INT_MAX = 2**31 - 1
 
@@ -53,7 +53,7 @@ def quant_pre_process(
         output_model_path: replaced if it exists, with its data files.
         skip_optimization, skip_onnx_shape, skip_symbolic_shape: leave out a step.
         auto_merge: accepted; sizes that may differ stay apart, and the inference goes on.
-        int_max, guess_output_rank, verbose: see `edgeq.model.symbolic.SymbolicOptions`.
+        int_max, guess_output_rank, verbose: see `edgeq.model.shapes.SymbolicOptions`.
         save_as_external_data: weights beside the model; a model too large for one file is always saved so.
         all_tensors_to_one_file: in one file, else in one each.
         external_data_location: name of that one file; "<output>.data" if not given.
@@ -66,8 +66,8 @@ def quant_pre_process(
         OutputError: the output cannot be written.
     """
     from edgeq.compat.source import as_file
-    from edgeq.model.path import path_of
-    from edgeq.model.symbolic import SymbolicOptions
+    from edgeq.model.load import path_of
+    from edgeq.model.shapes import SymbolicOptions
 
     source = input_model if input_model is not None else input_model_path
     if source is None or output_model_path is None:
@@ -116,8 +116,8 @@ def preprocessed(
     Raises:
         ModelError: the model is damaged, or onnxruntime refuses it.
     """
+    from edgeq.model.clean import name_nodes
     from edgeq.model.load import read_model
-    from edgeq.model.names import name_nodes
     from edgeq.model.shapes import check_sizes, unknown_shapes
 
     model = read_model(path)
@@ -154,9 +154,9 @@ def write(
         source: model file that must not be replaced, nor its data.
         Others as `quant_pre_process` has them.
     """
-    from edgeq.atomic import check_apart, output_file
     from edgeq.model.external import save_external
     from edgeq.model.load import data_name, model_files, save_model
+    from edgeq.util.outputs import check_apart, output_file
 
     kept = model_files(source)
     check_apart(output, kept)
@@ -192,9 +192,9 @@ def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress)
 
     from edgeq.model.clean import tidy
     from edgeq.model.load import INLINE_LIMIT, save_model
-    from edgeq.model.optimize import optimize_basic, settle
+    from edgeq.model.prepare import optimize_basic, settle
+    from edgeq.model.rewrites import widen_half
     from edgeq.model.tensors import weight_bytes
-    from edgeq.model.widen import widen_half
 
     tidy(model)
     widened = widen_half(model)

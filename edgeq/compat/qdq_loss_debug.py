@@ -49,8 +49,7 @@ def modify_model_output_intermediate_tensors(
         save_as_external_data: keep weights in a file beside the model; large models always do.
     """
     from edgeq.compat.preprocess import write
-    from edgeq.model.load import read_model
-    from edgeq.model.path import path_of
+    from edgeq.model.load import path_of, read_model
 
     source, output = path_of(input_model_path), path_of(output_model_path, "output")
     model = read_model(source)
@@ -75,9 +74,9 @@ def collect_activations(
         DataError: there are no inputs, or the model refuses one.
     """
     from edgeq.data.samples import open_samples
-    from edgeq.measure.inference import inferences
+    from edgeq.measure.latency import inferences
     from edgeq.model.load import model_signature
-    from edgeq.session import SessionSettings, open_session
+    from edgeq.run.session import SessionSettings, open_session
 
     path = Path(augmented_model)
     settings = SessionSettings(providers=tuple(execution_providers or ("CPUExecutionProvider",)), optimization="none")
@@ -118,8 +117,8 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
         float_model_path: the model that was quantized: preprocessed, where it was.
         qdq_model_path: QDQ, QOperator, or dynamically quantized.
     """
-    from edgeq.graph.index import GraphIndex
-    from edgeq.measure.layers import match_weights, weight_values
+    from edgeq.measure.match_layers import match_weights, weight_values
+    from edgeq.model.graph import GraphIndex
     from edgeq.model.load import read_model
 
     float_graph, quantized = (GraphIndex(read_model(Path(path))) for path in (float_model_path, qdq_model_path))
@@ -185,7 +184,7 @@ def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.V
 def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> None:
     import onnx_ir as ir
 
-    from edgeq.graph.edit import Editor
+    from edgeq.model.edit import Editor
     from edgeq.model.load import FREE_INITIALIZERS
 
     # The format's oldest version, 3, requires every initializer among the inputs.

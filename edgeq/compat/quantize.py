@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeq.callable_package import make_callable
 from edgeq.compat._names import own_or_theirs
+from edgeq.util.registry import make_callable
 
 make_callable(__name__, "edgeq.compat.configs:quantize")
 

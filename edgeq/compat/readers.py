@@ -120,7 +120,7 @@ class DataReader:
 
     def runs(self) -> Iterator[Sample]:
         """The runs as samples. A gathered batch is filled to its size; its context says how many rows count."""
-        from edgeq.data.batches import rebatch
+        from edgeq.data.samples import rebatch
 
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
 

@@ -13,12 +13,11 @@ import onnx_ir as ir
 
 from edgeq.backends.cpu import settle
 from edgeq.errors import ModelError, RuntimeUnavailableError
-from edgeq.graph.convert import from_proto
-from edgeq.graph.query import MAIN_DOMAINS
-from edgeq.model.load import data_beside, is_quantized, read_model, save_model
-from edgeq.model.path import path_of
+from edgeq.model.edit import from_proto
+from edgeq.model.graph import MAIN_DOMAINS
+from edgeq.model.load import data_beside, is_quantized, path_of, read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 
 LOG = logging.getLogger("edgeq.compat")
 ModelInput = str | os.PathLike[str] | onnx.ModelProto

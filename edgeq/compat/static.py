@@ -9,9 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.atomic import output_file
-from edgeq.backends.clamps import clamps, lasting_clamps
-from edgeq.backends.quantizer import chosen_params, quantize_with_ranges, tensors_data
 from edgeq.calibrate.ranges import Range
 from edgeq.compat.calibration import CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
 from edgeq.compat.calibrators import CalibraterBase
@@ -19,12 +16,14 @@ from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.graph.query import name_of
-from edgeq.model.gemm import gemms_with_factors, plain_gemms
-from edgeq.model.int8_prediction import predict_int8
-from edgeq.model.int8_rules import int8_rules
-from edgeq.model.path import path_of
+from edgeq.model.graph import name_of
+from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.load import path_of
 from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.rewrites import gemms_with_factors, plain_gemms
+from edgeq.quantize.qdq import clamps, lasting_clamps
+from edgeq.quantize.quantizer import chosen_params, quantize_with_ranges, tensors_data
+from edgeq.util.outputs import output_file
 
 
 def quantize_static(
@@ -116,7 +115,7 @@ def quantize_static(
 def _kept_clamps(
     model: ir.Model, ranges: Mapping[str, Range], activation_type: Any, options: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the Relu and Clip nodes that onnxruntime's quantizer must not drop: see `edgeq.backends.clamps`, and those
+    """Return the Relu and Clip nodes that onnxruntime's quantizer must not drop: see `edgeq.quantize.qdq`, and those
     of tensors whose scales the user has set."""
     dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
     overridden = options.get("TensorQuantOverrides") or ()

@@ -16,7 +16,7 @@ import numpy as np
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._onnxruntime import quantization_tools
 from edgeq.errors import UsageError
-from edgeq.records import json_object
+from edgeq.util.records import json_object
 
 _INTEGERS = {f"q{sign.lower()}{bits}": f"Q{sign}{bits}" for sign in ("Int", "UInt") for bits in (4, 8, 16)}
 _METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile", "distribution": "Distribution"}

@@ -32,8 +32,7 @@ def command(
     **saved: Any,
 ) -> list[str]:
     """Infer the shapes of a model whose inputs have symbolic sizes."""
-    from edgeq.model.shapes import unknown_shapes
-    from edgeq.model.symbolic import SymbolicOptions
+    from edgeq.model.shapes import SymbolicOptions, unknown_shapes
 
     with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
         model = preprocessed(

@@ -13,8 +13,8 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import write_tables
 from edgeq.compat.calibration import CalibratorOptions, as_ranges, ranges_of, statistics_of
 from edgeq.compat.source import ModelInput, as_given, warn_unknown_nodes
-from edgeq.graph.quant_params import dynamic_params
-from edgeq.graph.query import name_of, single_reader_clamps
+from edgeq.model.graph import name_of, single_reader_clamps
+from edgeq.model.quant_params import dynamic_params
 
 
 def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:

@@ -22,8 +22,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from edgeq_device import arrays
 
-from edgeq.data.records import check_size
-from edgeq.data.state import Array
+from edgeq.data.records import Array, check_size
 from edgeq.errors import DataError
 
 MAX_MEMBERS = 10_000

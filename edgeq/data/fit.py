@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edgeq.data.records import check_size
-from edgeq.data.state import Array
+from edgeq.data.records import Array, check_size
 from edgeq.errors import DataError
 from edgeq.signature import Dimension, Signature, TensorSpec
 

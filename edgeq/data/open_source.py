@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from edgeq.data.array_files import holds_key, open_array_files
-from edgeq.data.class_folders import class_folders, empty_classes, strays
-from edgeq.data.files import READABLE, Found, find_files
+from edgeq.data.files import READABLE, Found, ImageFiles, find_files
 from edgeq.data.fit import first_input
-from edgeq.data.images import ImageFiles
+from edgeq.data.labels import Paths, open_text
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, find_sidecar, load_preprocess
 from edgeq.data.python_items import open_python
-from edgeq.data.records import Source
+from edgeq.data.records import Source, class_folders, empty_classes, strays
 from edgeq.data.source_options import SourceOptions
-from edgeq.data.texts import Paths, open_text
-from edgeq.errors import DataError
+from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
+from edgeq.util.display import Displayed
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
     path = Path(source)
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
-    from edgeq.data.protobufs import find_cases
+    from edgeq.data.array_files import find_cases
 
     folders = find_cases(path)
     return Found(path, folders, "pb", 0) if folders else None
@@ -150,7 +150,7 @@ def _reader(source: str | Path, found: Found, signature: Signature, named: Prepr
             found.root, found.files, signature, options, prepared=prepared, classes=classes, notes=notes
         )
     if found.kind == "pb":
-        from edgeq.data.protobufs import open_cases, open_stacked
+        from edgeq.data.array_files import open_cases, open_stacked
 
         if found.files[0].is_dir():
             return open_cases(found.root, found.files, signature, prepared=prepared)
@@ -167,3 +167,51 @@ def _reader(source: str | Path, found: Found, signature: Signature, named: Prepr
             )
         return open_text(found.files[0], target, options.label)
     raise DataError(f"{source} is of no known kind", f"Give {READABLE}")
+
+
+@dataclass(frozen=True)
+class Data(Displayed):
+    """Samples as a user names them; see `edgeq.data.samples.open_samples`.
+
+    Attributes:
+        source: path or iterable.
+        preprocess: name, specification or file; None looks for one beside the data.
+        labels: where labels are, for readers that need telling.
+        count: take at most so many; None takes all.
+    """
+
+    source: Any
+    preprocess: Any = None
+    labels: Any = None
+    count: int | None = None
+
+    def over(self, preprocess: Any, labels: Any, count: int | None) -> tuple[Any, Any, Any, int | None]:
+        """The four fields, with the arguments in place of those that are None."""
+        return (
+            self.source,
+            self.preprocess if self.preprocess is not None else preprocess,
+            self.labels if self.labels is not None else labels,
+            self.count if self.count is not None else count,
+        )
+
+
+def as_data(given: Any) -> Data | None:
+    """`given` as Data: it may be a bare source too, such as a path, a list or a CalibrationDataReader."""
+    return given if given is None or isinstance(given, Data) else Data(given)
+
+
+def check_selection(start: int, stride: int, count: int | None) -> None:
+    """Refuse what cannot choose samples.
+
+    Raises:
+        UsageError: a count, start or stride that is no whole number, or makes no sense.
+    """
+    for name, number in (("start", start), ("stride", stride), ("count", count)):
+        try:
+            index(number if number is not None else 0)  # numpy's integers have it too
+        except TypeError as error:
+            raise UsageError(f"{name} is {number!r}", f"Give {name} as a whole number: {name}=8") from error
+    if start < 0 or stride < 1 or (count is not None and count < 1):
+        raise UsageError(
+            f"start {start}, stride {stride}, count {count}", "Give start 0 or more, stride and count 1 or more"
+        )

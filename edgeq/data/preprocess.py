@@ -2,6 +2,13 @@
 
 A declarative preprocessing is a `Spec` (steps in order). A user's own is a Python function, registered by name or
 named as `path/to/file.py:function`; it gets one raw item and returns the model input (or a dict of inputs).
+
+The declarative preprocessing: steps and source options, read from TOML tables, dicts or one line of text.
+
+Text:   "resize=short:256:bilinear,crop=224,divide=255,mean=[0.485,0.456,0.406],layout=NCHW"
+TOML:   steps = [{op = "resize", size = 256, rule = "short"}, {op = "crop", size = 224}, ...]   (or the text)
+        [source] key = "X", label = "Y", layout = "HWC"
+Both become the same values; `edgeq.util.records.plain` writes them out in full, defaults included.
 """
 
 from __future__ import annotations
@@ -9,23 +16,95 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from edgeq.data.builtin import ALIASES, BUILTIN
-from edgeq.data.images import decode
-from edgeq.data.records import check_size
+from edgeq.data.files import decode
+from edgeq.data.records import Array, Geometry, Picture, State, assumed_axes, check_size
 from edgeq.data.source_options import SourceOptions, parse_source
-from edgeq.data.spec import Spec, parse_spec, parse_text
-from edgeq.data.state import Array, Geometry, Picture, State, assumed_axes
-from edgeq.data.steps import is_step
+from edgeq.data.step import SEE_LIST, Step
+from edgeq.data.steps import REGISTRY, build_step, is_step, parse_step
 from edgeq.errors import DataError
-from edgeq.records import is_toml, plain, toml_table
 from edgeq.signature import TensorSpec
-from edgeq.user_code import describe, load_function, names_function
+from edgeq.util.records import is_toml, plain, toml_table
+from edgeq.util.registry import describe, load_function, names_function
+
+LONGEST_TEXT = 4096
+"""Characters of steps in one line."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A declarative preprocessing: a title, the steps in the order they are applied, the source options."""
+
+    steps: tuple[Step, ...]
+    title: str = ""
+    source: SourceOptions = field(default_factory=SourceOptions)
+
+    def __record__(self) -> dict[str, Any]:
+        """Plain data that `parse_spec` reads back to an equal value."""
+        found: dict[str, Any] = {"steps": self.steps}
+        if self.title:
+            found["title"] = self.title
+        if options := plain(self.source):
+            found["source"] = options
+        return found
+
+
+def parse_spec(value: Mapping[str, Any], where: str) -> Spec:
+    """Read a spec from plain data.
+
+    Raises:
+        DataError: naming `where`, the step and the field.
+    """
+    try:
+        unknown = sorted(set(value) - {"title", "steps", "source"})
+        if unknown:
+            raise DataError(f"unknown field {unknown[0]!r}", "The fields are title, steps and [source]")
+        title, steps, source = value.get("title", ""), value.get("steps", []), value.get("source", {})
+        if not isinstance(title, str) or not isinstance(source, Mapping):
+            raise DataError("title must be a string and source a table", SEE_LIST)
+        options = parse_source(source)
+        if isinstance(steps, str):
+            text = parse_text(steps, where)
+            if plain(text.source):
+                raise DataError("source options are among the steps", "Put them in the [source] table")
+            return Spec(text.steps, title, options)
+        if not isinstance(steps, list | tuple):
+            raise DataError("steps is neither a list nor text", SEE_LIST)
+        return Spec(tuple(build_step(step) for step in steps), title, options)
+    except DataError as error:
+        raise DataError(f"{where}: {error.problem}", error.fix) from error
+
+
+def parse_text(text: str, where: str = "--preprocess") -> Spec:
+    """Read "step=value,step=value"; values are parts joined by ":"; source options stand among the steps."""
+    if len(text) > LONGEST_TEXT:
+        raise DataError(f"{where[:60]}… has {len(text)} characters, more than {LONGEST_TEXT}", "Give a .toml file")
+    steps: list[Step] = []
+    source: dict[str, Any] = {}
+    names = {f.name for f in fields(SourceOptions)} - {"layout", "channels"}
+    try:
+        for part in re.split(r",(?![^\[]*\])", text):
+            name, _, value = (piece.strip() for piece in part.partition("="))
+            if name.startswith("source."):
+                source[name.removeprefix("source.")] = _boolean(value)
+            elif name in names:
+                source[name] = _boolean(value)
+            else:
+                steps.append(parse_step(name, value))
+        return Spec(tuple(steps), "", parse_source(source))
+    except DataError as error:
+        raise DataError(f"{where}: {error.problem}", error.fix) from error
+
+
+def _boolean(value: str) -> str | bool:
+    return {"true": True, "false": False}.get(value, value)
+
 
 UserFunction = Callable[[Any], "Array | Mapping[str, Array]"]
 Reads = Literal["array", "path", "text"]
@@ -46,7 +125,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """One preprocessing. Call it with a raw item; `edgeq.records.plain` gives what bundles and digests keep.
+    """One preprocessing. Call it with a raw item; `edgeq.util.records.plain` gives what bundles and digests keep.
 
     Attributes:
         name: as it was given to `load_preprocess`.
@@ -205,7 +284,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
 
     Args:
         value: a name ("caffe"), a .toml file, "file.py:function", steps as text ("resize=256,crop=224,divide=255"),
-            or plain data (as `edgeq.records.plain` gives it).
+            or plain data (as `edgeq.util.records.plain` gives it).
 
     Raises:
         DataError: unknown name (with the names there are), unreadable file, unknown step or field.
@@ -284,3 +363,45 @@ def _from_python(text: str) -> Preprocess:
 
 def _identity(function: UserFunction) -> dict[str, str]:
     return {"function": f"{function.__module__}.{getattr(function, '__qualname__', repr(type(function)))}"}
+
+
+FILTERS = "FILTER is nearest, box, bilinear (default), hamming, bicubic or lanczos; ROUNDING defaults to floor"
+
+SOURCE = {
+    "key": "the array of a .npz that holds the items",
+    "encoded, offsets": "arrays that hold concatenated image files, and where each begins",
+    "label": "the array (or column) that holds the labels",
+    "labels": "where labels come from otherwise: name:{label}_*, or a file",
+    "input": "the model input that the items feed, where there are several",
+    "source.layout": "the axes of one stored item, such as HWC, CHW, TF",
+    "source.channels": "RGB (default) or BGR, of stored arrays",
+    "stack": "true or false: whether the first axis of prepared arrays counts samples",
+    "pattern": "which files to read, for functions that read paths",
+}
+"""Source option as written in text → what it means."""
+
+
+def steps() -> dict[str, str]:
+    """Names of every step, joined by ", " → what is written after "NAME="."""
+    return {", ".join((name, *step.aliases)): step.help for name, step in REGISTRY.items()}
+
+
+def list_preprocessings() -> dict[str, Any]:
+    """Names with titles, steps and source options."""
+    return {
+        "preprocessings": [{"name": name, "title": title} for name, title in names().items()],
+        "steps": steps(),
+        "filters": FILTERS,
+        "source": dict(SOURCE),
+    }
+
+
+def show_preprocessing(name: str) -> dict[str, Any]:
+    """The exact arithmetic of whatever `load_preprocess` takes."""
+    loaded: Preprocess = load_preprocess(name)
+    return {
+        "name": loaded.name,
+        "title": loaded.title,
+        "arithmetic": list(loaded.arithmetic()),
+        "spec": plain(loaded),
+    }

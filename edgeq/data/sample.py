@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeq.data.state import Array
-from edgeq.display import Displayed
+from edgeq.data.records import Array
+from edgeq.util.display import Displayed
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Sample(Displayed):
         label: class index or whatever the reader found; None where there is none. In a batch that was gathered for a
             model of fixed batch size, the tuple of its rows' labels.
         context: "file" (base name), "path" (below the data folder), "index" (in its file), "class" (sub-folder), and
-            for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.state.Geometry`). In a
+            for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.records.Geometry`). In a
             gathered batch: "rows" (the rows' contexts) and "valid" (how many rows are not filling).
     """
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, TypeVar
+
+from edgeq import __version__
+from edgeq.errors import RuntimeUnavailableError
 
 # multiprocessing starts Python with -c, which without the first one looks in the working directory for the modules of
 # multiprocessing itself. Dask's own choice also has glibc return every image's memory to the system at once: 12 times
@@ -80,3 +84,40 @@ def local_cluster(count: int) -> Iterator[Any]:
         ) as cluster,
     ):
         yield cluster
+
+
+Item = TypeVar("Item", contravariant=True)
+Result = TypeVar("Result", covariant=True)
+
+
+class Job(Protocol[Item, Result]):
+    """What workers do. It travels to each of them by pickle, once."""
+
+    def open(self, stack: ExitStack) -> Callable[[Item], Result]:
+        """Make ready, in a worker; what is to be closed when it ends goes onto `stack`."""
+        ...
+
+
+def versions() -> dict[str, str]:
+    """Of edgeq, numpy and onnxruntime, in this process; "none" for what is not installed."""
+    found = {"edgeq": __version__}
+    for name in ("numpy", "onnxruntime"):
+        try:
+            found[name] = str(importlib.import_module(name).__version__)
+        except ImportError:
+            found[name] = "none"
+    return found
+
+
+def check_versions(expected: Mapping[str, str]) -> None:
+    """Refuse to work in a process whose versions are others: its results would be.
+
+    Raises:
+        RuntimeUnavailableError: names the first one.
+    """
+    for name, here in versions().items():
+        if here != expected.get(name):
+            raise RuntimeUnavailableError(
+                f"a worker has {name} {here}, and this process has {expected.get(name)}",
+                "Install the same versions everywhere",
+            )

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
+import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
-from edgeq.distributed.job import Job
-from edgeq.distributed.processes import imports_main, local_cluster, starting
-from edgeq.distributed.versions import check_versions, versions
+from distributed import WorkerPlugin, get_worker
+
+from edgeq.distributed.processes import Job, check_versions, imports_main, local_cluster, starting, versions
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
 Given = TypeVar("Given")
@@ -65,7 +70,6 @@ class Workers:
             RuntimeUnavailableError: the scheduler went away.
             EdgeqError: whatever the job raises.
         """
-        from edgeq.distributed.plugin import JobPlugin, run_item
 
         name = f"edgeq-{secrets.token_hex(8)}"
         try:
@@ -303,3 +307,91 @@ def _connected(text: str, stack: ExitStack) -> Any:
             f"a worker of {text} cannot import edgeq ({error})", "Install edgeq where the workers run"
         ) from error
     return client
+
+
+@dataclass(frozen=True)
+class Files:
+    """A file or folder with what belongs to it.
+
+    Attributes:
+        path: absolute.
+        names: of all its files, relative to the folder that holds `path`.
+        sha256: of their names and contents.
+        contents: by name, where workers do not see them.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    sha256: str
+    contents: Mapping[str, bytes] | None = None
+
+    def here(self) -> bool:
+        """Whether this process sees the same files at the same place."""
+        try:
+            return _digest(self.path.parent, self.names) == self.sha256
+        except OSError:
+            return False
+
+    def place(self, stack: ExitStack) -> Path:
+        """Where they lie in a worker: at their own place, or in a temporary folder that `stack` removes."""
+        if self.contents is None:
+            return self.path
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))
+        for name, content in self.contents.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        return folder / self.path.name
+
+
+def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> Files:
+    """The file or folder `path`, and the files `beside` it that it needs, as all `workers` can have them."""
+    path = path.absolute()
+    found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, beside)]
+    names = tuple(dict.fromkeys(file.relative_to(path.parent).as_posix() for file in found))
+    files = Files(path, names, _digest(path.parent, names))
+    if workers.everywhere(Files.here, files):
+        return files
+    return replace(files, contents={name: (path.parent / name).read_bytes() for name in names})
+
+
+def _digest(folder: Path, names: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for name in names:
+        with (folder / name).open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+            # Names that are not UTF-8 hold lone surrogates.
+            digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
+    """Keeps a job open in a worker, from its first item on.
+
+    Args:
+        expected: versions that the worker must have.
+    """
+
+    def __init__(self, job: Job[Any, Any], expected: Mapping[str, str]) -> None:
+        self._job, self._expected = job, dict(expected)
+
+    def setup(self, worker: Any) -> None:
+        """Called by Dask in the worker, when it has got the plugin."""
+        self._stack, self._lock = ExitStack(), threading.Lock()
+        self._opened: Callable[[Any], Any] | None = None
+
+    def teardown(self, worker: Any) -> None:
+        """Called by Dask in the worker, when it ends or no more items come."""
+        self._stack.close()
+
+    def run(self, item: Any) -> Any:
+        """The job's result for one item."""
+        with self._lock:  # a worker with several threads opens it once
+            if self._opened is None:
+                check_versions(self._expected)
+                self._opened = self._job.open(self._stack)
+        return self._opened(item)
+
+
+def run_item(name: str, item: Any) -> Any:
+    """The result of the job called `name` for `item`, in a worker."""
+    return get_worker().plugins[name].run(item)

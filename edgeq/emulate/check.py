@@ -1,35 +1,97 @@
-"""A built model on its target's kernels: whether it loads and passes its self-test, and its outputs on data."""
+"""A built model on its target's kernels: whether it loads and passes its self-test, and its outputs on data.
+
+How a plug-in's kernels for a target are run on this machine: as they are, or capped to the target's instructions.
+
+A CPU engine chooses its kernels by the instructions that it finds. Some can be kept from newer ones by a variable of
+their process, and then run what they run on a lesser CPU, at native speed.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeq_device.arrays import one_array, read_arrays
+from edgeq_device.engines import EngineSpec, find_library, problem_of
+from edgeq_device.errors import DeviceError
 from edgeq_device.select import CPU
 from edgeq_device.selftest import OutputCheck, check_outputs
 from edgeq_device.variants import SliceTolerance
 
-from edgeq.device import device_errors
-from edgeq.emulate.engine_route import route_for
-from edgeq.emulate.probe import KernelProof
-from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Running, Simulator
+from edgeq.emulate.emulator import KernelProof, check_kernels, probe_engine
+from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, ExecutionRoute, Running, Simulator, route_to
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.target import Target
+from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.inference import Session
+from edgeq.measure.coverage import HERE
+from edgeq.measure.latency import Session
 from edgeq.measure.loaded_model import variant_settings
 from edgeq.measure.task import Task
-from edgeq.progress import SILENT, Advance, Progress
-from edgeq.records import NOT_WRITTEN, computed, written
-from edgeq.session import SessionSettings, open_session
-from edgeq.workers.engine import Engines
+from edgeq.run.engines import Engine, described
+from edgeq.run.session import SessionSettings, onnxruntime, open_session
+from edgeq.run.workers import Engines, start_engine
+from edgeq.util.display import SILENT, Advance, Progress
+from edgeq.util.records import NOT_WRITTEN, computed, written
+from edgeq.util.resources import device_errors
+
+
+def route_for(
+    target: Target,
+    machine: Machine,
+    spec: EngineSpec | None = None,
+    *,
+    simulators: Mapping[str, Simulator] | None = None,
+    progress: Progress = SILENT,
+) -> ExecutionRoute:
+    """The best way to run the kernels that `spec` has for `target` on `machine`, which is this one; without a plug-in,
+    see `edgeq.emulate.routes.route_to`."""
+    engine = described(spec)
+    if engine is None:
+        return route_to(target, machine, simulators=simulators, progress=progress)
+    if engine.name == target.emulate.get("simulator"):
+        try:
+            find_library(engine, str(onnxruntime().__version__))
+        except DeviceError as error:
+            return ExecutionRoute(NOT_RUN, "", str(error))
+        return route_to(target, machine, simulators=simulators, progress=progress)
+    problem = problem_of(engine, str(onnxruntime().__version__))
+    if not problem and target.architecture != machine.architecture:
+        problem = f"{engine.name} runs its kernels for {target.architecture} nowhere but there"
+    if problem:
+        return ExecutionRoute(NOT_RUN, "", problem)
+    if runs_natively(target, machine):
+        return _route(NATIVE, f"{engine.name}, {HERE}", engine, target, {})
+    environment = engine.cap.environment(target.features)
+    level = next((x for x in engine.cap.levels if x.value == environment.get(engine.cap.variable)), None)
+    if level is None:
+        return ExecutionRoute(NOT_RUN, "", f"{engine.name} cannot be kept to the instructions of {target.name}")
+    lacks = sorted(set(level.features) - machine.features)
+    if lacks:
+        return ExecutionRoute(NOT_RUN, "", f"this CPU has no {', '.join(lacks)} to run {engine.name}'s kernels with")
+    how = f"{engine.name} with {engine.cap.variable}={level.value}"
+    return _route(EMULATED, how, engine, target, environment)
+
+
+def _route(where: str, how: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> ExecutionRoute:
+    start = partial(_running, how, engine, target, environment)
+    return ExecutionRoute(where, how, native_speed=True, start=start)
+
+
+@contextmanager
+def _running(how: str, engine: Engine, target: Target, environment: Mapping[str, str]) -> Iterator[Running]:
+    with start_engine(engine, environment=environment) as guest:
+        proof = KernelProof(probe_engine(guest.open, engine, how), tuple(sorted(target.features)))
+        saturates = engine.saturates("U8S8", target.architecture, target.features)
+        check_kernels(proof, None, saturates=saturates, title=how)
+        yield Running(guest.open, proof)
+
 
 if TYPE_CHECKING:
     from edgeq_device.variants import Variant

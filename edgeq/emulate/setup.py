@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.emulate.emulator import Emulator, check_writable, emulator_named, home, load_emulators
-from edgeq.emulate.machine import emulated_command
-from edgeq.emulate.qemu import Qemu, fetch_qemu, find_qemu
+from edgeq.emulate.machine import Qemu, emulated_command, fetch_qemu, find_qemu
 from edgeq.emulate.routes import NOT_RUN, ExecutionRoute, Simulator, route_to
 from edgeq.emulate.sysroot import Sysroot, build_sysroot, load_sysroot, use_sysroot
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import load_targets
-from edgeq.progress import SILENT, Progress
-from edgeq.session import onnxruntime as installed_runtime
-from edgeq.workers.guest import start_guest
+from edgeq.run.session import onnxruntime as installed_runtime
+from edgeq.run.workers import start_guest
+from edgeq.util.display import SILENT, Progress
 
 # Every qemu has it, and every program for the architecture runs on it.
 _ANY_CPU = "max"

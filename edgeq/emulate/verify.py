@@ -14,12 +14,10 @@ from edgeq_device.select import Device, judge, select
 from edgeq_device.sessions import read_device
 from edgeq_device.variants import Variant
 
-from edgeq.bundle.read import opened
+from edgeq.bundle.verify import opened
 from edgeq.data.samples import Samples, open_samples
-from edgeq.emulate.check import COMPILED, EmulatedCheck, check_variant
-from edgeq.emulate.engine_route import route_for
+from edgeq.emulate.check import COMPILED, EmulatedCheck, check_variant, route_for
 from edgeq.emulate.routes import NATIVE, NOT_RUN, Simulator
-from edgeq.engines import load_engines
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
@@ -27,8 +25,9 @@ from edgeq.hardware.target import AUTO, Target, named_target, resolve
 from edgeq.measure.loaded_model import variant_preprocessing
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.load import own_signature
-from edgeq.progress import SILENT, Progress
-from edgeq.records import NOT_WRITTEN
+from edgeq.run.engines import load_engines
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import NOT_WRITTEN
 
 ALL = "all"
 

@@ -5,13 +5,18 @@ what /proc/cpuinfo lists. So its features count where the system lists none (a c
 system does list them, the system is believed: a hypervisor or a boot option that hides a feature means it.
 Disagreements become notes. It keeps a core busy for a second to measure the clock, so it is left out where it has
 nothing to add.
+
+How much of the machine this process may use: threads, memory, caches, after affinity and control groups.
+
+Readers take the root of the file system, so that tests can give them one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -19,13 +24,121 @@ from types import MappingProxyType
 from typing import Any
 
 from edgeq_device import cpuid
+from edgeq_device.cuda import Gpu, Load, read_gpus
+from edgeq_device.engines import installed_versions
+from edgeq_device.environment import ROOT, allowed_cores, read_text
 from edgeq_device.features import Evidence, Reading, gather, interpret, normalise, parse_identity
-from edgeq_device.gpu import Gpu, Load, read_gpus
 
 from edgeq.errors import HardwareError
-from edgeq.hardware import limits, runtimes
 from edgeq.hardware.machine import Cache, Machine
-from edgeq.records import toml_table
+from edgeq.util.records import toml_table
+
+_UNLIMITED = 1 << 60  # control groups v1 write "no limit" as a page-aligned number just under 2**63
+
+
+def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
+    """Hardware threads by scheduler affinity (None: this process's), further limited by the control groups' CPU quota;
+    at least 1."""
+    quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
+    return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))
+
+
+def memory_bytes(root: Path = ROOT) -> int:
+    """Total memory of a Linux system, or the tightest control-group limit if that is lower; 0 where unknown."""
+    total = 0
+    for line in _text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            total = int(line.split()[1]) * 1024
+    limits = [limit for limit in _memory_limits(root) if limit < _UNLIMITED]
+    return min([total, *limits]) if total else 0
+
+
+def core_count(cpuinfo: str) -> tuple[int, int]:
+    """Physical cores and hardware threads in a /proc/cpuinfo text; cores are 0 where it gives no topology."""
+    blocks = [parse_identity(block) for block in cpuinfo.split("\n\n")]
+    processors = [block for block in blocks if "processor" in block]
+    cores = {(block.get("physical id", "0"), block["core id"]) for block in processors if "core id" in block}
+    return len(cores), len(processors)
+
+
+def caches(root: Path = ROOT) -> tuple[Cache, ...]:
+    """Caches of the first core, from sysfs; empty where it shows none (macOS, Windows, some containers)."""
+    found = []
+    for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
+        if level.isdecimal() and size[:-1].isdecimal():
+            unit = {"K": 1 << 10, "M": 1 << 20}[size[-1]]
+            found.append(Cache(int(level), kind.lower(), int(size[:-1]) * unit))
+    return tuple(found)
+
+
+def board(root: Path = ROOT) -> str:
+    """What the device tree calls this board ("Raspberry Pi 5 Model B Rev 1.0"); empty without one."""
+    return _text(root / "proc/device-tree/model").strip("\0\n ")
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    for folder in _groups(root, "cpu"):
+        quota, period = ([*_text(folder / "cpu.max").split(), "max", "0"])[:2]
+        if quota == "max":
+            quota = _text(folder / "cpu.cfs_quota_us").strip() or "-1"
+            period = _text(folder / "cpu.cfs_period_us").strip() or "0"
+        if int(quota) > 0 and int(period) > 0:
+            yield int(quota) / int(period)
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    for folder in _groups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _text(folder / name).strip()
+            if text.isdecimal():
+                yield int(text)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and of all its ancestors, versions 2 and 1."""
+    base = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = base / controllers if controllers else base
+        # In a control group's namespace the path may begin with "/..", of which nothing is seen here.
+        relative = Path(*(part for part in path.split("/") if part not in ("", "..")))
+        # Inside a container the path may be the host's, which is not there; the mount itself then is the group.
+        yield from (mount / folder for folder in (relative, *relative.parents) if (mount / folder).is_dir())
+
+
+def _text(path: Path) -> str:
+    return read_text(path) or ""
+
+
+_DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
+    "onnxruntime": ("onnxruntime",),
+    "onnxruntime-gpu": ("onnxruntime-gpu",),
+    "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu11"),
+    "cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11"),
+}
+
+
+def detect_runtimes() -> dict[str, str]:
+    """Version per runtime that is installed, and Python's own."""
+    return runtimes_among(installed_versions(PACKAGES), platform.python_version())
+
+
+PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in packages)
+"""Packages whose versions `runtimes_among` looks at."""
+
+
+def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
+    """The same from the versions of packages, as far as they are installed."""
+    found = {
+        name: next(versions[package] for package in packages if package in versions)
+        for name, packages in _DISTRIBUTIONS.items()
+        if any(package in versions for package in packages)
+    }
+    return {**found, "python": python}
+
 
 _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))
 
@@ -63,7 +176,7 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: SystemInfo |
     features, notes = combine(reading, normalise(reported.get("flags", ())))
     identity = parse_identity(evidence.cpuinfo)
     sysctl = parse_identity(evidence.sysctl)
-    cores, threads = limits.core_count(evidence.cpuinfo)
+    cores, threads = core_count(evidence.cpuinfo)
     vendor, name = _arm_names(identity)
     return Machine(
         architecture=reading.architecture,
@@ -120,13 +233,13 @@ def read_system() -> SystemInfo:
     """Everything of this machine that is not its CPU's features."""
     gpus, gpu_notes = detect_gpus()
     return SystemInfo(
-        board=limits.board(),
-        usable_threads=limits.usable_threads(),
-        caches=limits.caches(),
-        memory_bytes=limits.memory_bytes() or _windows_memory(),
+        board=board(),
+        usable_threads=usable_threads(),
+        caches=caches(),
+        memory_bytes=memory_bytes() or _windows_memory(),
         os=f"{platform.system()} {platform.release()}",
         gpus=gpus,
-        runtimes=runtimes.detect_runtimes(),
+        runtimes=detect_runtimes(),
         notes=gpu_notes,
     )
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from edgeq_device.gpu import Gpu
+from edgeq_device.cuda import Gpu
 
-from edgeq.display import Displayed
+from edgeq.util.display import Displayed
 
 
 @dataclass(frozen=True)

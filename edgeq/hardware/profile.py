@@ -16,18 +16,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq_device.gpu import capability_text
+from edgeq_device.cuda import capability_text
 from edgeq_device.version import parse_version
 
-from edgeq.display import Displayed
 from edgeq.errors import HardwareError, UsageError
-from edgeq.hardware import document as doc
 from edgeq.hardware import schema
-from edgeq.hardware.document import Document
+from edgeq.hardware import schema as doc
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.schema import ANY
-from edgeq.records import NOT_WRITTEN, parse, written
+from edgeq.hardware.schema import ANY, Document
 from edgeq.scheme import Scheme
+from edgeq.util.display import Displayed
+from edgeq.util.records import NOT_WRITTEN, parse, written
 
 
 @dataclass(frozen=True)

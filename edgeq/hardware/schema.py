@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,12 +15,90 @@ from edgeq_device.options import session_problem
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, suggest
-from edgeq.hardware import document as doc
-from edgeq.hardware.document import Document
-from edgeq.records import Positive
-from edgeq.registry import BACKENDS, data_folders
-from edgeq.resources import shipped, user_folder
 from edgeq.scheme import Format, Scheme
+from edgeq.util.records import Positive, is_toml, parse, toml_table
+from edgeq.util.registry import BACKENDS, data_folders
+from edgeq.util.resources import shipped, user_folder
+
+Text = Annotated[str, Meta(pattern=r"\S", description="text")]
+Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", description='a version such as "1.20"')]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One TOML file, or several merged into one: its name, its content, and the files it comes from."""
+
+    name: str
+    content: Mapping[str, Any]
+    files: tuple[Path, ...]
+
+    @property
+    def file(self) -> Path:
+        """The file whose values win."""
+        return self.files[-1]
+
+
+def read(path: Path, kind: type) -> Document:
+    """Read and check one file. Its name without suffix is the document's name.
+
+    Args:
+        kind: the record type that says what the file may hold.
+
+    Raises:
+        HardwareError: unreadable, too large, not TOML, or not of that type.
+    """
+    content = toml_table(path, HardwareError, "Give a profile or target in TOML")
+    parse(content, kind, path, HardwareError, unknown_keys=False)
+    return Document(path.stem, content, (path,))
+
+
+def read_folder(folder: Path, kind: type) -> dict[str, Document]:
+    """Every .toml file directly in `folder`, by name; nothing where there is no such folder.
+
+    Raises:
+        HardwareError: as `read`; or two have one name.
+    """
+    found: dict[str, Document] = {}
+    for document in (read(path, kind) for path in _toml_files(folder)):
+        if document.name in found:
+            raise HardwareError(f"{document.file} has the name of {found[document.name].file.name}", "Rename one")
+        found[document.name] = document
+    return found
+
+
+def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Names, times and sizes of the .toml files in `folders`: what is read of them stays true while these do."""
+    files = [path for folder in folders for path in _toml_files(folder)]
+    found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
+    return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
+
+
+def _toml_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if is_toml(path.name))
+
+
+def overlay(below: Document, above: Document) -> Document:
+    """`above` over `below`: tables are merged key by key, everything else replaced."""
+    return Document(above.name, merge(below.content, above.content), (*below.files, *above.files))
+
+
+def overlay_all(layers: Iterable[Mapping[str, Document]]) -> dict[str, Document]:
+    """Folders merged by document name, later ones over earlier ones."""
+    merged: dict[str, Document] = {}
+    for layer in layers:
+        for name, document in layer.items():
+            merged[name] = overlay(merged[name], document) if name in merged else document
+    return merged
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables key by key, recursively; everything else from `above`."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
 
 ANY = "any"
 Above0 = Annotated[int, Meta(ge=1, description="a whole number above 0")]
@@ -36,7 +114,7 @@ def _table(name: str, fields: Mapping[str, Any]) -> Any:
 
 # These follow the fields of a scheme, which is the one place that lists them.
 _SchemeTable = _table("SchemeTable", {name: _HINTS[name] for name in _SCHEME})
-_Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime"), doc.Text))
+_Reasons = _table("Reasons", dict.fromkeys((*_HINTS, "dynamic", "requires", "min_onnxruntime"), Text))
 _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": Mapping[str, Values]})
 
 
@@ -44,9 +122,9 @@ _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": 
 class Qemu:
     """How qemu runs what the profile describes."""
 
-    arch: doc.Text | None = None
-    cpu: doc.Text | None = None
-    min_version: doc.Version | None = None
+    arch: Text | None = None
+    cpu: Text | None = None
+    min_version: Version | None = None
 
 
 @dataclass(frozen=True)
@@ -55,8 +133,8 @@ class Emulate:
 
     qemu: Qemu | None = None
     mask: tuple[str, ...] = ()
-    simulator: doc.Text | None = None
-    note: doc.Text | None = None
+    simulator: Text | None = None
+    note: Text | None = None
 
 
 Pair = Annotated[
@@ -77,26 +155,26 @@ class Hazards:
     saturates_int16: tuple[Pair, ...] = ()
     remedy_cost: Mapping[str, Positive] | None = None
     slower_than_float: tuple[str, ...] = ()
-    notes: Mapping[str, doc.Text] | None = None
+    notes: Mapping[str, Text] | None = None
 
 
 @dataclass(frozen=True)
 class Choices:
     """What profiles and targets both may say."""
 
-    title: doc.Text | None = None
-    extends: doc.Text | None = None
-    backend: doc.Text | None = None
-    architecture: doc.Text | None = None
-    min_onnxruntime: doc.Version | None = None
+    title: Text | None = None
+    extends: Text | None = None
+    backend: Text | None = None
+    architecture: Text | None = None
+    min_onnxruntime: Version | None = None
     scheme: _SchemeTable | None = None  # type: ignore[valid-type]
-    dynamic: Mapping[str, doc.Text] | None = None
+    dynamic: Mapping[str, Text] | None = None
     why: _Reasons | None = None  # type: ignore[valid-type]
     source: _Reasons | None = None  # type: ignore[valid-type]
     hazards: Hazards | None = None
     search: _Search | None = None  # type: ignore[valid-type]
     emulate: Emulate | None = None
-    never_run: doc.Text | None = None
+    never_run: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +183,7 @@ class ProfileFile(Choices):
 
     requires: tuple[str, ...] = ()
     requires_runtimes: tuple[str, ...] = ()
-    min_compute_capability: doc.Version | None = None
+    min_compute_capability: Version | None = None
     rank: int | None = None
 
 
@@ -113,10 +191,10 @@ class ProfileFile(Choices):
 class Runtime:
     """[runtime]: versions that the place has."""
 
-    onnxruntime: doc.Version | None = None
-    tensorrt: doc.Version | None = None
-    cuda: doc.Version | None = None
-    python: doc.Version | None = None
+    onnxruntime: Version | None = None
+    tensorrt: Version | None = None
+    cuda: Version | None = None
+    python: Version | None = None
 
 
 @dataclass(frozen=True)
@@ -126,8 +204,8 @@ class Device:
 
     cores: Above0 | None = None
     memory_mib: Above0 | None = None
-    compute_capability: doc.Version | None = None
-    engine_options: Mapping[str, doc.Text] | None = None
+    compute_capability: Version | None = None
+    engine_options: Mapping[str, Text] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,10 +219,10 @@ class Systolic:
     accumulator_kib: int | None = None
     accumulator_rows: int | None = None
     max_bytes: int | None = None
-    element_type: doc.Text | None = None
-    accumulator_type: doc.Text | None = None
-    scale_type: doc.Text | None = None
-    dataflow: doc.Text | None = None
+    element_type: Text | None = None
+    accumulator_type: Text | None = None
+    scale_type: Text | None = None
+    dataflow: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -173,16 +251,16 @@ def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
 
     An override without a reason of its own does not keep the reason that it overrides.
     """
-    return _layered(tuple(folders), kind, doc.state_of(folders))
+    return _layered(tuple(folders), kind, state_of(folders))
 
 
 @lru_cache(maxsize=16)
 def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str, Document]:
-    first, *later = (doc.read_folder(folder, kind) for folder in folders)
+    first, *later = (read_folder(folder, kind) for folder in folders)
     for document in [*first.values(), *(document for layer in later for document in layer.values())]:
         check_values(document)
     own = [{name: explain_override(document) for name, document in layer.items()} for layer in later]
-    return MappingProxyType(doc.overlay_all([first, *own]))
+    return MappingProxyType(overlay_all([first, *own]))
 
 
 def check_values(document: Document) -> None:
@@ -216,7 +294,7 @@ def explain_override(document: Document) -> Document:
     """`document` with a "why" and "source" for every scheme field that it sets without one."""
     fields = [*document.content.get("scheme", {}), *(["dynamic"] if "dynamic" in document.content else [])]
     sources = dict.fromkeys(fields, f"set in {document.file}")
-    return dataclasses.replace(document, content=doc.merge({"why": sources, "source": sources}, document.content))
+    return dataclasses.replace(document, content=merge({"why": sources, "source": sources}, document.content))
 
 
 def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
@@ -235,7 +313,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
         chain.append(documents[parent])
     whole: Document = chain[-1]
     for link in reversed(chain[:-1]):
-        whole = doc.overlay(whole, link)
+        whole = overlay(whole, link)
     added: dict[str, Any] = {
         "requires": sorted(normalise(value for link in chain for value in link.content.get("requires", ()))),
         "requires_runtimes": sorted({value for link in chain for value in link.content.get("requires_runtimes", ())}),

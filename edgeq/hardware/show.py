@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edgeq_device.gpu import capability_text
+from edgeq_device.cuda import capability_text
 
 from edgeq.hardware.engines import EngineState, wrong_on
 from edgeq.hardware.machine import Cache, Machine
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
-from edgeq.records import plain
+from edgeq.util.records import plain
 
 Page = tuple[dict[str, Any], list[str]]
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeq.display import Displayed
 from edgeq.errors import HardwareError, suggest
-from edgeq.hardware import document as doc
 from edgeq.hardware import schema
+from edgeq.hardware import schema as doc
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.document import Document
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import Profile, build_profile, load_profiles, match_profile
-from edgeq.records import NOT_WRITTEN, is_toml
+from edgeq.hardware.schema import Document
+from edgeq.util.display import Displayed
+from edgeq.util.records import NOT_WRITTEN, is_toml
 
 AUTO = "auto"
 THIS_MACHINE = "this-machine"

@@ -11,21 +11,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edgeq.display import Displayed
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.comparison import Comparison
-from edgeq.measure.inference import Outputs, Session, inferences
+from edgeq.measure.comparison import Comparison, rows
+from edgeq.measure.latency import Outputs, Session, inferences
 from edgeq.measure.loaded_model import open_model
-from edgeq.measure.rows import rows
 from edgeq.measure.task import Task, as_task
-from edgeq.model.path import path_of
-from edgeq.progress import SILENT, Progress
-from edgeq.records import Count, Finite
-from edgeq.session import SessionSettings, open_session
+from edgeq.model.load import path_of
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.records import Count, Finite
 
 if TYPE_CHECKING:
-    from edgeq.data.given import Data
+    from edgeq.data.open_source import Data
     from edgeq.data.samples import Sample, Samples
 
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.graph.quant_params import dynamic_params
 from edgeq.measure.agreement import OutputAgreement
 from edgeq.measure.comparison import OutputComparison
-from edgeq.measure.match_activations import ActivationMatch
-from edgeq.records import NOT_WRITTEN, plain, written
-from edgeq.records import computed as written_too  # `computed` is a field here
+from edgeq.measure.match_layers import ActivationMatch
+from edgeq.model.quant_params import dynamic_params
+from edgeq.util.records import NOT_WRITTEN, plain, written
+from edgeq.util.records import computed as written_too  # `computed` is a field here
 
 Kind = Literal["static", "dynamic", "float"]
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from edgeq_device.bench_models import Shapes
 from edgeq_device.bench_settings import BenchSettings
-from edgeq_device.scenarios import Feed
+from edgeq_device.latency import Distribution, Runner, WarmUp, measure_interleaved
+from edgeq_device.scenarios import Feed, query_runner
+from numpy.typing import NDArray
 
-from edgeq.data.given import Data
-from edgeq.device import device_errors
-from edgeq.display import Displayed
-from edgeq.engines import EngineChoice, as_engines
+from edgeq.data.open_source import Data
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.measure.loaded_model import check_models, is_bundle, refuse_ignored, variant_preprocessing
-from edgeq.model.load import model_signature, own_signature
-from edgeq.model.path import path_of
-from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings
+from edgeq.model.load import model_signature, own_signature, path_of
+from edgeq.run.engines import EngineChoice, as_engines
+from edgeq.run.session import SessionSettings
+from edgeq.run.workers import Engines
 from edgeq.signature import Signature
-from edgeq.workers.engine import Engines
+from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.resources import device_errors
 
 SAMPLES = 32
 """Samples taken from the data where no number is given: the same few over and over, as MLPerf does."""
@@ -160,7 +161,7 @@ def _bench_bundle(
     place: BenchPlace | None,
     progress: Progress,
 ) -> Measurement:
-    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
+    from edgeq_device.bench_models import bundle_feeds, bundle_models, bundle_variants
     from edgeq_device.package import MAIN, open_bundle
     from edgeq_device.sessions import read_device
 
@@ -216,3 +217,75 @@ def _samples(data: BenchData, signature: Signature, model: Path, progress: Progr
         progress=progress,
     )
     return [sample.inputs for sample in samples]
+
+
+Collected = tuple[list[NDArray[Any]], ...]
+
+
+class PairedMeter:
+    """Rows of samples: what a model makes of each, beside its label. See `edgeq.measure.task.Meter`."""
+
+    def __init__(self) -> None:
+        self._found: list[NDArray[Any]] = []
+        self._wanted: list[NDArray[Any]] = []
+
+    def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
+        """Add the rows of one sample, [N] each."""
+        self._found.append(found)
+        self._wanted.append(wanted)
+
+    def collected(self) -> Collected:
+        """What was found and what is right, an array a sample each."""
+        return self._found, self._wanted
+
+    def take(self, collected: Collected) -> None:
+        """Add the samples of another meter."""
+        self._found += collected[0]
+        self._wanted += collected[1]
+
+    def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What was found and what is right, [N] each, over all samples."""
+        return np.concatenate(self._found), np.concatenate(self._wanted)
+
+    def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """`rows` of each of the halves [H, samples]."""
+        found, wanted = self.rows()
+        for chosen in np.repeat(halves, [len(one) for one in self._wanted], axis=1):
+            yield found[chosen], wanted[chosen]
+
+
+_TIMED_SECONDS = 0.5
+# In several sessions, which differ more than the runs of one: a claim rests on a pair of sessions each.
+_TIMED_SECONDS_IN_SEVERAL = 0.25
+# On a busy machine for longer, until enough runs were not disturbed.
+_PATIENCE_SECONDS = 8.0
+# A model of seconds is timed this often, not for minutes: the fewest pairs that a 95 % interval of their median needs.
+_TIMED_RUNS = 6
+_WARM_UP = WarmUp(window=3, min_s=0.1, max_s=2.0)
+
+
+def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Runner]]:
+    """What `race` takes, of models in some sessions each.
+
+    Args:
+        feeds: what one query runs, all of them.
+    """
+    return {name: [query_runner(s, feeds, samples_per_query=len(feeds)) for s in own] for name, own in sessions.items()}
+
+
+def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> Mapping[str, Distribution]:
+    """Latencies of models, measured in turns.
+
+    Args:
+        models: name → a runner for each of its sessions.
+        on_round: called between rounds.
+    """
+    several = all(len(own) > 1 for own in models.values())
+    return measure_interleaved(
+        models,
+        min_duration_s=_TIMED_SECONDS_IN_SEVERAL if several else _TIMED_SECONDS,
+        min_runs=_TIMED_RUNS,
+        patience_s=_PATIENCE_SECONDS,
+        warmup=_WARM_UP,
+        on_progress=lambda share: on_round(),
+    )

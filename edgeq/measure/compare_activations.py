@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError
-from edgeq.graph.index import GraphIndex
 from edgeq.measure.activation_observer import ActivationComparison, ActivationObserver, as_read
-from edgeq.measure.inference import infer
+from edgeq.measure.latency import infer
 from edgeq.measure.layer_runs import MEMORY, LayerPair, LayerRuns, floats_only, layer_reads, partition_layers
-from edgeq.measure.match_activations import ActivationMatch
-from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings
+from edgeq.measure.match_layers import ActivationMatch
+from edgeq.model.graph import GraphIndex
+from edgeq.run.session import SessionSettings
+from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample, Samples

@@ -1,14 +1,14 @@
 """Compare one model's outputs with another's: running sums, of which `edgeq.measure.agreement` has the figures.
 
-Sums are kept, never the outputs, so memory does not grow with the samples.
-"""
+Sums are kept, never the outputs, so memory does not grow with the samples."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,52 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
-from edgeq.measure.class_scores import ClassScores
-from edgeq.measure.inference import Outputs, Session, inferences
-from edgeq.measure.rows import rows
+from edgeq.errors import DataError
+from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, SliceAgreement
+from edgeq.measure.latency import Outputs, Session, inferences
 from edgeq.measure.slices import SliceFigures, SliceSums
-from edgeq.progress import SILENT, Progress
+from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Samples
+    from edgeq.data.samples import Sample, Samples
     from edgeq.measure.task import Task
+
+
+def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
+    """The real rows of a gathered batch, each as a sample with a batch of 1; any other sample as it is.
+
+    Args:
+        sample: gathered if its context has "rows": the contexts of the real rows, which come first.
+        outputs: of each session.
+
+    Raises:
+        DataError: an output's first axis does not count the rows.
+    """
+    contexts = sample.context.get("rows")
+    if contexts is None:
+        yield sample, outputs
+        return
+    size = len(next(iter(sample.inputs.values())))
+    for made in outputs.values():
+        for name, array in made.items():
+            if array.ndim == 0 or len(array) != size:
+                raise DataError(
+                    f"{sample.name}: a batch of {size}, but output {name!r} has shape {list(array.shape)}",
+                    "Export the model with a free batch or a batch of 1",
+                )
+    for row, context in enumerate(contexts):
+        one = slice(row, row + 1)
+        yield (
+            dataclasses.replace(
+                sample,
+                name=f"{sample.name}, row {row}",
+                inputs={name: array[one] if array.ndim else array for name, array in sample.inputs.items()},
+                label=sample.label[row] if sample.label is not None else None,
+                context=context,
+            ),
+            {session: {name: array[one] for name, array in made.items()} for session, made in outputs.items()},
+        )
+
 
 _UNIT = 2**1074
 """1 over the smallest float64: every other is a multiple of it."""

@@ -17,15 +17,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.engines import EngineChoice
-from edgeq.graph.edit import Editor
-from edgeq.graph.query import is_constant, is_op, name_of
 from edgeq.measure.comparison import decibels
-from edgeq.measure.inference import infer
+from edgeq.measure.latency import infer
+from edgeq.model.edit import Editor
+from edgeq.model.graph import is_constant, is_op, name_of
 from edgeq.model.load import save_model
-from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings
-from edgeq.workers.engine import Engines
+from edgeq.run.engines import EngineChoice
+from edgeq.run.session import SessionSettings
+from edgeq.run.workers import Engines
+from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample, Samples

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from edgeq.hardware.target import AUTO, as_targets, resolve
 from edgeq.model.inspect import ModelReport, inspect_model
-from edgeq.model.path import path_of
-from edgeq.progress import SILENT, Progress
+from edgeq.model.load import path_of
+from edgeq.util.display import SILENT, Progress
 
 
 def inspect(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.inference import Outputs
+from edgeq.measure.latency import Outputs
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample

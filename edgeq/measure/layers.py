@@ -7,34 +7,33 @@ The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized form
     collect_activations   those tensors, one sample at a time
     match_activations     which tensor stands for which activation (`compare_activations`: how well)
 
-`compare_layers` is all of it; `output_effects` measures what the error of one layer alone does to the outputs.
-"""
+`compare_layers` is all of it; `output_effects` measures what the error of one layer alone does to the outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from edgeq.graph.edit import with_outputs
-from edgeq.graph.index import GraphIndex
+from edgeq.data.samples import Samples
 from edgeq.measure.activation_observer import ActivationComparison
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.compare_activations import compare_activations
 from edgeq.measure.effects import output_effects
-from edgeq.measure.instrument import collect_activations, cut_layers, only_outputs
-from edgeq.measure.layer_runs import MEMORY
-from edgeq.measure.match_activations import ActivationMatch, match_activations
-from edgeq.measure.match_weights import (
+from edgeq.measure.error_sources import ErrorSource, candidates, find_error_sources
+from edgeq.measure.layer_runs import MEMORY, collect_activations, cut_layers, only_outputs
+from edgeq.measure.match_layers import (
+    ActivationMatch,
     WeightComparison,
     WeightMatch,
     compare_weights,
+    match_activations,
     match_weights,
     weight_values,
 )
-from edgeq.progress import SILENT, Progress
-from edgeq.session import SessionSettings
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Samples
+from edgeq.model.edit import with_outputs
+from edgeq.model.graph import GraphIndex
+from edgeq.run.session import SessionSettings
+from edgeq.util.display import SILENT, Progress
 
 __all__ = [
     "ActivationComparison",
@@ -97,3 +96,41 @@ def compare_layers(
         progress=progress,
     )
     return LayerComparison(weights, activations, len(samples))
+
+
+# For each error source that may be named, so many tensors are tried,
+_CANDIDATES = 4
+# each on so many samples: an effect on the outputs shows at once, or is none.
+_FOLLOWED = 4
+
+
+def attribute_error(
+    reference: GraphIndex,
+    quantized: GraphIndex,
+    comparison: LayerComparison,
+    outputs: Agreement,
+    samples: Samples,
+    *,
+    most: int = 10,
+    settings: SessionSettings | None = None,
+    memory: int = MEMORY,
+    progress: Progress = SILENT,
+) -> tuple[Mapping[str, Agreement], tuple[ErrorSource, ...]]:
+    """The effect of each likely layer alone on the outputs, and at most `most` error sources, worst first.
+
+    Args:
+        comparison: of the two graphs.
+        outputs: agreement of the quantized model's outputs as a whole, on the graph as written.
+    """
+    effects = output_effects(
+        reference,
+        quantized,
+        match_activations(reference, quantized),
+        candidates(comparison.activations, reference.outputs, _CANDIDATES * most),
+        samples,
+        count=_FOLLOWED,
+        settings=settings,
+        memory=memory,
+        progress=progress,
+    )
+    return effects, find_error_sources(comparison.activations, comparison.weights, effects, outputs, most)

@@ -13,13 +13,13 @@ from edgeq_device.engines import FLOAT, plugin_of
 from edgeq_device.select import precision_of
 from edgeq_device.variants import EXTERNAL_FOLDER
 
-from edgeq.device import device_errors
 from edgeq.errors import UsageError
-from edgeq.measure.inference import Session
-from edgeq.model.identify import is_named_bundle
-from edgeq.session import SessionSettings, with_carried
+from edgeq.measure.latency import Session
+from edgeq.model.clean import is_named_bundle
+from edgeq.run.session import SessionSettings, with_carried
+from edgeq.run.workers import Engines
 from edgeq.signature import Signature
-from edgeq.workers.engine import Engines
+from edgeq.util.resources import device_errors
 
 if TYPE_CHECKING:
     import onnx_ir as ir

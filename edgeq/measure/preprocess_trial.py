@@ -22,10 +22,10 @@ from edgeq.data.samples import open_samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
-from edgeq.measure.inference import Outputs, infer
+from edgeq.measure.latency import Outputs, infer
 from edgeq.model.load import model_signature
-from edgeq.progress import SILENT, Progress
-from edgeq.session import open_session
+from edgeq.run.session import open_session
+from edgeq.util.display import SILENT, Progress
 
 _PROPOSED_ON = 10
 _IMAGENET = "mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225]"

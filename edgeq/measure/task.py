@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgeq.display import Displayed
 from edgeq.errors import UsageError
-from edgeq.measure.inference import Outputs
-from edgeq.registry import TASKS, Registry
-from edgeq.user_code import load_function, names_function
+from edgeq.measure.latency import Outputs
+from edgeq.util.display import Displayed
+from edgeq.util.registry import TASKS, Registry, load_function, names_function
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample
@@ -24,7 +23,7 @@ class Meter(Protocol):
     """Collects one model's outputs over the samples.
 
     How sure a loss is, is found by computing the primary metric over random halves of the samples, with a meter for
-    each half (`edgeq.measure.resample`). A meter may have one of two more methods, which make that exact or cheap:
+    each half (`edgeq.measure.error_sources`). A meter may have one of two more methods, which make that exact or cheap:
 
         scores() -> NDArray        a score for each row so far, where the primary metric is their mean
         resampled(halves) -> NDArray   the primary metric over each of the halves [H, N] (bool) of the N updates so far;

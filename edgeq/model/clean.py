@@ -1,16 +1,22 @@
-"""Removing what does nothing at inference: Identity, Dropout, a Cast to the same type, a Pad of nothing, what no output
-depends on."""
+"""Clean a graph: what nothing reads is removed, nodes are named, sorted and recognised."""
 
 from __future__ import annotations
 
-import onnx_ir as ir
-from onnx_ir.passes.common import (
-    LiftConstantsToInitializersPass,
-    RemoveInitializersFromInputsPass,
-)
+import heapq
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from edgeq.graph.edit import drop_unused_initializers, replace_node
-from edgeq.graph.query import bodies, constant, node_input
+import onnx
+import onnx_ir as ir
+from edgeq_device.manifest import MANIFEST
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitializersFromInputsPass
+
+from edgeq.errors import ModelError, OutputError
+from edgeq.model.edit import drop_unused_initializers, replace_node
+from edgeq.model.graph import bodies, constant, node_input
+from edgeq.model.operators import operator_of
 
 
 def tidy(model: ir.Model) -> int:
@@ -121,3 +127,267 @@ def _drop_dead(graph: ir.Graph) -> int:
             dead += 1
     drop_unused_initializers(graph)
     return dead
+
+
+_ZIP = b"PK\x03\x04"
+# (offset, first bytes, what it is, what to do)
+_SIGNATURES = (
+    (0, b"version https://git-lfs", "a Git LFS pointer, not the model itself", "Fetch the model with `git lfs pull`"),
+    (0, _ZIP, "a zip archive, such as a PyTorch checkpoint or a cut bundle", "Export the model with torch.onnx.export"),
+    (0, b"\x80\x02", "a Python pickle, such as an old PyTorch checkpoint", "Export the model with torch.onnx.export"),
+    (0, b"\x80\x03", "a Python pickle", "Export the model to ONNX where it was trained"),
+    (0, b"\x80\x04", "a Python pickle", "Export the model to ONNX where it was trained"),
+    (0, b"\x80\x05", "a Python pickle", "Export the model to ONNX where it was trained"),
+    (0, b"\x89HDF", "an HDF5 file, such as a Keras model", "Convert it with tf2onnx"),
+    (4, b"TFL3", "a TensorFlow Lite model", "Convert it with tf2onnx --tflite"),
+    (4, b"ORTM", "a model in ONNX Runtime's own .ort format", "Give the .onnx file that it was made from"),
+    (0, b"\x1f\x8b", "a gzip archive", "Unpack it first"),
+    (0, b"\x93NUMPY", "a NumPy array", "Pass arrays as data (--data), and give the ONNX model here"),
+    (0, b"\x89PNG", "a PNG image", "Pass images as data (--data), and give the ONNX model here"),
+    (0, b"\xff\xd8\xff", "a JPEG image", "Pass images as data (--data), and give the ONNX model here"),
+)
+_SNIFFED = 4096
+BUNDLE = ".edgeq"
+BUNDLES_GO = "`edgeq verify`, `eval`, `bench` and `compare` take bundles"
+
+
+def check_model_name(output: Path) -> None:
+    """Refuse a place for a model that is named as a bundle: what reads it would take it for one.
+
+    Raises:
+        OutputError: says so.
+    """
+    if is_named_bundle(output):
+        fix = "Name it .onnx; `edgeq package` writes bundles"
+        raise OutputError(f"{output} is named as a bundle, but a model goes there", fix)
+
+
+def check_bundle_name(output: Path) -> None:
+    """Refuse a place for a bundle that is named as a model.
+
+    Raises:
+        OutputError: says so.
+    """
+    if output.suffix.lower() == ".onnx":
+        fix = f"Name a directory, or a file that ends in {BUNDLE}; `edgeq quantize` writes a model alone"
+        raise OutputError(f"{output} is named as a model, but a bundle goes there", fix)
+
+
+def is_named_bundle(path: Path) -> bool:
+    """Whether `path` has the suffix of a bundle in one file, in either case."""
+    return path.suffix.lower() == BUNDLE
+
+
+def is_archived_bundle(path: Path) -> bool:
+    """Whether the file at `path` is a bundle in one file, whatever its name is.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        if stream.read(len(_ZIP)) != _ZIP:
+            return False
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                return MANIFEST in archive.namelist()
+        except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError):
+            return False
+
+
+def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
+    """(what is wrong, what to do) for bytes that do not parse as an ONNX model."""
+    head = content[:_SNIFFED]
+    if is_named_bundle(path):
+        return "it is named as a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
+    for offset, signature, what, fix in _SIGNATURES:
+        if head[offset : offset + len(signature)] == signature:
+            return f"it is {what}", fix
+    if _is_text(head):
+        return "it is a text file", "Give the .onnx file; if this was downloaded, it may be an error page"
+    if path.suffix == ".onnx":
+        return "it is damaged or truncated", "Export or download it again, and compare its size or checksum"
+    return "it is not an ONNX protobuf", "Export the model to ONNX first"
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        text = head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # The sniffed part may end in the middle of a character.
+        if error.start < len(head) - 3 or len(head) < _SNIFFED:
+            return False
+        text = head[: error.start].decode("utf-8")
+    return all(c.isprintable() or c in "\r\n\t\f" for c in text)
+
+
+# What quantizers append to the name of a tensor for its scale, its integers and what Q/DQ pairs give.
+_MADE = re.compile(r"_(?:(?:output_)?quantized|scale|zero_point|QuantizeLinear|DequantizeLinear)")
+
+
+def name_nodes(model: ir.Model) -> int:
+    """Give each unnamed node, and each but the first of those that share a name, a new unique name, in place.
+
+    A new name is the old one (or the operator type) and a number; it depends on the graph alone. Nodes of bodies share
+    the one space of names.
+
+    Returns:
+        How many nodes were named.
+    """
+    changed = 0
+    for node, name in node_names(model).items():
+        if node.name != name:
+            node.name = name
+            changed += 1
+    return changed
+
+
+def node_names(model: ir.Model) -> dict[ir.Node, str]:
+    """Every node, those of bodies after those of the main graph, and the name that `name_nodes` would give it."""
+    nodes = [node for graph in model.graphs() for node in graph]
+    taken = {node.name or "" for node in nodes}
+    seen = {""}
+    names: dict[ir.Node, str] = {}
+    for position, node in enumerate(nodes):
+        name = node.name or ""
+        if name in seen:
+            name = _free(name or node.op_type, position, taken)
+            taken.add(name)
+        seen.add(name)
+        names[node] = name
+    return names
+
+
+def clashing_names(names: Iterable[str]) -> dict[str, str]:
+    """Names that quantizers give, or may give, to what they make for another of these tensors → that one's name."""
+    known = set(names)
+    return {
+        name: name[: match.start()]
+        for name in sorted(known)
+        for match in _MADE.finditer(name)
+        if "/" not in name[match.end() :] and name[: match.start()] in known
+    }
+
+
+def separate_names(model: ir.Model) -> tuple[str, ...]:
+    """Rename inner tensors, in place, until none has a name that a quantizer would give to what it makes for another.
+    Inputs and outputs of the model keep theirs: of a pair with one of them the other is renamed.
+
+    Returns:
+        The names that are gone.
+    """
+    kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    inner: dict[str, list[ir.Value]] = {}
+    for graph in model.graphs():
+        made = (output for node in graph for output in node.outputs)
+        for value in dict.fromkeys((*graph.inputs, *graph.initializers.values(), *made)):
+            if value.name:
+                inner.setdefault(value.name, []).append(value)
+    taken, gone = set(inner), []
+    for name, other in {**clashing_names(inner), **_names_of_copies(inner)}.items():
+        old = next((one for one in (name, other) if one not in kept), None)
+        if old is None or old in gone:
+            continue
+        new = f"{old}/1"
+        while new in taken:
+            new += "_"
+        taken.add(new)
+        gone.append(old)
+        for value in inner[old]:
+            value.name = new
+    return tuple(gone)
+
+
+def _names_of_copies(named: Mapping[str, Sequence[ir.Value]]) -> dict[str, str]:
+    """Names of what is no initializer that onnxruntime's quantizer may give to the copies of a bias of several layers,
+    its name with a number → that bias's name."""
+    shared = {name for name, values in named.items() if sum(map(_layers_with_bias, values)) > 1}
+    free = (name for name, values in named.items() if not any(value.is_initializer() for value in values))
+    return {
+        name: name[:end]
+        for name in sorted(free)
+        for end in range(len(name.rstrip("0123456789")), len(name))
+        if name[:end] in shared
+    }
+
+
+def _layers_with_bias(value: ir.Value) -> int:
+    if not value.is_initializer():
+        return 0
+    return sum(place == operator_of(node).bias for node, place in value.uses())
+
+
+def _free(stem: str, position: int, taken: set[str]) -> str:
+    name = f"{stem}_{position}"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def is_sorted(graph: onnx.GraphProto) -> bool:
+    """Whether each node comes after the nodes whose outputs it (or a graph inside it) uses."""
+    made_here = {o for node in graph.node for o in node.output if o}
+    known: set[str] = set()
+    for node in graph.node:
+        if any(name in made_here and name not in known for name in _uses(node)):
+            return False
+        known.update(node.output)
+    return True
+
+
+def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
+    """Put the nodes of `graph` in topological order, in place, staying as close to the given order as possible.
+
+    Raises:
+        ModelError: nodes depend on each other in a circle.
+    """
+    if is_sorted(graph):
+        return
+    maker = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
+    waiting = [{maker[n] for n in _uses(node) if n in maker} for node in graph.node]
+    users: dict[int, list[int]] = {}
+    for index, makers in enumerate(waiting):
+        for m in makers:
+            users.setdefault(m, []).append(index)
+    ready = [i for i, makers in enumerate(waiting) if not makers]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for user in users.get(index, ()):
+            waiting[user].discard(index)
+            if not waiting[user]:
+                heapq.heappush(ready, user)
+    if len(order) < len(graph.node):
+        stuck = graph.node[_on_cycle(waiting)]
+        raise ModelError(
+            f"{path}: node {stuck.name or stuck.op_type!r} depends on its own output, directly or through others",
+            "The graph has a cycle and cannot run; export it again",
+        )
+    ordered = onnx.GraphProto()
+    ordered.node.extend(graph.node[i] for i in order)
+    del graph.node[:]
+    graph.node.extend(ordered.node)
+
+
+def _on_cycle(waiting: list[set[int]]) -> int:
+    """A node on a cycle: every node that still waits waits for one that does, so going back must come round."""
+    index = next(i for i, makers in enumerate(waiting) if makers)
+    seen: set[int] = set()
+    while index not in seen:
+        seen.add(index)
+        index = min(waiting[index])
+    return index
+
+
+def _uses(node: onnx.NodeProto) -> set[str]:
+    """Names that a node reads: its inputs, and what graphs inside it take from outside."""
+    names = {n for n in node.input if n}
+    for attribute in node.attribute:
+        for graph in [attribute.g, *attribute.graphs] if attribute.HasField("g") else list(attribute.graphs):
+            inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+            inside |= {o for n in graph.node for o in n.output}
+            for inner in graph.node:
+                names |= _uses(inner) - inside
+            names |= {o.name for o in graph.output} - inside
+    return names

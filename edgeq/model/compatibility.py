@@ -4,20 +4,22 @@ was filled by probing releases (targets/onnxruntime/versions.toml, scripts/probe
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 from edgeq_device.version import parse_version
 
-from edgeq.errors import HardwareError, ModelError
-from edgeq.graph.operators import operator_of
-from edgeq.graph.query import every_node, node_input, opset_of
+from edgeq.errors import HardwareError, ModelError, UsageError, suggest
+from edgeq.model.graph import every_node, node_input, opset_of
+from edgeq.model.operators import operator_of
 from edgeq.model.products import integer_products
-from edgeq.records import read_toml, toml_table
-from edgeq.resources import shipped
+from edgeq.util.records import read_toml, toml_table
+from edgeq.util.resources import shipped
 
 _SHORT: dict[ir.DataType | None, str] = {
     ir.DataType.UINT8: "u8",
@@ -165,3 +167,88 @@ def _tables() -> Mapping[str, _Table]:
     file = shipped("targets") / "onnxruntime" / "versions.toml"
     content = read_toml(file, _Versions, HardwareError, "Correct the file")
     return {name: _Table(content.opset[name], content.ir[name], content.kernels[name]) for name in content.probed}
+
+
+_SIZE = re.compile("0*[1-9][0-9]{0,17}")
+
+
+def free_sizes(model: ir.Model) -> tuple[str, ...]:
+    """What is not fixed in the shapes of the inputs, once each: the name of a size, "INPUT:AXIS" where it has none."""
+    return tuple(dict.fromkeys(name for value in _inputs(model) for name in _free(value)))
+
+
+def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
+    """Numbers by name from texts such as "N=1".
+
+    Raises:
+        UsageError: a text of another form.
+    """
+    found = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if not name or not _SIZE.fullmatch(size):
+            raise UsageError(f"--fix {text!r} is not NAME=SIZE", "Write it as N=1")
+        found[name.strip()] = int(size)
+    return found
+
+
+def fix_sizes(model: ir.Model, sizes: Mapping[str, int], source: Path) -> None:
+    """Put numbers in the place of free sizes, in place; shapes of other tensors follow where they name the same sizes.
+
+    Args:
+        sizes: number by name, as `free_sizes` has it.
+        source: the model's file, for messages.
+
+    Raises:
+        UsageError: a name that no free size has; with the nearest.
+    """
+    known = free_sizes(model)
+    unknown = next((name for name in sizes if name not in known), None)
+    if unknown is not None:
+        fix = suggest(unknown, known) if known else "Leave --fix out: every size is fixed already"
+        raise UsageError(f"{source}: no input has a free size {unknown!r}", fix)
+    for value in _inputs(model):
+        assert value.shape is not None
+        named = [f"{value.name}:{axis}" for axis in range(len(value.shape))]
+        value.shape = ir.Shape([sizes.get(name, size) for name, size in zip(named, value.shape, strict=True)])
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
+            if value.shape is not None:
+                value.shape = ir.Shape([sizes.get(_symbol(size), size) for size in value.shape])
+
+
+def require_fixed_sizes(model: ir.Model, source: Path, where: str) -> None:
+    """Refuse a model whose inputs have free sizes.
+
+    Args:
+        where: what needs fixed ones, for the message.
+
+    Raises:
+        ModelError: names each, and the options that fix them.
+    """
+    free = free_sizes(model)
+    if free:
+        listed = ", ".join(free)
+        batch = {
+            next(_free(value), "") for value in _inputs(model) if value.shape and not isinstance(value.shape[0], int)
+        }
+        options = " ".join(f"--fix {name}={1 if name in batch else 'SIZE'}" for name in free)
+        sized = "" if batch.issuperset(free) else ", the SIZE that your samples have"
+        raise ModelError(
+            f"{source}: {where} needs fixed sizes, and its inputs leave {listed} free", f"Give {options}{sized}"
+        )
+
+
+def _inputs(model: ir.Model) -> Iterator[ir.Value]:
+    return (value for value in model.graph.inputs if not value.is_initializer() and value.shape is not None)
+
+
+def _free(value: ir.Value) -> Iterator[str]:
+    assert value.shape is not None
+    for axis, size in enumerate(value.shape):
+        if not isinstance(size, int):
+            yield _symbol(size) or f"{value.name}:{axis}"
+
+
+def _symbol(size: int | ir.SymbolicDim) -> str:
+    return "" if isinstance(size, int) else str(size.value or "")

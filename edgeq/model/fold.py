@@ -1,4 +1,6 @@
-"""Folding BatchNormalization into the layer before it.
+"""Simplify a graph: fold constants, inline functions, make sparse tensors dense, raise the opset.
+
+Folding BatchNormalization into the layer before it.
 
 At inference BatchNormalization is y = x * factor + shift for each channel, with
 factor = scale / sqrt(var + epsilon) and shift = bias - mean * factor (the definition of the ONNX operator). A layer
@@ -7,12 +9,19 @@ whose result is linear in its weights takes both up: weights times factor, bias 
 
 from __future__ import annotations
 
-import numpy as np
-import onnx_ir as ir
+from collections.abc import Collection
+from pathlib import Path
 
-from edgeq.graph.edit import Editor, replace_node, rewrite_nodes
-from edgeq.graph.query import is_op, node_input, only_reader
-from edgeq.model.constants import Array, float_constant, output_channels, set_parameter
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import numpy_helper
+
+from edgeq.errors import ModelError, one_line
+from edgeq.model.edit import Editor, inner_graphs, replace_node, rewrite_nodes
+from edgeq.model.external import reattach, shaped_skeleton, skeleton
+from edgeq.model.graph import constant, every_node, is_op, name_of, node_input, only_reader, opset_of
+from edgeq.model.tensors import DAMAGED, Array, all_graphs, float_constant, iter_graphs, output_channels, set_parameter
 
 _LISTED = 4
 _NONE_BEFORE = "no Conv, ConvTranspose, Gemm or MatMul comes right before it"
@@ -166,3 +175,181 @@ def _bias(layer: ir.Node, channels: int) -> Array | None:
     if bias is None or bias.size not in (1, channels) or bias.shape[-1:] not in ((), (1,), (channels,)):
         return None
     return np.broadcast_to(bias.ravel(), (channels,))
+
+
+MAX_NODES = 1_000_000
+"""Functions that call functions can stand for exponentially many nodes; a model that would have more is refused."""
+
+
+def check_functions(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse functions that call each other in a circle, or stand for more than `MAX_NODES` nodes.
+
+    Must come before onnx's shape inference and onnxruntime, both of which expand every call.
+    """
+    functions = {(f.domain, f.name): f for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+    # Depth first with a stack of its own: a chain of calls may be longer than Python's.
+    for root in functions:
+        stack = [root]
+        open_calls: set[tuple[str, str]] = set()
+        while stack:
+            key = stack[-1]
+            if key in sizes:
+                stack.pop()
+                continue
+            calls = [c for c in _calls(functions[key].node) if c in functions]
+            pending = [c for c in calls if c not in sizes]
+            if pending and key not in open_calls:
+                open_calls.add(key)
+                stack.extend(pending)
+                continue
+            if pending:
+                raise ModelError(
+                    f"{path}: function {key[1]!r} calls itself, directly or through others", "Export the model again"
+                )
+            sizes[key] = min(len(functions[key].node) + sum(sizes[c] for c in calls), MAX_NODES + 1)
+            stack.pop()
+    nodes = [node for graph in iter_graphs(model.graph) for node in graph.node]
+    total = sum(sizes.get((n.domain, n.op_type), 1) for n in nodes)
+    if total > MAX_NODES:
+        raise ModelError(f"{path}: its functions expand to more than {MAX_NODES} nodes", "Do not trust this model")
+
+
+def inline_functions(model: ir.Model, path: Path) -> None:
+    """Put the functions of a model in place of the nodes that call them, in it.
+
+    Raises:
+        ModelError: a call does not fit its function, as with more inputs than that has.
+    """
+    from onnx_ir.passes.common import InlinePass
+
+    try:
+        InlinePass()(model)
+    except Exception as error:  # ValueError, and the pass's own around others
+        text = one_line(error.__cause__ or error, most=300)
+        raise ModelError(f"{path}: a function cannot be inlined: {text}", "Export the model again") from error
+
+
+def _calls(nodes: Collection[onnx.NodeProto]) -> list[tuple[str, str]]:
+    inside = [node for graph in inner_graphs(nodes) for node in graph.node]
+    return [(node.domain, node.op_type) for node in (*nodes, *inside)]
+
+
+LOWEST = 13
+"""The first opset whose QuantizeLinear and DequantizeLinear have an axis, and so take per-channel scales."""
+RAISED_TO = 17
+"""What an older model is raised to: the opset of most exporters today, known to every runtime edgeq works with."""
+OLDEST = 7
+"""Older models cannot be checked, because ONNX Runtime does not run them; and onnx's converter gets some of them wrong:
+it loses the axis of an Add or Mul that broadcasts the way opset 6 did."""
+_IR_VERSION = 8
+"""The IR version that came with opset 15 to 18; from 4 on, weights need not be listed as inputs."""
+_PLACES = "coordinate_transformation_mode"
+
+
+def raise_opset(
+    model: ir.Model, path: Path, *, lowest: int = LOWEST, to: int = RAISED_TO, ir_version: int = _IR_VERSION
+) -> ir.Model:
+    """`model`, or, where its opset is under `lowest`, its conversion to opset `to` by onnx's version converter.
+
+    Args:
+        path: the model's file, for messages.
+        ir_version: what the conversion has at least.
+
+    Raises:
+        ModelError: older than `OLDEST`, or the converter cannot, or it made something invalid.
+    """
+    opset = opset_of(model)
+    if opset >= lowest:
+        return model
+    fix = f"Export the model again with opset {lowest} or later"
+    if opset < OLDEST:
+        raise ModelError(f"{path} uses opset {opset}, which ONNX Runtime does not run", fix)
+    from onnx import version_converter
+
+    bare = skeleton(model)
+    bare.ir_version = max(bare.ir_version, ir_version)
+    outputs = {o.name: _copied(o) for o in bare.graph.output}
+    try:
+        converted: onnx.ModelProto = version_converter.convert_version(bare, to)
+        # Shapes that the old opset's rules had given may be wrong for what the converter put in.
+        del converted.graph.value_info[:]
+        onnx.checker.check_model(shaped_skeleton(converted))
+        changed = [a.name for a, b in zip(bare.graph.input, converted.graph.input, strict=True) if a != b]
+        if changed:
+            raise ValueError(f"it changes the input {changed[0]!r}")
+    except Exception as error:  # C++ raises ConvertError, ValidationError, RuntimeError, IndexError and others
+        text = " ".join(str(error).split()).rpartition("failed: ")[2]  # without the place in onnx's own source
+        raise ModelError(
+            f"{path} uses opset {opset}, and onnx's converter cannot raise it to {to}: {text[:200]}",
+            fix,
+        ) from error
+    for output in converted.graph.output:
+        output.CopyFrom(outputs[output.name])
+    raised = reattach(converted, model)
+    _write_old_defaults(raised, opset, path)
+    return raised
+
+
+def _write_old_defaults(model: ir.Model, opset: int, path: Path) -> None:
+    """Write out, in place, what an operator did by default in `opset` and does not any more; onnx's converter leaves it
+    to the new default."""
+    for node in every_node(model):
+        if is_op(node, "Resize") and opset < 11:
+            node.attributes[_PLACES] = ir.AttrString(_PLACES, "asymmetric")
+            if node.attributes.get_string("mode", "nearest") == "nearest":
+                node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", _old_rounding(node, path))
+        elif is_op(node, "RoiAlign") and opset < 16:
+            node.attributes.setdefault(_PLACES, ir.AttrString(_PLACES, "output_half_pixel"))
+        elif is_op(node, "Hardmax") and opset < 13:
+            raise ModelError(
+                f"{path} uses opset {opset}, whose Hardmax ({name_of(node.outputs[0])}) no later opset has",
+                f"Export the model again with opset {LOWEST} or later",
+            )
+
+
+def _old_rounding(node: ir.Node, path: Path) -> str:
+    """How ONNX Runtime rounds places in the nearest mode of Resize 10 and of Upsample: up where an axis shrinks."""
+    scales = constant(node_input(node, 2))
+    if scales is None or not (scales < 1).any():
+        return "floor"
+    if (scales > 1).any():
+        raise ModelError(
+            f"{path}: the nearest mode of Resize in opset 10 enlarges one axis and shrinks another at "
+            f"{name_of(node.outputs[0])!r}",
+            f"Export the model again with opset {LOWEST} or later",
+        )
+    return "ceil"
+
+
+def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(value)
+    return copy
+
+
+def make_dense(model: onnx.ModelProto, path: Path) -> None:
+    """Put dense weights in place of the sparse ones of all graphs, in place.
+
+    Args:
+        model: checked, so that their size is bounded and their indices lie inside.
+        path: its file, in whose folder external values are.
+
+    Raises:
+        ModelError: values and indices do not fit.
+    """
+    for graph in all_graphs(model):
+        graph.initializer.extend([_dense(sparse, path) for sparse in graph.sparse_initializer])
+        del graph.sparse_initializer[:]
+
+
+def _dense(sparse: onnx.SparseTensorProto, path: Path) -> onnx.TensorProto:
+    try:
+        values, places = (numpy_helper.to_array(part, str(path.parent)) for part in (sparse.values, sparse.indices))
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        # [values]: places in the flattened tensor; [values, rank]: one row of coordinates each.
+        dense[np.unravel_index(places, dense.shape) if places.ndim == 1 else tuple(places.T)] = values
+        return numpy_helper.from_array(dense, sparse.values.name)
+    except (IndexError, TypeError, ValueError) as error:
+        where = f"{path}: sparse tensor {sparse.values.name!r}"
+        raise ModelError(f"{where} is damaged: {one_line(error)}", DAMAGED) from error

@@ -11,21 +11,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.display import Page
 from edgeq.errors import UsageError
-from edgeq.graph.convert import from_proto
-from edgeq.graph.query import MAIN_DOMAINS, constant_tensor, every_node, opset_of
-from edgeq.model.int8_prediction import NodePrediction, predict_int8
-from edgeq.model.int8_rules import int8_rules, rules_title
+from edgeq.model.clean import node_names
+from edgeq.model.edit import from_proto
+from edgeq.model.fold import LOWEST, RAISED_TO
+from edgeq.model.graph import MAIN_DOMAINS, constant_tensor, every_node, opset_of
+from edgeq.model.int8_prediction import NodePrediction, int8_rules, predict_int8, rules_title
 from edgeq.model.load import data_folder, is_quantized, load_model, model_digest, model_files, signature_of
 from edgeq.model.macs import assumed_shapes, node_macs, sized
-from edgeq.model.names import node_names
-from edgeq.model.opset import LOWEST, RAISED_TO
 from edgeq.model.prepare import prepare_model
-from edgeq.progress import SILENT, Progress
-from edgeq.records import NOT_WRITTEN, computed, written
 from edgeq.scheme import Scheme
 from edgeq.signature import Signature, TensorSpec
+from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.records import NOT_WRITTEN, computed, written
 
 
 @dataclass(frozen=True)

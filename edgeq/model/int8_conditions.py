@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from edgeq.graph.query import clamp_bounds, is_op, name_of, node_input
+from edgeq.model.graph import clamp_bounds, is_op, name_of, node_input
 
 
 @dataclass(frozen=True)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.errors import BundleError
+from edgeq_device.manifest import is_name
 from edgeq_device.onnxfile import read_onnx
-from edgeq_device.sizes import is_name
+from numpy.typing import NDArray
 
-from edgeq.errors import ModelError, OutputError, one_line
-from edgeq.graph.convert import from_proto, to_bytes
-from edgeq.graph.operators import is_quantized_operator
-from edgeq.graph.query import every_node
-from edgeq.model.constant_nodes import settle_constants
-from edgeq.model.functions import check_functions
-from edgeq.model.order import sort_nodes
-from edgeq.model.parse import parse_model
-from edgeq.model.shapes import describe
-from edgeq.model.skeleton import shaped_skeleton
-from edgeq.model.sparse import make_dense
+from edgeq.errors import ModelError, OutputError, UsageError, one_line
+from edgeq.model.clean import sort_nodes
+from edgeq.model.edit import from_proto, to_bytes
+from edgeq.model.external import parse_model, shaped_skeleton, skeleton
+from edgeq.model.fold import check_functions, make_dense
+from edgeq.model.graph import every_node
+from edgeq.model.operators import is_quantized_operator
+from edgeq.model.shapes import describe, inferred_shapes
 from edgeq.model.tensors import (
     DAMAGED,
     check_external,
@@ -36,6 +36,7 @@ from edgeq.model.tensors import (
     iter_nodes,
     iter_sparse_tensors,
     iter_tensors,
+    settle_constants,
     weight_bytes,
     weight_tensors,
 )
@@ -216,7 +217,7 @@ def data_name(output: Path) -> str:
 
 
 def data_beside(output: Path, model: Path) -> tuple[str, ...]:
-    """Names of what a model at `output` made of `model` may come with: see `edgeq.atomic.output_file`.
+    """Names of what a model at `output` made of `model` may come with: see `edgeq.util.outputs.output_file`.
 
     Raises:
         ModelError: as `model_files`.
@@ -240,7 +241,8 @@ def model_digest(path: Path, folder: Path | None = None) -> str:
 def save_model(model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT) -> None:
     """Write a model: one file if its tensors have at most `inline_limit` bytes, else with weights in `data_name`.
 
-    The same model gives the same bytes. Use it inside `edgeq.atomic.output_file`, which moves both files into place.
+    The same model gives the same bytes. Use it inside `edgeq.util.outputs.output_file`, which moves both files into
+    place.
 
     Raises:
         OutputError: the model has external tensors in a folder that is not known.
@@ -357,3 +359,75 @@ def _read_in(tensor: onnx.TensorProto, path: Path) -> None:
     tensor.raw_data = external_span(tensor, path).read()
     tensor.ClearField("data_location")
     tensor.ClearField("external_data")
+
+
+# Type of what is often given instead of a path → how it becomes a file.
+_SAVED_BY = {"ModelProto": "onnx.save(model, PATH)", "Model": "onnx_ir.save(model, PATH)"}
+
+
+def path_of(given: object, what: str = "model") -> Path:
+    """`given` as a path.
+
+    Args:
+        given: a str, a Path or another os.PathLike of text.
+        what: it is of, for the message.
+
+    Raises:
+        UsageError: anything else, such as a model in memory.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        text = os.fspath(given)
+        if isinstance(text, str):
+            return Path(text)
+    kind = type(given).__name__
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        save = "Path(PATH).write_bytes(model)"
+    else:
+        save = _SAVED_BY.get(kind, "")
+    fix = f"Save it first, {save}, and give PATH" if save else "Give a path, as str or Path"
+    raise UsageError(f"the {what} is given as {kind}, and a path (str or Path) is taken", fix)
+
+
+T = TypeVar("T")
+
+_FLOAT_BYTES = 4
+
+
+def tensor_sizes(model: ir.Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Tensor name → bytes when the model runs on `inputs`, four to an element; without those that cannot be
+    inferred."""
+    bare = skeleton(model)
+    del bare.graph.value_info[:]
+    for value in bare.graph.input:
+        if value.name in inputs:
+            dims = value.type.tensor_type.shape.dim
+            del dims[:]
+            for size in inputs[value.name].shape:
+                dims.add().dim_value = size
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    inferred = inferred_shapes(bare, data_prop=True).graph
+    return {
+        value.name: _FLOAT_BYTES * math.prod(d.dim_value for d in value.type.tensor_type.shape.dim)
+        for value in [*inferred.input, *inferred.value_info, *inferred.output]
+        if value.type.tensor_type.HasField("shape")
+        and all(d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
+    }
+
+
+def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]:
+    """Items in parts of neighbours whose sizes add up to at most `budget`; an item larger than that is alone.
+
+    Args:
+        sized: each item with its size, in the unit of `budget`.
+    """
+    partition: list[T] = []
+    used = 0
+    for item, size in sized:
+        if partition and used + size > budget:
+            yield partition
+            partition, used = [], 0
+        partition.append(item)
+        used += size
+    if partition:
+        yield partition

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from edgeq.graph.operators import operator_of
-from edgeq.graph.query import bodies, constant_tensor, node_input
-from edgeq.model.names import node_names
+from edgeq.model.clean import node_names
+from edgeq.model.graph import bodies, constant_tensor, node_input
+from edgeq.model.operators import operator_of
 from edgeq.model.shapes import infer_shapes
 
 Shape = tuple[int, ...]
@@ -27,7 +27,7 @@ def node_macs(model: ir.Model) -> dict[str, int]:
 
     Nodes of Loop and Scan bodies count once: how often they run is not known. Of the branches of an If, the one with
     more work counts and the others are 0. Unnamed nodes have the names that
-    `edgeq.model.names.name_nodes` would give them. Shapes come from the model; where it has none they are inferred.
+    `edgeq.model.clean.name_nodes` would give them. Shapes come from the model; where it has none they are inferred.
     Also counts the quantized and fused forms that ONNX Runtime rewrites layers to.
     """
     described = all(

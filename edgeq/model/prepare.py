@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
-from edgeq.errors import ModelError
-from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import every_node, name_of, opset_of
-from edgeq.model.fixed_sizes import fix_sizes
-from edgeq.model.functions import inline_functions
+from edgeq.errors import ModelError, RuntimeUnavailableError
+from edgeq.model.clean import name_nodes, separate_names
+from edgeq.model.compatibility import fix_sizes
+from edgeq.model.edit import external_folder, from_proto, to_bytes, to_proto
+from edgeq.model.external import skeleton
+from edgeq.model.fold import inline_functions, raise_opset
+from edgeq.model.graph import GraphIndex, every_node, name_of, opset_of
 from edgeq.model.load import (
     INLINE_LIMIT,
     check_valid,
@@ -28,14 +31,72 @@ from edgeq.model.load import (
     save_model,
     signature_of,
 )
-from edgeq.model.names import name_nodes, separate_names
-from edgeq.model.opset import raise_opset
-from edgeq.model.optimize import optimize_basic, settle
 from edgeq.model.shapes import describe, unknown_shapes, write_shapes
-from edgeq.model.skeleton import skeleton
 from edgeq.model.tensors import weight_bytes
-from edgeq.progress import SILENT, Progress
+from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
+from edgeq.util.display import SILENT, Progress
+
+# ConstantSharing renames weights; the next two choose quantized or layout-specific forms, a backend's business; the
+# last (from 1.32) puts the channels in order by a Gather, where edgeq.model.rewrites does it in the weights.
+_DISABLED = ("ConstantSharing", "WeightBiasQuantization", "NchwcTransformer", "SliceConcatToSpaceToDepthFusion")
+
+
+def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool) -> None:
+    """Write ONNX Runtime's basic-level optimisation of `model` to `optimized`.
+
+    Basic level only rewrites to standard operators; fused and hardware-specific ones come with the levels above.
+
+    Args:
+        source: the file that the user gave, for messages.
+        external: write weights to external data beside `optimized`, as models near 2 GB need.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+        RuntimeUnavailableError: onnxruntime is not installed.
+        OSError: there is no space for `optimized`.
+    """
+    version = onnxruntime().__version__
+    config = {"optimization.disable_specified_optimizers": ";".join(_DISABLED)}
+    if external:
+        config["session.optimized_model_external_initializers_file_name"] = f"{optimized.name}.data"
+        config["session.optimized_model_external_initializers_min_size_in_bytes"] = "1024"
+    try:
+        open_session(model, SessionSettings(config=config, optimization="basic", save_optimized_to=optimized))
+    except RuntimeUnavailableError as error:
+        text = " ".join(str(error.__cause__ or error).split()).replace(str(model), source.name)
+        raise ModelError(
+            f"{source}: onnxruntime {version} refuses it: {text[:300]}",
+            "Run it in onnxruntime where it was exported; if an operator is unknown, use a newer onnxruntime",
+        ) from error
+
+
+def settle(model: ir.Model, before: ir.Model) -> None:
+    """Put what ONNX Runtime wrote in order, in place: the producer and metadata of the model `before`, only operator
+    sets in use, and weights in the order in which nodes use them, where it writes that of a hash table."""
+    _identify_as(model, before)
+    _order_initializers(model)
+
+
+def _identify_as(model: ir.Model, before: ir.Model) -> None:
+    model.producer_name, model.producer_version = before.producer_name, before.producer_version
+    model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
+    model.metadata_props.clear()
+    model.metadata_props.update(before.metadata_props)
+    used = {node.domain for graph in model.graphs() for node in graph} | {""}
+    for domain in [d for d in model.opset_imports if d not in used]:
+        del model.opset_imports[domain]
+
+
+def _order_initializers(model: ir.Model) -> None:
+    for graph in model.graphs():
+        used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
+        rank = {name: position for position, name in reversed(list(enumerate(used)))}
+        values = sorted(graph.initializers.values(), key=lambda v: (rank.get(v.name, len(used)), v.name or ""))
+        graph.initializers.clear()
+        for value in values:
+            graph.register_initializer(value)
+
 
 PREPARED_NAME = "prepared.onnx"
 _RUNTIME_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
@@ -89,12 +150,12 @@ def prepare_model(
     one operator; means over images as GlobalAveragePool; ONNX Runtime's basic optimisation; Gemm in a form that can be
     quantized; strided slices joined; shapes inferred; checked again.
     Results are those of the source to float32's accuracy. Names of tensors and nodes that survive are kept, but for
-    inner tensors with a name that a quantizer gives to what it makes for another (`edgeq.model.names`).
+    inner tensors with a name that a quantizer gives to what it makes for another (`edgeq.model.clean`).
 
     Args:
         loaded: `source` as `read_model` gave it, where it has been read before; it is not changed.
         simplify: False keeps every node that some output depends on: nothing is removed, folded or optimised.
-        fix: numbers for free sizes of the inputs, by name; see `edgeq.model.fixed_sizes`.
+        fix: numbers for free sizes of the inputs, by name; see `edgeq.model.compatibility`.
         inline_limit: bytes of weights above which the prepared model keeps them in external data.
 
     Raises:
@@ -196,13 +257,10 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
 
 def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
     """edgeq's own passes, in place."""
-    from edgeq.model.affine import fold_affine
     from edgeq.model.clean import forget_origin, remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
-    from edgeq.model.global_pool import write_global_pools
-    from edgeq.model.hard_sigmoid import write_hard_sigmoids
-    from edgeq.model.parallel import merge_branches
-    from edgeq.model.widen import widen_half
+    from edgeq.model.products import merge_branches
+    from edgeq.model.rewrites import fold_affine, widen_half, write_global_pools, write_hard_sigmoids
 
     forget_origin(model)
     if dead := tidy(model):
@@ -239,8 +297,7 @@ def _finished(model: ir.Model, before: ir.Model, source: Path, notes: list[str],
     """What ONNX Runtime wrote, in edgeq's form, in place: in order, only operator sets in use, shapes everywhere."""
     from edgeq.model.clean import remove_no_ops, tidy
     from edgeq.model.fold import fold_batch_norms
-    from edgeq.model.gemm import plain_gemms
-    from edgeq.model.space_to_depth import join_slices
+    from edgeq.model.rewrites import join_slices, plain_gemms
 
     tidy(model)
     if simplify:
@@ -295,3 +352,46 @@ def _listing(names: Sequence[str]) -> str:
 
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+_HANDED_OVER = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8}
+)
+_LEAST = 1 << 12
+"""Bytes of a weight. Smaller ones, and integers that may be a shape or axes, stay in the graph, where shape inference
+and constant folding read them."""
+_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def open_in_memory(model: ir.Model, settings: SessionSettings | None = None) -> Any:
+    """Open an `onnxruntime.InferenceSession` for a model in memory; external data is found where it is.
+
+    Args:
+        model: it is not changed.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
+    """
+    settings = settings or SessionSettings()
+    folder = external_folder(model)
+    if folder is not None:
+        settings = replace(settings, config={**settings.config, _FOLDER: str(folder)})
+    weights = {name_of(value): np.ascontiguousarray(tensor.numpy()) for value, tensor in _large(model)}
+    if weights:
+        model = model.clone()
+        for value, tensor in _large(model):
+            shape = ir.Shape(weights[name_of(value)].shape)
+            value.const_value = ir.ExternalTensor(
+                "weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name_of(value)
+            )
+    return open_session(to_bytes(model), settings, weights=weights)
+
+
+def _large(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """The initializers of the main graph that are handed over."""
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor):
+            continue
+        if tensor.dtype in _HANDED_OVER and tensor.nbytes >= _LEAST:
+            yield value, tensor

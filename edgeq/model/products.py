@@ -1,15 +1,239 @@
-"""Kinds of integer products in a quantized model, by which releases with wrong kernels are recognised
-(targets/onnxruntime/known_wrong.toml)."""
+"""Find products of constant matrices, masks, and products of one tensor that can become one.
+
+Convolutions of one tensor whose results are added, written as one convolution.
+
+Networks are trained with several branches in the place of a convolution (RepVGG, MobileOne, ACNet) and deployed with
+one: convolution is linear in its weights, so that the sum of two of the same input is the convolution with the sum of
+their weights, the smaller kernel padded with zeros. A BatchNormalization of that input is a convolution of 1 x 1. What
+is not merged costs each branch's products, and a sum that rounds to 8 bits.
+
+Masks of attention: what stands in front of a Softmax with numbers far below any score. A range that reaches that far
+leaves the scores a single integer.
+
+They are found by the graph alone, because calibration samples may be without a masked place. What statistics show
+elsewhere is `edgeq.calibrate.hazards`'.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.graph.operators import operator_of
-from edgeq.graph.query import constant, every_node, node_input
+from edgeq.model.edit import Editor, replace_value, rewrite_nodes
+from edgeq.model.fold import norm_factors
+from edgeq.model.graph import (
+    MAIN_DOMAINS,
+    constant,
+    constant_tensor,
+    constant_values,
+    every_node,
+    geometry,
+    is_op,
+    name_of,
+    node_input,
+    only_reader,
+)
+from edgeq.model.operators import operator_of
+from edgeq.model.tensors import Array, float_constant, set_parameter
+
+_LINEAR = ("Conv", "BatchNormalization")
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A linear map of a tensor, as a convolution.
+
+    Attributes:
+        weight: float64[C_out, C_in / group, kernel...]; of a BatchNormalization float64[channels], its factors.
+        bias: float64[C_out].
+        start: of each axis, where the first tap stands, seen from the window's origin: minus the padding before it.
+        excess: of each axis, the padding on both sides less what the kernel takes away. Branches of equal strides and
+            excess have results of one size, whatever the input's.
+    """
+
+    node: ir.Node
+    weight: Array
+    bias: Array
+    group: int = 1
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    excess: tuple[int, ...] = ()
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Taps along each axis; of a BatchNormalization none are known."""
+        return self.weight.shape[2:]
+
+
+def merge_branches(model: ir.Model) -> int:
+    """Write every Add or Sub of two convolutions, or of one and a BatchNormalization, that have constant weights, read
+    the same tensor and are read by it alone, as one Conv, in place. Only where the one kernel holds every tap of the
+    other, so that nothing is multiplied that was not before. The Conv with the larger kernel keeps its name; its result
+    takes the name of the sum's. Computed in float64, stored in the weights' own type.
+
+    Returns:
+        How many sums were merged.
+    """
+    return rewrite_nodes(model, _merge, "Add", "Sub")  # a sum that is merged may be a branch of the next one
+
+
+def _merge(total: ir.Node, editor: Editor) -> bool:
+    made = [value.producer() if value is not None else None for value in total.inputs]
+    nodes = [node for node in made if node is not None and is_op(node, *_LINEAR) and node.graph is total.graph]
+    if len(nodes) < 2 or nodes[0].inputs[0] is not nodes[1].inputs[0]:
+        return False
+    if any(only_reader(node.outputs[0]) is not total for node in nodes):
+        return False
+    first, second = (_branch(node) for node in nodes)
+    if first is None or second is None:
+        return False
+    if total.op_type == "Sub":
+        second = replace(second, weight=-second.weight, bias=-second.bias)
+    larger, smaller = sorted((first, second), key=lambda branch: (branch.weight.ndim, branch.weight.size), reverse=True)
+    added = _placed(smaller, larger)
+    if added is None:
+        return False
+    weight, bias = larger.weight + added, larger.bias + smaller.bias
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        return False
+    layer = larger.node
+    set_parameter(editor, layer, 1, weight)
+    set_parameter(editor, layer, 2, bias)
+    replace_value(total.outputs[0], layer.outputs[0], keep_name=True)
+    editor.graph.remove([total, smaller.node], safe=True)
+    return True
+
+
+def _branch(node: ir.Node) -> _Branch | None:
+    """What a node computes; None where it is not known to be linear with constant weights."""
+    if node.op_type == "BatchNormalization":
+        factors = norm_factors(node)
+        return None if isinstance(factors, str) else _Branch(node, *factors)
+    weight, given = float_constant(node.inputs[1]), node_input(node, 2)
+    if weight is None or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    bias = np.zeros(len(weight)) if given is None else float_constant(given)
+    if bias is None:
+        return None
+    known = geometry(node, (), weight.shape[2:])
+    reach = [(taps - 1) * step for taps, step in zip(known.kernel, known.dilations, strict=True)]
+    return _Branch(
+        node,
+        weight,
+        bias,
+        known.group,
+        known.strides,
+        known.dilations,
+        tuple(-before for before, _ in known.pads),
+        tuple(sum(pads) - r for pads, r in zip(known.pads, reach, strict=True)),
+    )
+
+
+def _placed(branch: _Branch, into: _Branch) -> Array | None:
+    """The weights of a branch in the kernel of another one; None where they have no place in it."""
+    if into.weight.ndim < 3:
+        return None
+    placed = np.zeros_like(into.weight)
+    channels, inputs = into.weight.shape[:2]
+    if branch.weight.ndim == 1:
+        if inputs * into.group != channels or len(branch.weight) != channels:
+            return None
+        one = (1,) * len(into.kernel)
+        diagonal = np.zeros((channels, inputs, *one))
+        # Of each group as many inputs as outputs.
+        diagonal[np.arange(channels), np.arange(channels) % inputs] = branch.weight.reshape(-1, *one)
+        zero = (0,) * len(one)
+        branch = _Branch(branch.node, diagonal, branch.bias, into.group, one, one, zero, zero)
+    alike = branch.group == into.group and branch.strides == into.strides and branch.excess == into.excess
+    if not alike or branch.weight.shape[:2] != into.weight.shape[:2]:
+        return None
+    places: list[slice] = []
+    for axis, taps in enumerate(branch.kernel):
+        step, distance = into.dilations[axis], branch.start[axis] - into.start[axis]
+        first, last = distance // step, distance // step + taps - 1
+        if distance % step or first < 0 or last >= into.kernel[axis]:
+            return None
+        if taps > 1 and branch.dilations[axis] != step:
+            return None
+        places.append(slice(first, last + 1))
+    placed[(slice(None), slice(None), *places)] = branch.weight
+    return placed
+
+
+REASON = "a mask before Softmax: with its large numbers in the range, 8 bits would not tell the scores apart"
+# exp of a difference of 104 is 0 in float32; nothing that a Softmax tells apart is as far off as this.
+_FAR = 1e3
+# Elements: a mask of 2048 positions. What is larger is a table of embeddings, and takes long to read.
+_LARGEST = 2**22
+_PASSING = frozenset(
+    {
+        "Add", "Cast", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Mul", "Reshape", "Slice", "Split",
+        "Squeeze", "Sub", "Transpose", "Trilu", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+_MOVING = frozenset(
+    {"Cast", "Expand", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)  # what a mask that is an input goes through on its way to the scores
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+def find_masks(model: ir.Model) -> frozenset[str]:
+    """Return the names of the nodes of the main graph that make or read a mask.
+
+    Constants of 1000 and more, and inputs that are only added to what the model computes, are followed through
+    additions, choices and data movement to the Softmax that they mask."""
+    reach = {name_of(value): _FAR for value in model.graph.inputs if value.dtype in _FLOATS and _is_added(value)}
+    for node in model.graph:
+        if node.op_type in _PASSING and node.domain in MAIN_DOMAINS:
+            far = max((_reach(value, reach) for value in node.inputs if value is not None), default=0.0)
+            reach.update((name_of(output), far) for output in node.outputs if far >= _FAR)
+    nodes: set[str] = set()
+    seen: set[str] = set()
+    pending = [node.inputs[0] for node in model.graph if is_op(node, "Softmax", "LogSoftmax")]
+    while pending:
+        value = pending.pop()
+        name = name_of(value)
+        if value is None or name not in reach or name in seen:
+            continue
+        seen.add(name)
+        maker = value.producer()
+        if maker is None:  # an input
+            continue
+        nodes.update(node.name or "" for node in (maker, *(use.node for use in value.uses())))
+        pending.extend(maker.inputs)
+    return frozenset(nodes)
+
+
+def _is_added(value: ir.Value) -> bool:
+    """Whether all that reads an input, behind data movement, adds it to what other nodes compute.
+
+    The graph does not hold its numbers. They are those of a mask in what exporters write; activations are read by
+    layers, too.
+    """
+    uses = value.uses()
+    return bool(uses) and all(_adds(use.node, value) for use in uses)
+
+
+def _adds(node: ir.Node, value: ir.Value) -> bool:
+    if is_op(node, "Add"):
+        other = node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+        return other is not None and other.producer() is not None and constant_tensor(other) is None
+    return is_op(node, *_MOVING) and node.inputs[0] is value and _is_added(node.outputs[0])
+
+
+def _reach(value: ir.Value, reach: dict[str, float]) -> float:
+    tensor = constant_tensor(value)
+    if tensor is None:
+        return reach.get(name_of(value), 0.0)
+    if tensor.dtype not in _FLOATS or not 0 < tensor.size <= _LARGEST:
+        return 0.0
+    values = constant_values(value)
+    return float(max(values.max(), -values.min()))
+
 
 _SHORT = {ir.DataType.UINT8: "u8", ir.DataType.INT8: "s8"}
 LEAST = " with -128"

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import HardwareError
-from edgeq.records import read_toml
-from edgeq.resources import shipped
+from edgeq.util.records import read_toml
+from edgeq.util.resources import shipped
 
 PAIR_LIMIT = (2**15 - 1) // 255
 _MOST_AT_ONCE = 256

@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+from edgeq_device.arrays import ELEMENT_BITS
 from edgeq_device.budget import largest_sample
-from edgeq_device.dtypes import ELEMENT_BITS
 
 from edgeq.errors import ModelError
-from edgeq.graph.convert import inner_graphs
-from edgeq.graph.query import every_node
+from edgeq.model.edit import Editor, inner_graphs
+from edgeq.model.graph import constant_tensor, every_node, node_input
 
 DAMAGED = "The file is damaged or was tampered with; export or download it again"
 
@@ -241,3 +242,61 @@ def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     yield from iter_graphs(model.graph)
     for function in model.functions:
         yield from inner_graphs(function.node)
+
+
+_STRINGS = {"value_string": 0, "value_strings": 1}
+"""Attribute → axes of the tensor that it stands for."""
+
+
+def settle_constants(model: onnx.ModelProto, path: Path) -> None:
+    """Leave each Constant node its first attribute, in place, and make tensors of texts, which onnx_ir reads as ASCII.
+
+    Args:
+        path: the model file, for the message.
+
+    Raises:
+        ModelError: one has no value.
+    """
+    for node in iter_nodes(model):
+        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+            continue
+        if not node.attribute:
+            name = node.name or next(iter(node.output), "")
+            raise ModelError(f"{path}: Constant {name!r} has no value", "Export the model again")
+        del node.attribute[1:]
+        (value,) = node.attribute
+        if value.name in _STRINGS and not value.ref_attr_name:
+            texts = [*value.strings] if _STRINGS[value.name] else [value.s]
+            tensor = onnx.TensorProto(data_type=onnx.TensorProto.STRING, string_data=texts)
+            tensor.dims.extend([len(texts)] * _STRINGS[value.name])
+            value.CopyFrom(onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=tensor))
+
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def float_constant(value: ir.Value | None) -> Array | None:
+    """The values of a constant of floats, as float64; None for what is computed, and for other types."""
+    tensor = constant_tensor(value)
+    if tensor is None or not tensor.dtype.is_floating_point():
+        return None
+    with np.errstate(invalid="ignore"):  # a weight may be a signalling NaN
+        return np.asarray(tensor.numpy()).astype(np.float64)
+
+
+def output_channels(layer: ir.Node, weight: tuple[int, ...]) -> int:
+    """How many channels a Conv, ConvTranspose, Gemm or MatMul with a weight of that shape gives."""
+    if layer.op_type == "ConvTranspose":
+        return weight[1] * int(layer.attributes.get_int("group", 1))
+    outputs_first = layer.op_type == "Conv" or layer.attributes.get_int("transB", 0) != 0
+    return weight[0 if outputs_first else 1]
+
+
+def set_parameter(editor: Editor, layer: ir.Node, place: int, values: Array) -> None:
+    """Make `values` the weights (`place` 1) or the bias (2) of a layer, in the element type of its weights. What other
+    nodes read too is left to them."""
+    weight, old = layer.inputs[1], node_input(layer, place)
+    assert weight is not None
+    assert weight.dtype is not None
+    name = f"{old.name}.folded" if old is not None else f"{layer.name}.bias"
+    editor.set_input(layer, place, values.astype(weight.dtype.numpy()), name)

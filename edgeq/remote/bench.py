@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edgeq_device.arrays import write_npz
 from edgeq_device.scenarios import Feed
 
-from edgeq.device import device_errors
+from edgeq.errors import BoardError, EdgeqError
 from edgeq.measure.bench import Workload
+from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
 from edgeq.measure.latency import Measurement, measurement
 from edgeq.measure.loaded_model import LoadedModel
-from edgeq.progress import SILENT, Progress
-from edgeq.remote import bounds
+from edgeq.remote import link
 from edgeq.remote.devices import Board
-from edgeq.remote.guest import SENSELESS, senseless, start_board_guest
+from edgeq.remote.guest import SENSELESS, BoardModels, senseless, start_board_guest
 from edgeq.remote.machine import board_record, describe_board
 from edgeq.remote.session import BoardSession, open_board
-from edgeq.session import SessionSettings, with_carried
-from edgeq.workers.guest import open_request
+from edgeq.report.compare import CompareRequest
+from edgeq.report.fleet import FleetRecord, FleetRow, board_table, failures, kind_table, summarised
+from edgeq.report.gate import Gated, GateLimits, gate
+from edgeq.report.timing import BenchReport
+from edgeq.run.session import SessionSettings, with_carried
+from edgeq.run.workers import open_request
+from edgeq.util.display import SILENT, Advance, Progress
+from edgeq.util.records import parse, plain
+from edgeq.util.resources import device_errors
 
 _AMOUNTS = ("_ms", "_s", "_bytes", "count", "queries")
 _LARGEST = 1e15
@@ -66,7 +75,7 @@ class BoardBench:
             request["feeds"] = self._send_samples(work.samples)
         before = describe_board(session)
         runs_s = len(settings.scenarios) * max(settings.min_duration_s, 1.0)
-        limit_s = bounds.BENCH_S + bounds.BENCH_FACTOR * runs_s
+        limit_s = link.BENCH_S + link.BENCH_FACTOR * runs_s
         stage = self._progress.stage(f"measuring on {session.board.name}")
         with start_board_guest(session, request_s=limit_s) as guest, stage:
             report = guest.exchange(request)[0]
@@ -78,7 +87,7 @@ class BoardBench:
             scenarios = found.scenarios.values()
             if not scenarios or {*found.models} != named or any({*one["models"]} != named for one in scenarios):
                 raise ValueError("figures of other models")
-            if not {*found.scenarios} <= {*settings.scenarios} or len(found.text(verbose=True)) > bounds.TABLE:
+            if not {*found.scenarios} <= {*settings.scenarios} or len(found.text(verbose=True)) > link.TABLE:
                 raise ValueError("scenarios or texts that nobody asked for")
         except (*SENSELESS, ValueError) as error:
             raise senseless(session) from error
@@ -121,3 +130,133 @@ def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progres
     """
     with open_board(board) as session:
         return run(place=BoardBench(session, progress), progress=progress)
+
+
+@dataclass(frozen=True)
+class BoardEvaluated:
+    """An evaluation, and what the board is and was doing (plain values)."""
+
+    result: EvalResult
+    board: Mapping[str, Any]
+
+    def __record__(self) -> dict[str, Any]:
+        return {**plain(self.result), "board": self.board}
+
+
+def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILENT) -> BoardEvaluated:
+    """Accuracy of a model or bundle on a board, or its agreement with a reference here.
+
+    Raises:
+        BoardError: the board cannot be used.
+        EdgeqError: as `run_evaluation`.
+    """
+    with open_board(board) as session:
+        before = describe_board(session)
+        with BoardModels(session, progress) as models:
+            result = run_evaluation(request, opener=models, progress=progress)
+        return BoardEvaluated(result, board_record(session, before, describe_board(session)))
+
+
+OnStatus = Callable[[str, str], None]
+"""Called with a board's name and what it is doing, from several threads."""
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What a benchmark found on a fleet."""
+
+    found: FleetRecord
+
+    def check(self) -> None:
+        """Raise BoardError where no board gave figures."""
+        if all(row.reason for row in self.found.boards):
+            raise BoardError(f"no board could be measured: {self.found.boards[0].reason}")
+
+    def __record__(self) -> FleetRecord:
+        return self.found
+
+    def tables(self) -> Iterator[tuple[Sequence[str], list[Sequence[str]]]]:
+        """For people: heads and rows, first by board, then by kind."""
+        yield board_table(self.found)
+        if self.found.kinds:
+            yield kind_table(self.found)
+
+    def lines(self) -> list[str]:
+        """What the tables do not hold: why boards failed, and what may have disturbed the others."""
+        notes = [f"{board.name}: {note}" for board in self.found.boards for note in board.notes]
+        return [*failures(self.found), *notes]
+
+
+def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_status: OnStatus) -> Fleet:
+    """Run a benchmark on all boards, in parallel; its first scenario is what is compared.
+
+    Args:
+        run: `edgeq.measure.bench.bench`, of what is to be measured.
+    """
+    with ThreadPoolExecutor(min(_AT_ONCE, len(boards))) as pool:
+        rows, scenarios = zip(*pool.map(lambda board: _row(board, run, on_status), boards), strict=True)
+    return Fleet(summarised(rows, next(filter(None, scenarios), "")))
+
+
+def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> tuple[FleetRow, str]:
+    progress = _BoardProgress(board.name, on_status)
+    try:
+        with progress.stage("connecting"), open_board(board) as session:
+            found = run(place=BoardBench(session, progress), progress=progress)
+    except EdgeqError as error:
+        on_status(board.name, f"failed: {error.problem}")
+        return FleetRow(board.name, board.kind, reason=str(error)), ""
+    on_status(board.name, "done")
+    name, scenario = next(iter(parse(plain(found), BenchReport, board.name, BoardError).scenarios.items()))
+    latency = {model: entry.latency for model, entry in scenario.models.items()}
+    cpu = str(found.machine.get("cpu", ""))
+    return FleetRow(board.name, board.kind, "", cpu, latency, scenario.ratios, (*progress.notes, *found.notes)), name
+
+
+class _BoardProgress:
+    """Progress of one board among many: its stage is its status."""
+
+    def __init__(self, name: str, on_status: OnStatus) -> None:
+        self._name = name
+        self._on_status = on_status
+        self.notes: list[str] = []
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """See `Progress.stage`."""
+        del total
+        self._on_status(self._name, title)
+        yield lambda steps: None
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self.notes.append(text)
+
+
+class _BoardPlace(BoardModels):
+    """See `edgeq.report.compare.ComparePlace`."""
+
+    @property
+    def name(self) -> str:
+        """The board's, as `devices.toml` has it."""
+        return self._session.board.name
+
+    def measure(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
+        """Time the models on the board. See `edgeq.report.compare.ComparePlace`."""
+        return BoardBench(self._session, self._progress).loaded(models, sessions, work)
+
+
+def gate_on(
+    board: Board, request: CompareRequest, limits: GateLimits, *, update: bool = False, progress: Progress = SILENT
+) -> Gated:
+    """`edgeq.report.gate.gate` on a board, which is not reached where there is no baseline to measure against.
+
+    Raises:
+        BoardError: the board cannot be used.
+        EdgeqError: as `gate`.
+    """
+    if not request.a.exists():
+        return gate(request, limits, update=update, progress=progress)
+    with open_board(board) as session, _BoardPlace(session, progress) as place:
+        return gate(request, limits, update=update, place=place, progress=progress)

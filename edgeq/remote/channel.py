@@ -18,16 +18,14 @@ from typing import IO, Any
 
 from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
-from edgeq_device.tail import Tail
-from edgeq_device.terminal import printable
+from edgeq_device.relay import Tail, printable
 
 from edgeq.errors import BoardError
-from edgeq.ownership import sha256
-from edgeq.remote import bounds
-from edgeq.remote.bounded import start, stop, within
+from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
-from edgeq.remote.link import LINK_FAILED, Link, hangs, run, too_much
-from edgeq.resources import shipped
+from edgeq.remote.link import LINK_FAILED, Link, hangs, run, start, stop, too_much, within
+from edgeq.util.ownership import sha256
+from edgeq.util.resources import shipped
 
 _CHUNK = 1 << 20
 _ABSENT, _NO_PYTHON = 94, 95

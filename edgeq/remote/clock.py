@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from edgeq_device.arrays import write_npz
-from edgeq_device.distribution import Distribution
+from edgeq_device.latency import Distribution
 from edgeq_device.ranking import RaceRules, Ranking
 from msgspec import Meta
 
-from edgeq.device import device_errors
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.errors import BoardError, UsageError
 from edgeq.hardware.engines import Installed
@@ -24,17 +23,17 @@ from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.checks import Check
 from edgeq.model.load import model_bytes
-from edgeq.progress import SILENT, Progress
-from edgeq.records import Count, Share, parse
-from edgeq.remote import bounds
-from edgeq.remote.bounds import Text
+from edgeq.remote import link
 from edgeq.remote.devices import Board
 from edgeq.remote.guest import SENSELESS, BoardGuest, BoardModels, senseless
-from edgeq.remote.machine import Description, describe_board
-from edgeq.remote.profiles import check_graph, kernel_events
+from edgeq.remote.link import Text
+from edgeq.remote.machine import Description, check_graph, describe_board, kernel_events
 from edgeq.remote.session import BoardSession, open_board
-from edgeq.session import SessionSettings, with_carried
-from edgeq.workers.guest import open_request
+from edgeq.run.session import SessionSettings, with_carried
+from edgeq.run.workers import open_request
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import Count, Share, parse
+from edgeq.util.resources import device_errors
 
 T = TypeVar("T")
 _Model = tuple[Path, SessionSettings]
@@ -50,7 +49,7 @@ class _Ready:
 
 
 class BoardClock:
-    """Boards of one kind that take turns: each rests while another works. See `edgeq.tune.clock.Clock`."""
+    """Boards of one kind that take turns: each rests while another works. See `edgeq.tune.sessions.Clock`."""
 
     def __init__(
         self, boards: Sequence[Board], *, progress: Progress = SILENT, sleep: Callable[[float], None] = time.sleep
@@ -131,9 +130,7 @@ class BoardClock:
             ]
             request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **asdict(rules)}
             guest = ready.models.guest()
-            guest.request_s = (
-                bounds.REQUEST_S + 2 * rules.how["max_duration_s"]
-            )  # opening takes no longer than the race
+            guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]  # opening takes no longer than the race
             found = _ranking(ready.session, *guest.exchange(request))
             if found.distributions.keys() != models.keys():
                 raise senseless(ready.session)

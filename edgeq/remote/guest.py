@@ -17,17 +17,16 @@ from edgeq_device.frames import LargeFrameError, read_frame
 from edgeq_device.guest import GuestSession, TensorInfo
 from edgeq_device.package import MAIN
 
-from edgeq.bundle.read import opened
+from edgeq.bundle.verify import opened
 from edgeq.errors import BoardError
-from edgeq.progress import SILENT, Progress
-from edgeq.records import Count, parse
-from edgeq.remote import bounds
-from edgeq.remote.bounds import Line, Text
+from edgeq.remote import link as bounds
 from edgeq.remote.channel import without_controls
-from edgeq.remote.link import LINK_FAILED, hangs
+from edgeq.remote.link import LINK_FAILED, Line, Text, hangs
 from edgeq.remote.session import KILLED, BoardSession
-from edgeq.session import SessionSettings, with_carried
-from edgeq.workers.guest import Array, Guest, guest_environment, open_request
+from edgeq.run.session import SessionSettings, with_carried
+from edgeq.run.workers import Array, Guest, guest_environment, open_request
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import Count, parse
 
 _WITH_ARRAYS = ("run", "read", "race")
 """Requests whose answers have arrays."""

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import base64
+import io
+import json
 import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import onnx
 from edgeq_device import cpuid
+from edgeq_device.cuda import Gpu
+from edgeq_device.errors import DeviceError
 from edgeq_device.features import Evidence
-from edgeq_device.gpu import Gpu
+from edgeq_device.plainjson import parse_json
 from edgeq_device.version import parse_version
+from google.protobuf.message import DecodeError
 from msgspec import Meta
 
 from edgeq.errors import BoardError
-from edgeq.hardware import limits
-from edgeq.hardware.detect import SystemInfo, describe
+from edgeq.hardware import detect
+from edgeq.hardware.detect import PACKAGES, SystemInfo, describe, runtimes_among
 from edgeq.hardware.engines import Installed
 from edgeq.hardware.machine import Machine
-from edgeq.hardware.runtimes import PACKAGES, runtimes_among
-from edgeq.records import Count, parse
-from edgeq.remote import bounds
-from edgeq.remote.bounds import Line, SystemFile, Text
+from edgeq.remote import link
+from edgeq.remote.channel import without_controls
+from edgeq.remote.link import Line, SystemFile, Text
 from edgeq.remote.session import BoardSession
+from edgeq.util.records import Count, parse
 
-# Files of the system, as the readers of edgeq/hardware/limits.py know them: nothing else is written here.
+# Files of the system, as the readers of edgeq/hardware/detect.py know them: nothing else is written here.
 _SYSTEM_FILE = re.compile(r"(proc|sys)(/(?!\.\.?(/|$))[\w.:@-]+)+")
 _LARGEST_BYTES, _LARGEST_CACHE = 1 << 56, 1 << 40
 Base64 = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]*=*$", max_length=1 << 16)]
@@ -62,7 +68,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class ReportedGpu:
-    """See `edgeq_device.gpu.Gpu`."""
+    """See `edgeq_device.cuda.Gpu`."""
 
     name: Line
     compute_capability: Annotated[str, Meta(pattern=r"^\d{1,3}\.\d{1,3}$")]
@@ -114,7 +120,7 @@ class _Engine:
 @dataclass(frozen=True)
 class _Described:
     evidence: Reported
-    files: Annotated[Mapping[str, SystemFile], Meta(max_length=bounds.SYSTEM_FILES)]
+    files: Annotated[Mapping[str, SystemFile], Meta(max_length=link.SYSTEM_FILES)]
     affinity: Annotated[int, Meta(ge=0, le=1 << 16)]
     os: Line
     versions: Mapping[Line, Line]
@@ -145,7 +151,7 @@ def describe_board(session: BoardSession) -> Description:
         # What py-cpuinfo reads beyond the system's own files is CPUID, which is here already.
         machine = describe(_evidence(found.evidence), {}, info)
     except (ValueError, LookupError, OverflowError, OSError) as error:
-        problem = f"{session.board.name}: its system files are not as they should be ({bounds.brief(error)})"
+        problem = f"{session.board.name}: its system files are not as they should be ({link.brief(error)})"
         raise BoardError(problem) from error
     engines = {name: Installed(engine.version, engine.problem) for name, engine in found.engines.items()}
     return Description(machine, engines, found.state)
@@ -190,15 +196,76 @@ def _system(found: _Described, python: str) -> SystemInfo:
             if _SYSTEM_FILE.fullmatch(name):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, "utf-8")
-        caches, memory = limits.caches(root), limits.memory_bytes(root)
+        caches, memory = detect.caches(root), detect.memory_bytes(root)
         if not 0 <= memory <= _LARGEST_BYTES or any(cache.size > _LARGEST_CACHE for cache in caches):
             raise ValueError("sizes that no machine has")
         return SystemInfo(
-            board=limits.board(root),
-            usable_threads=limits.usable_threads(root, found.affinity),
+            board=detect.board(root),
+            usable_threads=detect.usable_threads(root, found.affinity),
             caches=caches,
             memory_bytes=memory,
             os=found.os,
             gpus=gpus,
             runtimes=runtimes_among(found.versions, python),
         )
+
+
+_KERNEL = b"_kernel_time"
+_LONGEST_LINE = 1 << 16
+_GROWTH, _FIRST = 8, 1 << 20
+_Typed = Mapping[Line, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    op_name: Line
+    input_type_shape: tuple[_Typed, ...] = ()
+    output_type_shape: tuple[_Typed, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """An event of onnxruntime's profile that is a kernel's; `dur`: microseconds."""
+
+    cat: Literal["Node"]
+    name: Text
+    dur: Annotated[float, Meta(ge=0, le=1e12)]
+    args: _Arguments
+
+
+def kernel_events(profile: bytes) -> bytes:
+    """Return the events of kernels in onnxruntime's profile, which has one a line, and of them what edgeq reads.
+
+    Raises:
+        ValueError: one is not as it should be, or there are more than `bounds.KERNELS`.
+    """
+    kept: list[str] = []
+    stream = io.BytesIO(profile)
+    while line := stream.readline(_LONGEST_LINE):
+        if _KERNEL not in line:
+            continue
+        if len(kept) == link.KERNELS:
+            raise ValueError(f"more than {link.KERNELS} runs of kernels")
+        try:
+            event = parse_json(line.strip().rstrip(b","), "a profile", values=link.KERNEL_VALUES)
+            run = parse(event, _Run, "a profile", BoardError)
+        except (DeviceError, BoardError) as error:
+            raise ValueError(str(error)) from error
+        read = {"op_name", "input_type_shape", "output_type_shape"} & event["args"].keys()
+        known = {"cat": run.cat, "name": run.name, "dur": run.dur, "args": {key: event["args"][key] for key in read}}
+        kept.append(json.dumps(without_controls(known)))
+    return f"[{','.join(kept)}]".encode()
+
+
+def check_graph(model: bytes, original: int) -> None:
+    """Refuse an optimised model that is none, or far larger than the `original` bytes of the model that it is made of.
+
+    Raises:
+        ValueError: it is refused.
+    """
+    if len(model) > _FIRST + _GROWTH * original:
+        raise ValueError(f"an optimised model of {len(model)} bytes")
+    try:
+        onnx.load_model_from_string(model)
+    except DecodeError as error:
+        raise ValueError("the optimised model is none") from error

@@ -16,18 +16,17 @@ from typing import IO, Annotated, Any
 from edgeq_device.version import parse_version
 from msgspec import Meta
 
-from edgeq.bundle.read import contents, opened
+from edgeq.bundle.verify import contents, opened
 from edgeq.errors import BoardError
 from edgeq.model.load import model_files
-from edgeq.ownership import sha256
-from edgeq.progress import SILENT, Progress
-from edgeq.records import Count, parse
-from edgeq.remote import bounds
-from edgeq.remote.bounds import Line, Text
+from edgeq.remote import link as bounds
 from edgeq.remote.channel import Channel, open_channel, program_version
 from edgeq.remote.devices import Board
-from edgeq.remote.link import LINK_FAILED, Link, finished, lines_of
-from edgeq.resources import shipped
+from edgeq.remote.link import LINK_FAILED, Line, Link, Text, finished, lines_of
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.ownership import sha256
+from edgeq.util.records import Count, parse
+from edgeq.util.resources import shipped
 
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9

@@ -12,7 +12,7 @@ from edgeq_device.package import MAIN, Bundle
 from edgeq_device.text import hash_line, variant_lines
 from msgspec import Meta
 
-from edgeq.bundle.read import opened
+from edgeq.bundle.verify import opened
 from edgeq.emulate.check import EmulatedCheck, check_variant
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.emulate.verify import Verified, VerifyRequest, samples_of, summary, verify_on
@@ -20,18 +20,17 @@ from edgeq.errors import BoardError, BundleError, CheckFailedError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import AUTO, resolve
+from edgeq.jobs.emulated import SIMULATORS, verify_request
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.pipeline.emulated import verify_request
-from edgeq.pipeline.simulators import SIMULATORS
-from edgeq.progress import SILENT, Progress
-from edgeq.records import Amount, parse, plain
-from edgeq.remote import bounds
-from edgeq.remote.bounds import Line, Text
+from edgeq.remote import link
 from edgeq.remote.channel import read_json
 from edgeq.remote.devices import Board, boards_of
 from edgeq.remote.guest import BoardModels, senseless
+from edgeq.remote.link import Line, Text
 from edgeq.remote.machine import board_record, describe_board
 from edgeq.remote.session import BoardSession, open_board
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import Amount, parse, plain
 
 _CHECK_FAILED = 10
 
@@ -119,7 +118,7 @@ def verify_on_board(request: VerifyRequest, board: Board, *, progress: Progress 
         named += ["--expect", request.expect] if request.expect else []
         with progress.stage(f"verifying on {board.name}"):
             code, out, last = session.run(
-                *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=bounds.VERIFY_S
+                *session.python, "-B", f"{place}/edgeq_run.py", "verify", "--json", *named, limit_s=link.VERIFY_S
             )
         if code not in (0, _CHECK_FAILED) and not out:
             raise BoardError(f"{board.name}: {last or f'the runner ended with exit code {code}'}")

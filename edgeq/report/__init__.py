@@ -7,6 +7,6 @@ plain values (docs/report.md) → read.py → data.py → verdict.py, sections/,
 
 from __future__ import annotations
 
-from edgeq.callable_package import make_callable
+from edgeq.util.registry import make_callable
 
 make_callable(__name__, "edgeq.report.bundle:report_bundle")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from edgeq_device.arrays import random_feeds
 from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.claim import Claim
-from edgeq_device.feeds import random_feeds
 
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import EdgeqError, UsageError
@@ -21,14 +21,12 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.task import Task, TaskOptions, as_task
-from edgeq.model.load import is_quantized, model_bytes, model_digest
-from edgeq.model.path import path_of
-from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
-from edgeq.report.compare_limits import UNSETTLED, Limits, speed_outcome
-from edgeq.report.comparison import A, B, Comparison, Side
-from edgeq.session import SessionSettings
+from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
+from edgeq.report.comparison import UNSETTLED, A, B, Comparison, Limits, Side, speed_outcome
+from edgeq.run.session import SessionSettings
 from edgeq.signature import interchangeable, signature_differences
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import plain
 
 
 class ComparePlace(Opener, Protocol):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from edgeq_device.claim import Claim
 
-from edgeq.records import Amount, Count, Positive
 from edgeq.report.numbers import milliseconds, share
 from edgeq.report.timing import FLOAT, LatencyFigures
+from edgeq.util.records import Amount, Count, Positive
 
 SCHEMA = "edgeq.fleet/1"
 _MOST = 1000

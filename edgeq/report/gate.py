@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
-from edgeq.atomic import check_apart, check_free, check_outside, output_directory, output_file
-from edgeq.bundle.owned import BUNDLE, check_archive
-from edgeq.display import Displayed
+from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.loaded_model import is_bundle
 from edgeq.model.load import model_files, read_model, save_model
-from edgeq.progress import SILENT, Progress
-from edgeq.records import computed, read_toml
 from edgeq.report.compare import ComparePlace, CompareRequest, run_comparison
-from edgeq.report.compare_limits import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
-from edgeq.report.comparison import Comparison
+from edgeq.report.comparison import HELD, MISSED, UNSETTLED, Comparison, LimitCheck, Limits, check_limits
+from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.outputs import check_apart, check_free, check_outside, output_directory, output_file
+from edgeq.util.records import computed, read_toml
 
 _ATTEMPTS = 3
 # Twelve pairs leave two at either end out of a 95 % interval, so that one odd session does not widen it.

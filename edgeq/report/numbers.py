@@ -1,9 +1,18 @@
-"""Numbers as people read them: few digits, a unit, a proper minus sign."""
+"""Numbers as people read them: few digits, a unit, a proper minus sign.
+
+Names and notes from models and bundles, which are untrusted: on one line, isolated, shortened, never markup.
+
+Escaping is Jinja2's; these are the filters that its templates use beside it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
 
 _MINUS = "\u2212"
 _THIN = "\u202f"
@@ -104,3 +113,79 @@ def is_share(name: str) -> bool:
 
 def _signed(shown: str) -> str:
     return shown.replace("-", _MINUS)
+
+
+Pairs = tuple[tuple[str, str], ...]
+_TEXT_LIMIT = 2000
+_SHOWN = 12
+
+
+def pairs(values: Mapping[str, Any], limit: int) -> Pairs:
+    """At most `limit` items as text: lists joined, mappings as k=v, yes and no; empty ones are left out."""
+    shown = ((string(key), _shown(item)) for key, item in list(values.items())[:limit])
+    return tuple((key, text) for key, text in shown if text)
+
+
+def string(value: object) -> str:
+    """Text, numbers and booleans as text, else ""."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return str(value) if abs(value) < 1 << 64 else ""
+    return str(value)[:_TEXT_LIMIT] if isinstance(value, str | float) and value == value else ""
+
+
+def _shown(item: object) -> str:
+    if isinstance(item, Mapping):
+        texts = [f"{string(k)}={string(v)}" for k, v in item.items()]
+    elif isinstance(item, list | tuple):
+        texts = [string(v) for v in item]
+    else:
+        return string(item)
+    joined = ", ".join(texts[:_SHOWN])
+    return f"{joined} and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else joined
+
+
+# Characters that reorder or break the text around them: shown as numbers, so that no name looks like another.
+_UNRULY = frozenset("\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+_UNPRINTABLE = frozenset({"Cc", "Cs"})
+
+
+def visible(text: str) -> str:
+    """`text` on one line, its control and direction characters as ⟨202E⟩."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(c) for c in text)
+
+
+def _visible(c: str) -> str:
+    if c in "\t\n\r":
+        return " "
+    if c in _UNRULY or unicodedata.category(c) in _UNPRINTABLE:
+        return f"⟨{ord(c):04X}⟩"
+    return c
+
+
+def escaped(value: object) -> Markup:
+    """What stands in the page for any value: markup as it is, None as nothing, everything else as visible, escaped
+    text."""
+    if isinstance(value, Markup):
+        return value
+    return Markup.escape(visible("" if value is None else str(value)))
+
+
+def isolated(name: str, limit: int = 200, class_: str = "") -> Markup:
+    """A name from a model: in a direction of its own, cut in the middle where longer than `limit`, whole on hover."""
+    attributes = Markup(' class="{}"').format(class_) if class_ else Markup()
+    if len(name) > limit:
+        attributes += Markup(' title="{}"').format(shorten(name, 1000))
+    return Markup("<bdi{}>{}</bdi>").format(attributes, shorten(name, limit))
+
+
+def shorten(value: str, limit: int) -> str:
+    """At most `limit` characters, the middle left out: names differ at their ends."""
+    shown = visible(value[: limit * 4] + value[-limit:] if len(value) > limit * 5 else value)
+    if len(shown) <= limit:
+        return shown
+    head = limit // 2
+    return f"{shown[:head]}…{shown[len(shown) - (limit - 1 - head) :]}"

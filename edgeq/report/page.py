@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from edgeq import __version__
+from edgeq.bundle.plan import tool_versions
 from edgeq.report import numbers, views
-from edgeq.report.charts.histogram import histogram_chart
-from edgeq.report.charts.latency import latency_chart
-from edgeq.report.charts.pareto import NAMES, mark, pareto, ring
-from edgeq.report.charts.profile import layer_profile
-from edgeq.report.data import ReportData
 from edgeq.report.fleet import board_table, failures, kind_table
-from edgeq.report.layer_views import layer_table, layers_view
-from edgeq.report.names import escaped, isolated, shorten
+from edgeq.report.histogram_chart import histogram_chart
+from edgeq.report.layers import layer_profile
+from edgeq.report.numbers import escaped, isolated, shorten
+from edgeq.report.read import ReportData, read_report
+from edgeq.report.timing import latency_chart
+from edgeq.report.tuning import NAMES, mark, pareto, ring
 from edgeq.report.verdict import timing_of, verdict_of
+from edgeq.report.views import layer_table, layers_view
+from edgeq.util.records import plain, rounded
 
 _HERE = Path(__file__).parent
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -100,3 +103,64 @@ def _policy(script: str) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     only = f"script-src 'sha256-{digest}'; style-src 'unsafe-inline'"
     return f"default-src 'none'; {only}; base-uri 'none'; form-action 'none'"
+
+
+SCHEMA = "edgeq.report/1"
+RECORD, PAGE, TUNING = "report.json", "report.html", "tuning.json"
+DEVICE_COMMANDS = ("edgeq report BUNDLE --bench", "edgeq verify BUNDLE", "python edgeq_run.py bench   # on the device")
+DIGITS = 5
+
+
+def make_record(
+    name: str,
+    variants: Mapping[str, Mapping[str, Any]],
+    *,
+    model: Mapping[str, Any] | None = None,
+    commands: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The record that report.json holds; keys as docs/report.md lists them.
+
+    Args:
+        variants: by name, what `edgeq package --json` says of each, with `title`, `histograms`, `layers` and `kernels`
+            where they are known.
+        model: sha256 and bytes of the float32 model.
+    """
+    return {
+        "schema": SCHEMA,
+        "name": name,
+        "model": dict(model or {}),
+        "variants": {name: dict(body) for name, body in variants.items()},
+        "versions": tool_versions(),
+        "identity": {},
+        "commands": list(commands),
+        "notes": list(notes),
+    }
+
+
+def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = None) -> dict[str, bytes]:
+    """The files that a bundle carries (`BundleSpec.extras`): report.json, and report.html that also draws `tuning`.
+
+    Numbers are rounded, so that the last bit of a sum does not change the bundle. The tuning record has a file of its
+    own, which is not among these.
+    """
+    kept = rounded(plain(record), DIGITS)
+    shown = kept if tuning is None else {**kept, "tuning": rounded(plain(tuning), DIGITS)}
+    return {
+        RECORD: (json.dumps(kept, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode("utf-8"),
+        PAGE: page_of(shown),
+    }
+
+
+def page_of(record: Mapping[str, Any]) -> bytes:
+    """The HTML page of a record, which may come from anywhere."""
+    return render(read_report(record)).encode("utf-8")
+
+
+def draw(record: Mapping[str, Any]) -> str:
+    """HTML for a notebook's cell: what a report would show of `record`, styled on its own, and its "tables" (caption,
+    heads, rows of text).
+
+    Names in it come from models; they are escaped and shortened as on the page.
+    """
+    return fragment(read_report(record), record.get("tables", ()))

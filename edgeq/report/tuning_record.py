@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from edgeq_device.claim import UNKNOWN, Claim
 
-from edgeq.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
+from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
 
 SCHEMA = "edgeq.tuning/1"
 _NINE_OF_TEN = 1.2816  # one-sided 90 % of the normal distribution
@@ -142,7 +142,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One candidate: how it was made, and what became known of it. See `edgeq.tune.record.Trial`."""
+    """One candidate: how it was made, and what became known of it. See `edgeq.tune.explain.Trial`."""
 
     name: str
     scheme: Mapping[str, Any] = field(default_factory=dict)

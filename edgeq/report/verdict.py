@@ -8,9 +8,9 @@ from typing import Literal
 
 from edgeq_device.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 
-from edgeq.measure.closeness import HEALTHY_DB
-from edgeq.report.data import Metric, ReportData, Variant
+from edgeq.measure.agreement import HEALTHY_DB
 from edgeq.report.numbers import decibels, difference, metric, metric_name, share, size, times
+from edgeq.report.read import Metric, ReportData, Variant
 from edgeq.report.timing import Latency, Timing
 from edgeq.report.tuning import Tuning
 

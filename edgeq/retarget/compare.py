@@ -1,22 +1,35 @@
-"""Two forms of one model on the same made-up inputs."""
+"""Two forms of one model on the same made-up inputs.
+
+Whether a target's kernels take a quantized model as it is: zero points, and one scale or one for each channel.
+
+Neither can be changed without other numbers: integers around another zero point reach further to one side than integers
+around 0 do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.engines import DEFAULT, as_engine
-from edgeq.errors import CheckFailedError, RuntimeUnavailableError, one_line
-from edgeq.graph.quant_params import LIMITS
+from edgeq.backends.base import backend_for
+from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError, one_line
+from edgeq.hardware.target import Target
+from edgeq.model.edit import Editor
+from edgeq.model.graph import clamp_bounds, every_node, is_op, node_input, only_reader
 from edgeq.model.load import model_signature
-from edgeq.retarget.params import INTEGERS
-from edgeq.session import OptimizationLevel, SessionSettings, open_session
-from edgeq.workers.engine import start_engine
+from edgeq.model.operators import channel_axis
+from edgeq.model.quant_params import LIMITS, QuantParams
+from edgeq.retarget.read import Form, places
+from edgeq.retarget.shift import INTEGERS, params_of, type_name
+from edgeq.run.engines import DEFAULT, as_engine
+from edgeq.run.session import OptimizationLevel, SessionSettings, open_session
+from edgeq.run.workers import start_engine
 
 USUAL = 0.1
 """Integer operators scale and round in one step what Q/DQ do in two: an integer may come out one off, and later layers
@@ -143,3 +156,151 @@ def _made_up(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
         else:
             inputs[spec.name] = np.ones(shape, spec.dtype)
     return inputs
+
+
+class _Trait(NamedTuple):
+    """What tensors of a model are: `value` of a scheme's `field`, in `words`."""
+
+    field: str
+    value: bool
+    words: str
+
+
+_SKEWED_WEIGHT = _Trait("weight_symmetric", False, "weights with a zero point other than 0")
+_SKEWED = _Trait("activation_symmetric", False, "activations with a zero point other than 0")
+_PER_CHANNEL = _Trait("per_channel", True, "weights with a scale for each channel")
+
+
+def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> None:
+    """Refuse a model with what the backend of `target` would refuse to build.
+
+    Args:
+        given, before: the file that is retargeted, and its form.
+
+    Raises:
+        ModelError: how many tensors have what, the first of them, and why the target does not take it.
+    """
+    backend, scheme = backend_for(target), target.profile.scheme
+    problems, reasons = [], []
+    for trait, tensors in _traits(model).items():
+        try:
+            backend.check(scheme.replace(**{trait.field: trait.value}))
+        except UsageError as error:
+            problems.append(f"{len(tensors)} {trait.words} ({next(iter(tensors))!r} first)")
+            reasons.append(target.profile.why.get(trait.field) or error.problem)
+    if problems:
+        source = given if backend.adopts_quantized and before.format == "QDQ" else "FLOAT.onnx"
+        raise ModelError(
+            f"{given} has {' and '.join(problems)}, which {target.name} does not take: "
+            + "; ".join(dict.fromkeys(reasons)),
+            f"Other scales need samples: `edgeq quantize {source} -t {target.name} --data SAMPLES -o OUT.onnx`",
+        )
+
+
+def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
+    """The names of the tensors that have each of them."""
+    found: dict[_Trait, dict[str, None]] = {}
+    for place in (place for node in every_node(model) for place in places(node)):
+        low, high = LIMITS[place.params.dtype]
+        if (place.params.zero_point != (low + high + 1) // 2).any():
+            found.setdefault(_SKEWED_WEIGHT if place.weight else _SKEWED, {})[place.tensor] = None
+        if place.weight and place.params.per_channel:
+            found.setdefault(_PER_CHANNEL, {})[place.tensor] = None
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class In:
+    """An input that a DequantizeLinear gives: its integers and what they mean."""
+
+    value: ir.Value
+    params: QuantParams
+
+
+@dataclass(frozen=True, eq=False)
+class Out:
+    """What becomes of an operator's output: the QuantizeLinear behind it, and the clamp between, if any."""
+
+    quantize: ir.Node
+    params: QuantParams
+    clamp: ir.Node | None
+
+
+Sides = tuple[list[In], Out]
+"""Of an operator."""
+
+
+def _input(node: ir.Node, place: int) -> In | None:
+    value = node_input(node, place)
+    maker = value.producer() if value is not None else None
+    if maker is None or not is_op(maker, "DequantizeLinear"):
+        return None
+    params, source = params_of(maker), maker.inputs[0]
+    return In(source, params) if params is not None and source is not None else None
+
+
+def _output(node: ir.Node) -> Out | None:
+    user, clamp = only_reader(node.outputs[0]), None
+    if is_op(user, "Relu", "Clip"):
+        clamp = user
+        assert clamp is not None
+        user = only_reader(clamp.outputs[0])
+    if user is None or not is_op(user, "QuantizeLinear"):
+        return None
+    params = params_of(user)
+    return Out(user, params, clamp) if params is not None and not params.per_channel else None
+
+
+def sides(node: ir.Node, places: tuple[int, ...]) -> Sides | str:
+    """Inputs and output of an operator, or the reason why it has no integer form as it stands."""
+    inputs = [_input(node, place) for place in places]
+    out = _output(node)
+    found = [i for i in inputs if i is not None]
+    if len(found) < len(inputs):
+        return "an input is not quantized"
+    if out is None:
+        return "its output is not quantized, or read by others before it is"
+    if not constant_clamp(out):
+        return "the bounds of its Clip are not constant"
+    if found[0].params.dtype != out.params.dtype:
+        return f"it reads {type_name(found[0].params.dtype)} and gives {type_name(out.params.dtype)}"
+    if found[0].params.per_channel:
+        return "its input has a scale per channel"
+    return found, out
+
+
+def products(node: ir.Node) -> Sides | str:
+    """`sides` of a Conv, MatMul or Gemm."""
+    found = sides(node, (0, 1))
+    if isinstance(found, str):
+        return found
+    weight = found[0][1]
+    if weight.params.block:
+        return "its weight has a scale for each block"
+    if weight.params.per_channel:
+        rank = len(weight.value.shape) if weight.value.shape is not None else None
+        if rank is None or weight.params.axis % rank != channel_axis(node) % rank:
+            return "its weight has a scale for each input channel"
+        if node.op_type == "MatMul" and rank != 2:
+            return "its weight has a scale per channel and is no matrix"
+    if [side.params.dtype for side in found[0]] == [ir.DataType.INT8, ir.DataType.UINT8]:
+        return "int8 activations with uint8 weights have no kernel"
+    return found
+
+
+def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
+    """Integers clamped as the Relu or Clip in front of the QuantizeLinear does."""
+    bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
+    if bounds is None:
+        return value
+    ends = [out.params.quantize(np.asarray(bound, np.float32)) for bound in bounds]
+    if int(ends[0]) == out.params.low and int(ends[1]) == out.params.high:  # the type's own limits do it
+        return value
+    low, high = (editor.constant(f"{value.name}/{w}", end) for w, end in zip(("low", "high"), ends, strict=True))
+    dtype = out.params.dtype
+    return editor.node("Clip", [value, low, high], f"{value.name}/clip", before=out.quantize, like=value, dtype=dtype)
+
+
+def constant_clamp(out: Out) -> bool:
+    """Whether the bounds of the clamp in front of the QuantizeLinear are known, or there is none."""
+    return out.clamp is None or clamp_bounds(out.clamp) is not None

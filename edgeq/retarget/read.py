@@ -1,4 +1,10 @@
-"""What a quantized model is: its format, its integer types, and whether its scales make sense."""
+"""What a quantized model is: its format, its integer types, and whether its scales make sense.
+
+One form for the quantized models of all exporters, without changing a number.
+
+PyTorch writes float weights with QuantizeLinear and DequantizeLinear behind them; others leave out zero points, or put
+a Transpose behind a dequantized weight. Kernels want integers in the file, right before the operator.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +18,12 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.errors import ModelError
-from edgeq.graph.operators import operator_of
-from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import constant, is_constant, is_op, name_of, node_input
-from edgeq.records import computed
-from edgeq.retarget.params import params_at, params_of, type_name
-from edgeq.retarget.shift import is_weight
+from edgeq.model.edit import Editor, replace_value
+from edgeq.model.graph import MAIN_DOMAINS, constant, is_constant, is_op, name_of, node_input, only_reader
+from edgeq.model.operators import DATA_MOVEMENT, operator_of
+from edgeq.model.quant_params import QuantParams
+from edgeq.retarget.shift import float32_params_of, is_weight, params_at, params_of, type_name
+from edgeq.util.records import computed
 
 _DYNAMIC = frozenset({"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"})
 
@@ -147,3 +153,112 @@ def _shape_problem(node: ir.Node, params: QuantParams) -> str:
     if isinstance(size, int) and size != params.scale.size:
         return f"has {params.scale.size} scales along an axis of {size}"
     return ""
+
+
+# Give what their input holds, or zero: quantized as it is, that stays the same.
+_KEEPING = DATA_MOVEMENT - {"Pad", "Resize", "Split"} | {"Relu"}
+_GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "AveragePool", "GlobalAveragePool"})
+
+
+def normalise(model: ir.Model) -> list[str]:
+    """Rewrite in place; gives one phrase for each kind of change that was made."""
+    editor = Editor(model)
+    explicit = 0
+    for node in model.graph:
+        if is_op(node, "QuantizeLinear", "DequantizeLinear"):
+            explicit += _explicit_zero_point(node, editor)
+            _write_plainly(node, editor)
+    stored = sum(_store_weight(node, editor) for node in list(model.graph))
+    turned = sum(_turn_weight(node, editor) for node in list(model.graph))
+    carried = sum(_carry_on(node, editor) for node in list(model.graph))
+    done = []
+    if explicit:
+        done.append(f"{explicit} zero points written out that were left to the default")
+    if stored:
+        done.append(f"{stored} weights stored as integers, which were quantized at load")
+    if turned:
+        done.append(f"{turned} weights stored transposed, which were transposed when run")
+    if carried:
+        done.append(f"{carried} outputs quantized that already are multiples of their scale, such as those of a Relu")
+    return done
+
+
+def _write_plainly(node: ir.Node, editor: Editor) -> None:
+    """What ONNX Runtime's optimiser goes wrong on in some operators, in the other form that means the same: a scale
+    as a list of one, and the type of integers by an attribute beside a zero point."""
+    for place in (1, 2) if "block_size" not in node.attributes else ():
+        value = node_input(node, place)
+        values = constant(value)
+        if value is not None and values is not None and values.shape == (1,):
+            node.replace_input_with(place, editor.constant(f"{value.name}/scalar", values.reshape(())))
+    zero = node_input(node, 2)
+    if node.op_type == "QuantizeLinear" and zero is not None:
+        node.attributes.pop("output_dtype", None)
+        node.outputs[0].type = node.outputs[0].type or zero.type  # onnx knows no types of com.microsoft's nodes
+
+
+def _explicit_zero_point(node: ir.Node, editor: Editor) -> bool:
+    if node_input(node, 2) is not None:
+        return False
+    scale = constant(node.inputs[1])
+    kind = node.inputs[0].dtype if node.inputs[0] is not None else None
+    if node.op_type == "QuantizeLinear":
+        kind = ir.DataType(node.attributes.get_int("output_dtype", 0)) or ir.DataType.UINT8
+    if scale is None or kind not in (ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT32):
+        return False
+    editor.set_input(node, 2, np.zeros(scale.shape, kind.numpy()), f"{node.outputs[0].name}/zero_point")
+    return True
+
+
+def _store_weight(node: ir.Node, editor: Editor) -> bool:
+    """QuantizeLinear of a constant: the integers themselves."""
+    values = constant(node.inputs[0]) if is_op(node, "QuantizeLinear") else None
+    params = params_of(node) if values is not None else None
+    if values is None or params is None or node.outputs[0].is_graph_output():
+        return False
+    name = f"{name_of(node.inputs[0])}/{type_name(params.dtype)}"
+    replace_value(node.outputs[0], editor.constant(name, params.quantize(values)))
+    editor.graph.remove(node, safe=True)
+    return True
+
+
+def _turn_weight(node: ir.Node, editor: Editor) -> bool:
+    """Transpose of a dequantized constant: dequantized, of the transposed constant."""
+    dequantize = node.inputs[0].producer() if is_op(node, "Transpose") and node.inputs[0] is not None else None
+    if dequantize is None or not is_op(dequantize, "DequantizeLinear") or node.outputs[0].is_graph_output():
+        return False
+    values, params = constant(dequantize.inputs[0]), params_of(dequantize)
+    if values is None or params is None or params.block or only_reader(dequantize.outputs[0]) is not node:
+        return False
+    order = list(node.attributes.get_ints("perm", list(reversed(range(values.ndim)))))
+    turned = editor.constant(f"{name_of(dequantize.inputs[0])}/transposed", values.transpose(order))
+    if params.per_channel:
+        dequantize.attributes["axis"] = ir.AttrInt64("axis", order.index(params.axis % values.ndim))
+    dequantize.replace_input_with(0, turned)
+    dequantize.outputs[0].shape = turned.shape if dequantize.outputs[0].type is not None else None
+    replace_value(node.outputs[0], dequantize.outputs[0])
+    editor.graph.remove(node, safe=True)
+    return True
+
+
+def _carry_on(node: ir.Node, editor: Editor) -> bool:
+    """DequantizeLinear → Relu → Conv: a pair of the same scale in front of the Conv, which lets it run on integers."""
+    source = node.inputs[0] if node.domain in MAIN_DOMAINS and node.op_type in _KEEPING and node.inputs else None
+    maker = source.producer() if source is not None else None
+    if maker is None or not is_op(maker, "DequantizeLinear") or is_constant(maker.inputs[0]):
+        return False
+    output, params = node.outputs[0], float32_params_of(maker)
+    users = [use.node for use in output.uses()]
+    gains = any(u.domain in MAIN_DOMAINS and u.op_type in _GAINING | _KEEPING for u in users)
+    inside = any(u.graph is not editor.graph for u in users)
+    if params is None or params.per_channel or not gains or inside or len(node.outputs) != 1:
+        return False
+    if output.is_graph_output() or any(is_op(u, "QuantizeLinear") for u in users):
+        return False
+    uses = list(output.uses())
+    first = next(n for n in editor.graph if n in users)
+    integers = editor.quantize(output, params, f"{output.name}/integers", before=first)
+    numbers = editor.dequantize(integers, params, f"{output.name}/float", before=first)
+    for user, place in uses:
+        user.replace_input_with(place, numbers)
+    return True

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.wrong import WrongKernels, known_wrong
+from edgeq_device.select import WrongKernels, known_wrong
 
-from edgeq.atomic import check_apart, output_file
 from edgeq.backends.cpu import settle
-from edgeq.display import Displayed
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.query import bodies, opset_of
 from edgeq.hardware.target import Target, resolve
-from edgeq.model.clean import remove_no_ops, tidy
-from edgeq.model.identify import check_model_name
+from edgeq.model.clean import check_model_name, name_nodes, remove_no_ops, tidy
+from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.fold import LOWEST, raise_opset
+from edgeq.model.graph import bodies, opset_of
 from edgeq.model.load import (
     check_valid,
     data_beside,
@@ -27,21 +25,17 @@ from edgeq.model.load import (
     is_quantized,
     load_model,
     model_files,
+    path_of,
     save_model,
 )
-from edgeq.model.names import name_nodes
-from edgeq.model.opset import LOWEST, raise_opset
-from edgeq.model.path import path_of
 from edgeq.model.products import integer_products
 from edgeq.model.shapes import write_shapes
-from edgeq.retarget.compare import USUAL, Comparison, compare, optimiser_problem
-from edgeq.retarget.fit import check_target
-from edgeq.retarget.normalise import normalise
-from edgeq.retarget.params import INTEGERS
-from edgeq.retarget.read import Form, check_form, is_integer_operator, read_form
-from edgeq.retarget.shift import limit_weights, shift_activations, shift_weights
-from edgeq.retarget.to_qdq import to_qdq
-from edgeq.retarget.to_qoperator import to_qoperator
+from edgeq.retarget.compare import USUAL, Comparison, check_target, compare, optimiser_problem
+from edgeq.retarget.read import Form, check_form, is_integer_operator, normalise, read_form
+from edgeq.retarget.shift import INTEGERS, limit_weights, shift_activations, shift_weights
+from edgeq.retarget.write import to_qdq, to_qoperator
+from edgeq.util.display import Displayed
+from edgeq.util.outputs import check_apart, output_file
 
 FORMATS = ("QDQ", "QOperator")
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from edgeq.callable_package import make_callable
+from edgeq.util.registry import make_callable
 
 make_callable(__name__, "edgeq.tune.run:tune")

@@ -2,26 +2,96 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from edgeq.data.samples import Sample, Samples
+import numpy as np
+
+from edgeq.backends.base import Artifact
+from edgeq.data.samples import Sample, Samples, SourceSamples
+from edgeq.data.shards import Sharded
+from edgeq.distributed.workers import Files, Workers, files_for
+from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.jobs.job import Job
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.comparison import Comparison
-from edgeq.measure.inference import Outputs, Session, infer
-from edgeq.measure.resample import Measured, ResampledMeter, loss_error
-from edgeq.measure.rows import rows
+from edgeq.measure.comparison import Comparison, rows
+from edgeq.measure.error_sources import Measured, ResampledMeter, loss_error
+from edgeq.measure.latency import Outputs, Session, infer
+from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import Task
-from edgeq.progress import SILENT, Progress
+from edgeq.model.load import model_files
 from edgeq.report.tuning_record import Assessment
-from edgeq.session import open_session
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, further_error, loses_more, sure
-from edgeq.tune.recover.sensitivity import Columns
-from edgeq.tune.store import MEMORY, ArrayStore, SampleStore
-from edgeq.tune.together import alike, answers, gathered, joined, run_at_once
+from edgeq.tune.journal import MEMORY, ArrayStore, SampleStore
+from edgeq.tune.recover.costs import Columns
+from edgeq.util.display import SILENT, Progress
+
+_MOST, _MOST_BYTES = 32, 2**22
+# Kernels may add in another order; answers that depend on the other rows differ by more.
+_ROUNDING = 1e-5
+
+
+def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[Outputs]:
+    """What a session answers to each sample, run at once if they are alike."""
+    if len(samples) == 1 or not alike(samples):
+        return [infer(session, sample, model=model) for sample in samples]
+    made = infer(session, gathered(samples), model=model)
+    return [{name: array[row : row + 1] for name, array in made.items()} for row in range(len(samples))]
+
+
+def gathered(samples: Sequence[Sample]) -> Sample:
+    """Samples of one row each as one."""
+    inputs = {name: np.concatenate([s.inputs[name] for s in samples]) for name in samples[0].inputs}
+    return dataclasses.replace(samples[0], inputs=inputs)
+
+
+def joined(outputs: Sequence[Outputs]) -> Outputs:
+    """The answers to samples of one row each as one."""
+    return {name: np.concatenate([answer[name] for answer in outputs]) for name in outputs[0]}
+
+
+def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
+    """How many samples that are like `samples` a session may run at once: 1 where its batch is fixed, where samples
+    differ in shape, or where an answer depends on what is beside it, as with ranges that are measured at run time."""
+    first = samples[0]
+    free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
+    most = min(_MOST, _MOST_BYTES // max(1, sum(array.nbytes for array in first.inputs.values())))
+    if most < 2 or len(samples) < 2 or not free or not alike(samples):
+        return 1
+    alone = [infer(session, sample) for sample in samples]
+    try:
+        beside = infer(session, gathered(samples))
+    except (DataError, RuntimeUnavailableError):  # the batch is open at the inputs, and fixed further inside
+        return 1
+    right = all(
+        len(array) == len(samples)
+        and all(_close(array[row : row + 1], single[name]) for row, single in enumerate(alone))
+        for name, array in beside.items()
+    )
+    return most if right else 1
+
+
+def alike(samples: Sequence[Sample]) -> bool:
+    """Whether samples are single rows of one shape, so that they can be run at once."""
+    shapes = [{name: array.shape for name, array in sample.inputs.items()} for sample in samples]
+    single = all(shape[:1] == (1,) for shape in shapes[0].values())
+    return single and all(other == shapes[0] for other in shapes) and not any("rows" in s.context for s in samples)
+
+
+def _close(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    if one.shape != other.shape or one.dtype.kind not in "fiub":
+        return False
+    largest = float(np.abs(other[np.isfinite(other)]).max(initial=0.0)) if other.dtype.kind == "f" else 0.0
+    return np.allclose(one, other, rtol=0, atol=_ROUNDING * largest, equal_nan=True)
+
 
 _TRIED = 4
 
@@ -230,3 +300,81 @@ class _Pair:
     here: _Estimate
     there: _Estimate
     between: Comparison = field(default_factory=Comparison)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A candidate to assess, on the first `samples` samples; `together` as `AccuracyMeter.assess` has it."""
+
+    name: str
+    model: Files
+    settings: SessionSettings
+    samples: int
+    together: bool
+
+    def __str__(self) -> str:
+        return f"the first {self.samples} samples, in {self.name}"
+
+
+@dataclass(frozen=True)
+class AssessmentJob:
+    """What a worker does: `AccuracyMeter.assess`."""
+
+    samples: SourceSamples
+    float_model: Files
+    task: Task | None
+    seen_only: bool
+    memory: int
+
+    def open(self, stack: ExitStack) -> Callable[[Asked], Assessment]:
+        """See `edgeq.distributed.processes.Job`."""
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))
+        meter = AccuracyMeter(
+            self.samples,
+            self.float_model.place(stack),
+            folder,
+            task=self.task,
+            seen_only=self.seen_only,
+            memory=self.memory,
+        )
+
+        def run(asked: Asked) -> Assessment:
+            with ExitStack() as opened:
+                path = asked.model.place(opened)
+                settings = replace(asked.settings, intra_op_threads=asked.settings.intra_op_threads or 1)
+                loaded = opened.enter_context(open_model(path, settings))
+                return meter.assess(
+                    asked.name, lambda: loaded.session, asked.samples, lambda done: None, together=asked.together
+                )
+
+        return run
+
+
+def assessor(workers: Workers, job: Job, *, task: Task | None, seen_only: bool, memory: int) -> AssessmentJob | None:
+    """What workers do for the candidates of `job`; None where they cannot read its samples themselves."""
+    reference = Sharded(job.validation, workers).reference
+    if reference is None:
+        return None
+    path = job.prepared.path
+    return AssessmentJob(reference, files_for(workers, path, model_files(path)[1:]), task, seen_only, memory)
+
+
+def assess_on(
+    workers: Workers, job: AssessmentJob, artifacts: Sequence[tuple[str, Artifact, bool]], samples: int
+) -> Iterator[tuple[str, Assessment]]:
+    """The assessment of each artifact, by its candidate's name, in their order.
+
+    Args:
+        artifacts: name, artifact, and whether samples may be run together.
+    """
+    asked = [
+        Asked(
+            name,
+            files_for(workers, artifact.proof_model, model_files(artifact.proof_model)[1:]),
+            artifact.proof_settings(),
+            samples,
+            together,
+        )
+        for name, artifact, together in artifacts
+    ]
+    yield from zip((one.name for one in asked), workers.map(job, asked), strict=True)

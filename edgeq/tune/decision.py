@@ -1,4 +1,11 @@
-"""The decision: a last race of the best that qualify, one of them chosen, and for each of the others the reason."""
+"""The decision: a last race of the best that qualify, one of them chosen, and for each of the others the reason.
+
+What this machine's kernels say of a candidate, confirmed or refuted by a simulator of the target.
+
+A simulator takes a thousand times as long, so the search reads the file with this machine's kernels, which differ by
+roundings where all is well. Where all is not, nothing but the simulator shows it. So each candidate that is about to be
+chosen runs there too, and the simulator's figure takes the place of the other.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +14,69 @@ from collections.abc import Collection, Sequence
 
 from edgeq_device.claim import UNKNOWN
 
-from edgeq.progress import SILENT, Progress
-from edgeq.tune.confirm import confirm
-from edgeq.tune.engines import FAR_BEHIND
+from edgeq.errors import RuntimeUnavailableError
+from edgeq.report.tuning_record import Assessment
+from edgeq.tune.engines import FAR_BEHIND, same_file
 from edgeq.tune.evaluator import FLOAT, Evaluator
-from edgeq.tune.explain import in_simulator, less_accurate, loses, times
+from edgeq.tune.explain import Trial, in_simulator, less_accurate, loses, points, times
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Trial
-from edgeq.tune.threads import choose_threads
+from edgeq.tune.screening import build
+from edgeq.tune.sessions import choose_threads
 from edgeq.tune.timing import MOST_S, RACED, Baseline, not_slower, race, race_until_claimed
 from edgeq.tune.trials import BY_TIME, FLOAT_MACS, ROUGHLY, TIE, TrialTable, accuracy_key, loss_of, structure_of
+from edgeq.util.display import SILENT, Progress
+
+
+def confirm(table: TrialTable, evaluator: Evaluator, deadline: Deadline, progress: Progress) -> None:
+    """Run what qualifies in the simulator, the best first, until one holds there; the others need not."""
+    holds: Trial | None = None
+    for place, trial in enumerate(table.qualified()):
+        if holds is not None:
+            if trial.simulated is None:
+                reason = f"not simulated: {holds.name} holds and costs no more"
+                table.update(trial.name, status="qualified", reason=reason)
+        elif place and deadline.passed():
+            table.eliminate(trial.name, "the budget ran out before it was simulated")
+        else:
+            found = in_simulation(table, evaluator, trial, deadline, progress)
+            if table.meets(found) and not found.reason:
+                if found.simulated is None:  # nothing simulates it
+                    return
+                holds = found
+
+
+def in_simulation(
+    table: TrialTable, evaluator: Evaluator, trial: Trial, deadline: Deadline, progress: Progress
+) -> Trial:
+    """`trial` with the simulator's figure, where there is a simulator and this machine's kernels keep the accuracy."""
+    if evaluator.timed or trial.simulated is not None or not table.meets(trial):
+        return trial
+    try:
+        found = evaluator.simulate(trial.candidate, table.goal.max_drop, deadline.left_s())
+    except RuntimeUnavailableError as error:
+        table.eliminate(trial.name, error.problem)
+        return table.update(trial.name, assessment=None)
+    if found is None:
+        return trial
+    trial = table.update(trial.name, simulated=found)
+    progress.note(f"{trial.name} {in_simulator(found)}")
+    if not table.meets(trial):
+        reason = f"{in_simulator(found)}; {points(table.goal.max_drop)} are allowed"
+        return table.update(trial.name, status="short", reason=reason)
+    surer = _surer(table, found)
+    if surer is not None:
+        reason = f"{in_simulator(found)}; {surer.name} holds on more"
+        trial = table.update(trial.name, status="qualified", reason=reason)
+    return trial
+
+
+def _surer(table: TrialTable, found: Assessment) -> Trial | None:
+    """One that holds in the simulator on more samples than `found`, which the end of the budget may have cut short:
+    where it is not sure to hold, few samples may be luck."""
+    if found.high <= table.goal.max_drop:
+        return None
+    return next((t for t in table.qualified() if t.simulated and t.simulated.samples > found.samples), None)
+
 
 # The last race ends when what leads takes at most so much longer than any other.
 _CLOSE = 0.02
@@ -148,3 +208,36 @@ def _why_not(table: TrialTable, trial: Trial, winner: Trial, cheapest: Sequence[
     times_what = {"size": "times larger than", "memory": "times the memory of"}
     share = table.cost(trial) / table.cost(winner)
     return f"{share:.2f} {times_what.get(table.objective, 'times the latency of')} {winner.name}"
+
+
+_TRIED = 3
+
+
+def fall_back(
+    table: TrialTable, evaluator: Evaluator, deadline: Deadline, winner: Trial | None, float_threads: int
+) -> str:
+    """The name of the candidate that stands in for `winner`, of which the same file comes first; "" where the winner
+    needs no plug-in, and where float32 has to do. Those that were dropped for a faster engine are measured now."""
+    choice = winner.candidate.engine if winner is not None else None
+    if winner is None or choice is None:
+        return ""
+    twin = winner.candidate.replace(name=winner.name.replace(f" in {choice.name}", ""), engine=None)
+    if twin.quantized and twin.name not in table and not deadline.passed():
+        build(table, evaluator, twin.replace(threads=0), "recovery", winner.name)
+    own = [t for t in table if t.screening and t.candidate.engine is None and t.candidate.quantized]
+    own.sort(key=lambda t: (not same_file(t, winner), table.cost(t)))
+    for trial in own[:_TRIED]:
+        if deadline.passed():
+            break
+        if trial.timing is None:
+            race(table, evaluator, [trial], float_threads, tie=TIE, seconds=deadline.left_s(MOST_S / 4))
+        if not not_slower(table[trial.name], strict=True):
+            continue
+        if trial.assessment is None or not trial.assessment.complete:
+            found = evaluator.assess([trial.candidate], evaluator.total)
+            trial = table.update(trial.name, assessment=found[trial.name])
+        if table.meets(trial):
+            role = f"the fall-back where {choice.engine.name} is not installed"
+            reason = "; ".join(filter(None, (table[trial.name].reason, role)))
+            return table.update(trial.name, status="qualified", reason=reason).name
+    return ""

@@ -9,15 +9,14 @@ from typing import Any
 from edgeq.bundle.plan import tool_versions
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target
+from edgeq.jobs.job import Job
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, model_digest
-from edgeq.pipeline.job import Job
-from edgeq.records import fingerprint, plain
 from edgeq.report.tuning_record import SCHEMA
 from edgeq.tune.engines import Field
-from edgeq.tune.explain import needed, verdict
+from edgeq.tune.explain import Outcome, needed, verdict
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Outcome
+from edgeq.util.records import fingerprint, plain
 
 
 def settings_of(

@@ -2,36 +2,35 @@
 
 A candidate's file is built once and runs in every engine that its types suit; the float model runs in each engine, in
 each precision that is fast here. To keep the search short, first only one int8 candidate and the float model are timed
-in each engine; what is behind its twin in another engine, or behind float32, is not raced further.
-"""
+in each engine; what is behind its twin in another engine, or behind float32, is not raced further."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from edgeq_device.claim import SLOWER
 from edgeq_device.engines import find_library, installed_version
 
-from edgeq.backends import Artifact, backend_named
-from edgeq.backends.base import TargetedBackend
-from edgeq.device import device_errors
-from edgeq.engines import DEFAULT, Engine, EngineChoice, load_engines
+from edgeq.backends.base import Artifact, TargetedBackend, backend_named
 from edgeq.errors import EngineError, UsageError
 from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import THIS_MACHINE, Target
-from edgeq.pipeline.engine_checks import check_engine
-from edgeq.progress import SILENT, Progress
+from edgeq.jobs.engine_checks import check_engine
+from edgeq.jobs.job import Built, Derived, Job, build_derived, derive
+from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines
+from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
-from edgeq.session import onnxruntime
-from edgeq.tune.candidate import Candidate
-from edgeq.tune.explain import behind, unmeasured
+from edgeq.tune.explain import Trial, behind, relative_latency, unmeasured
 from edgeq.tune.race import LIKELY
-from edgeq.tune.record import Trial, relative_latency
-from edgeq.tune.space import in_engine, with_scheme
+from edgeq.tune.recover.run import Recoverer
+from edgeq.tune.space import Candidate, build_sequence, in_engine, with_scheme
 from edgeq.tune.trials import TrialTable, sqnr_of
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.resources import device_errors
 
 FAR_BEHIND = 1.3
 """What takes so many times as long as the fastest is not worth variants of its own."""
@@ -269,3 +268,40 @@ def same_file(one: Trial, other: Trial) -> bool:
     """Whether two trials run one file in two engines, or in one with two precisions."""
     a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
     return one.candidate.engine != other.candidate.engine and a == b
+
+
+class CandidateBuilder:
+    """Builds candidates of one job, and keeps what several of them have in common.
+
+    Args:
+        workdir: an existing folder; it must live as long.
+
+    Attributes:
+        recoverer: builds those with accuracy recoveries.
+    """
+
+    def __init__(self, job: Job, target: Target, workdir: Path, progress: Progress = SILENT) -> None:
+        self._job = job
+        self._target = target
+        self._progress = progress
+        self._derived: dict[object, Derived] = {}
+        self.recoverer = Recoverer(job, target, workdir)
+
+    def build(self, candidate: Candidate, destination: Path) -> Built:
+        """The candidate's model at `destination`, by its builder or the target's backend, with its recoveries.
+
+        Raises:
+            EdgeqError: it cannot be built.
+        """
+        job, target, scheme = self._job, self._target, candidate.scheme
+        if not candidate.quantized:
+            return Built(target, Artifact(job.prepared.path, scheme, load_engines()[DEFAULT].provider))
+        if candidate.builder:
+            return build_sequence(job, target, candidate, destination, self._progress)
+        if candidate.recoveries:
+            return self.recoverer.build(scheme, candidate.recoveries, destination, progress=self._progress)
+        options = tuple(sorted(scheme.method_options.items()))
+        key = (scheme.mode, scheme.method, options, scheme.activation_type, scheme.activation_symmetric)
+        if key not in self._derived:
+            self._derived[key] = derive(job, target, scheme)
+        return build_derived(job, target, scheme, self._derived[key], destination)

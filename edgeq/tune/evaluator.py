@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edgeq.report.tuning_record import Assessment, Screening, Timing
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.float_layers import Ranking
+from edgeq.tune.space import Candidate
 
 FLOAT = "float32"
 Runner = tuple[Candidate | None, int]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from edgeq.display import Displayed
 from edgeq.errors import UsageError
+from edgeq.util.display import Displayed
 
 Objective = Literal["latency", "throughput", "size", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)

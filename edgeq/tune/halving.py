@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeq.progress import Progress
 from edgeq.report.tuning_record import Stage
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator
-from edgeq.tune.explain import hopeless, less_accurate, loses, points, times
+from edgeq.tune.explain import Trial, hopeless, less_accurate, loses, points, times
 from edgeq.tune.goal import Deadline
-from edgeq.tune.record import Trial
 from edgeq.tune.screening import build
+from edgeq.tune.space import Candidate
 from edgeq.tune.trials import TrialTable, accuracy_key, structure_of
+from edgeq.util.display import Progress
 
 _FIRST = 32
 _HALVINGS = 3

@@ -2,28 +2,43 @@
 
 One file of JSON lines: a header that says what the run was about, then one line a measurement. A resumed run makes the
 same decisions from the same figures, so it need not remember anything but the figures.
+
+Samples read once and kept: in memory up to a limit, on disk beyond it, in an order that any prefix stands for all.
+
+Data folders are often sorted by class, so the first tenth would be one class. The order is a shuffle with a fixed seed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from edgeq_device.claim import UNKNOWN
 from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
 
-from edgeq.errors import BoardError, EdgeqError, OutputError
-from edgeq.ownership import is_plain
-from edgeq.records import fingerprint, parse, plain
+from edgeq.calibrate.files import STATISTICS
+from edgeq.data.samples import Sample, Samples
+from edgeq.errors import BoardError, DataError, EdgeqError, OutputError
 from edgeq.report.tuning_record import Assessment, Screening
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Evaluator, Race, Runner
+from edgeq.tune.space import Candidate
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.outputs import check_apart, recover
+from edgeq.util.ownership import MARKER, Judge, Ownership, is_marker, is_plain, shown, write_marker
+from edgeq.util.placement import alone_in
+from edgeq.util.records import fingerprint, parse, plain
 
 T = TypeVar("T")
 
@@ -226,3 +241,169 @@ def digest(candidate: Candidate) -> str:
     content = plain(candidate)
     del content["threads"]
     return fingerprint(content)
+
+
+JOURNAL, COLLECTED = "journal.jsonl", "statistics"
+_KIND = "tuning"
+# What a kill left of statistics that were being written.
+_LEFT = re.compile(
+    rf"\.{COLLECTED}\.[0-9a-f]+\.partial/"
+    rf"(?:placing\.json(?:\.draft)?|(?:new|old)/(?:{COLLECTED}/(?:statistics\.(?:json|npz))?)?)?"
+)
+
+
+def folder_of(output: Path) -> Path:
+    """The folder beside `output` in which a tuning run keeps its journal and statistics."""
+    return output.with_name(f"{output.name}.tuning")
+
+
+def check_folder(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse where the folder beside `output` is not what an earlier run left, is in use, or holds an input.
+
+    Raises:
+        OutputError: as it says.
+    """
+    folder = folder_of(output)
+    check_apart(folder, inputs)
+    TUNING.check(folder)
+    with _only_run(folder):
+        recover(folder / COLLECTED)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Make the folder, or take that of an earlier run, mark it as edgeq's, and keep other runs out.
+
+    Raises:
+        OutputError: it is not edgeq's, or another run is at work in it.
+    """
+    TUNING.check(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # another run has just written it
+        write_marker(folder, _KIND)
+    with _only_run(folder):
+        yield
+
+
+def _only_run(folder: Path) -> AbstractContextManager[None]:
+    """The lock of a run. It is the marker's: that of the folder is for moments in which files are moved in it."""
+    return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
+
+
+def clear(folder: Path, progress: Progress) -> None:
+    """Remove what a finished run needs no more, and nothing that edgeq did not write."""
+    kept = TUNING.remove(folder)
+    if kept is not None:
+        progress.note(f"{shown(folder)} stays: it holds {shown(kept)}, which edgeq did not write")
+
+
+def _judge(folder: Path) -> Judge | None:
+    marked = is_marker(folder, _KIND)
+    journal = is_journal(folder / JOURNAL)
+    statistics = STATISTICS.judge(folder / COLLECTED)
+    if not marked and not journal and statistics is None:
+        return None
+
+    def judge(name: str) -> bool:
+        """Whether edgeq wrote the file of that name."""
+        if name == MARKER:
+            return marked
+        if name == JOURNAL:
+            return journal
+        first, _, rest = name.partition("/")
+        if first == COLLECTED and statistics is not None:
+            return statistics(rest)
+        return _LEFT.fullmatch(name) is not None
+
+    return judge
+
+
+TUNING = Ownership("folder of an earlier tuning run", _judge)
+"""A marker, a journal and statistics, each of edgeq's form. Without a marker, the others suffice."""
+
+
+MEMORY = 1 << 30
+_SEED = 0
+_MOST_OF_DISK = 0.8
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+class ArrayStore:
+    """Dicts of arrays under integer keys.
+
+    Args:
+        folder: is made; for what exceeds `memory` bytes.
+    """
+
+    def __init__(self, folder: Path, memory: int) -> None:
+        self._folder = folder
+        self._left = memory
+        self._held: dict[int, Arrays] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._held or self._file(key).exists()
+
+    def put(self, key: int, arrays: Arrays) -> None:
+        """Keep the arrays, which must not be changed afterwards."""
+        size = sum(array.nbytes for array in arrays.values())
+        if size <= self._left:
+            self._left -= size
+            self._held[key] = arrays
+            return
+        # Names of tensors may hold anything; numpy makes file names of them.
+        names = list(arrays)
+        numbered = {f"a{i}": arrays[name] for i, name in enumerate(names)}
+        np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
+
+    def get(self, key: int) -> Arrays:
+        """The arrays under `key`, which must be there."""
+        if key in self._held:
+            return self._held[key]
+        with np.load(self._file(key), allow_pickle=False) as archive:
+            return {str(name): archive[f"a{i}"] for i, name in enumerate(archive["names"])}
+
+    def _file(self, key: int) -> Path:
+        return self._folder / f"{key}.npz"
+
+
+class SampleStore:
+    """Samples by position in the shuffled order."""
+
+    def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
+        self.source = samples.source
+        self._arrays = ArrayStore(folder, memory)
+        self._bare: list[Sample] = []
+        with progress.stage("reading samples", len(samples)) as advance:
+            for index, sample in enumerate(samples):
+                if index == 0:
+                    _check_disk_space(sample, len(samples), memory, folder, self.source)
+                self._arrays.put(index, sample.inputs)
+                self._bare.append(dataclasses.replace(sample, inputs={}))
+                advance(1)
+        if not self._bare:
+            raise DataError(f"{samples.source} holds no samples", "Give at least one")
+        self._order = list(range(len(self._bare)))
+        random.Random(_SEED).shuffle(self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """Which samples of the source come first here, ascending."""
+        return tuple(sorted(self._order[:count]))
+
+    def __getitem__(self, position: int) -> Sample:
+        index = self._order[position]
+        return dataclasses.replace(self._bare[index], inputs=self._arrays.get(index))
+
+
+def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, source: str) -> None:
+    """Refuse before the disk is full: samples are taken to be as large as the first."""
+    needed = sum(array.nbytes for array in sample.inputs.values()) * count - memory
+    free = shutil.disk_usage(folder).free
+    if needed > _MOST_OF_DISK * free:
+        raise DataError(
+            f"{source}: {count} samples take {needed / 1e9:.1f} GB of temporary space, of {free / 1e9:.1f} GB free",
+            "Give fewer validation samples, or set TMPDIR to a larger disk",
+        )

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.hardware.target import Target
-from edgeq.model.int8_rules import int8_rules, quantizable_operators
+from edgeq.jobs.job import Built, Job
+from edgeq.model.int8_prediction import int8_rules, quantizable_operators
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
-from edgeq.pipeline.job import Built, Job
-from edgeq.progress import Progress
+from edgeq.run.workers import Engines
 from edgeq.tune.accuracy import AccuracyMeter
-from edgeq.tune.builders import CandidateBuilder
-from edgeq.tune.candidate import Candidate
+from edgeq.tune.engines import CandidateBuilder
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
-from edgeq.tune.more_bits import WIDE, rank_products, rank_tensors
-from edgeq.tune.recover.exclude import rank_static
+from edgeq.tune.recover.costs import rank_static
+from edgeq.tune.recovery import WIDE, rank_products, rank_tensors
 from edgeq.tune.sessions import judged, opened
-from edgeq.workers.engine import Engines
+from edgeq.tune.space import Candidate
+from edgeq.util.display import Progress
 
 SCREENED = 8
 """Samples on which candidates are screened, and noise is measured."""

@@ -14,39 +14,35 @@ import numpy as np
 from edgeq_device.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp
 from edgeq_device.ranking import FEWEST_SESSIONS, RaceRules
 
-from edgeq.backends import Artifact, backend_named
-from edgeq.backends.base import RecoverableBackend
+from edgeq.backends.base import Artifact, RecoverableBackend, backend_named
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
+from edgeq.jobs.job import Built, Job
+from edgeq.jobs.proof import simulated_count
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes
 from edgeq.model.structure import in_engine
-from edgeq.pipeline.job import Built, Job
-from edgeq.pipeline.proof import simulated_count
-from edgeq.progress import SILENT, Progress
 from edgeq.report.tuning_record import Assessment, Screening
-from edgeq.session import SessionSettings
-from edgeq.tune.accuracy import AccuracyMeter
-from edgeq.tune.builders import CandidateBuilder
-from edgeq.tune.candidate import Candidate
-from edgeq.tune.clock import Clock, LocalClock, Model
+from edgeq.run.session import SessionSettings
+from edgeq.run.workers import Engines
+from edgeq.tune.accuracy import AccuracyMeter, AssessmentJob, assess_on, assessor
+from edgeq.tune.engines import CandidateBuilder
 from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.float_layers import Ranking
 from edgeq.tune.goal import Deadline
-from edgeq.tune.journal import digest
+from edgeq.tune.journal import MEMORY, digest
 from edgeq.tune.layer_ranking import SCREENED, LayerRanker
-from edgeq.tune.on_workers import AssessmentJob, assess_on, assessor
 from edgeq.tune.race import race_of
 from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.sessions import SessionPool, judged, opened
-from edgeq.tune.slow_layers import slow_layers
-from edgeq.tune.store import MEMORY
-from edgeq.tune.structures import Structures
+from edgeq.tune.screening import Structures
+from edgeq.tune.sessions import Clock, LocalClock, Model, SessionPool, judged, opened
+from edgeq.tune.space import Candidate
+from edgeq.tune.timing import slow_layers
 from edgeq.tune.trials import ROUGHLY
-from edgeq.workers.engine import Engines
+from edgeq.util.display import SILENT, Progress
 
 # Times the samples of a proof that are simulated of one candidate, at most: some minutes.
 _SIMULATIONS = 4

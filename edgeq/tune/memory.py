@@ -17,19 +17,18 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.atomic import output_file
 from edgeq.errors import EdgeqError, OutputError
-from edgeq.graph.query import sizes
 from edgeq.hardware.profile import Profile
+from edgeq.model.graph import sizes
 from edgeq.model.macs import node_macs
-from edgeq.progress import Progress
-from edgeq.records import fingerprint, parse, plain
-from edgeq.resources import user_folder
 from edgeq.scheme import Scheme
-from edgeq.tune.candidate import Candidate, engine_name
 from edgeq.tune.engines import Field
-from edgeq.tune.explain import unmeasured
-from edgeq.tune.record import Outcome, Trial
+from edgeq.tune.explain import Outcome, Trial, unmeasured
+from edgeq.tune.space import Candidate, engine_name
+from edgeq.util.display import Progress
+from edgeq.util.outputs import output_file
+from edgeq.util.records import fingerprint, parse, plain
+from edgeq.util.resources import user_folder
 
 SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"

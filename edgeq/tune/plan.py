@@ -8,23 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends import backend_named
-from edgeq.backends.base import RecoverableBackend, TargetedBackend
+from edgeq.backends.base import RecoverableBackend, TargetedBackend, backend_named
 from edgeq.data.files import check_there
-from edgeq.data.given import Data
-from edgeq.engines import DEFAULT, EngineChoice
+from edgeq.data.open_source import Data
 from edgeq.errors import HardwareError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.progress import SILENT, Progress
-from edgeq.tune.candidate import Candidate
+from edgeq.run.engines import DEFAULT, EngineChoice
 from edgeq.tune.engines import Field, find_field, with_entrants
 from edgeq.tune.goal import Goal
 from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
+from edgeq.tune.space import Candidate, kernel_candidates, method_candidates, thread_counts
+from edgeq.util.display import SILENT, Progress
 
 # Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
 _DYNAMIC_SHARE = 0.5

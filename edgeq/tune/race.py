@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from edgeq_device.claim import claim
-from edgeq_device.distribution import Distribution, histogram, shared_edges
+from edgeq_device.latency import Distribution, histogram, shared_edges
 from edgeq_device.ranking import Ranking
 
-from edgeq.records import plain
 from edgeq.report.tuning_record import Timing
 from edgeq.tune.evaluator import Race
 from edgeq.tune.trials import TIE
+from edgeq.util.records import plain
 
 LIKELY = 0.05
 """A larger difference of medians counts although the race leaves it in doubt: a little accuracy is not worth it."""

@@ -2,43 +2,152 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgeq.calibrate.files import save_statistics
-from edgeq.data.given import Data, as_data
-from edgeq.display import Page
+from edgeq.data.open_source import Data, as_data
 from edgeq.distributed.workers import open_workers
-from edgeq.engines import EngineChoice, as_engines
 from edgeq.errors import BoardError, GoalNotMetError
 from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.target import Target
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.target import Target, runs_natively
+from edgeq.jobs.builds import prove_built, target_coverage, with_compiled
+from edgeq.jobs.checks import check_request, read_paths
+from edgeq.jobs.job import Job, open_job
+from edgeq.jobs.package import check_bundle_output
+from edgeq.jobs.proof import Proof
+from edgeq.jobs.target_checks import artifact_checks
+from edgeq.jobs.variant_bundle import as_text, bundle_variants
+from edgeq.jobs.variants import PackagedVariant, variant_name, with_fallback
+from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task, as_task
-from edgeq.model.path import path_of
-from edgeq.pipeline.checks import check_request, read_paths
-from edgeq.pipeline.job import Job, open_job
-from edgeq.pipeline.package import check_bundle_output
-from edgeq.pipeline.proof import Proof
-from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
+from edgeq.model.load import model_bytes, path_of
 from edgeq.remote.clock import BoardClock
-from edgeq.tune.document import settings_of
-from edgeq.tune.engines import find_field
-from edgeq.tune.explain import verdict
-from edgeq.tune.folder import COLLECTED, JOURNAL, check_folder, claimed, clear, folder_of
+from edgeq.run.engines import EngineChoice, as_engines
+from edgeq.run.workers import Engines
+from edgeq.scheme import Scheme
+from edgeq.tune.document import make_record, settings_of
+from edgeq.tune.engines import Field, find_field
+from edgeq.tune.evaluator import FLOAT
+from edgeq.tune.explain import Outcome, Trial, verdict
 from edgeq.tune.goal import Deadline, Goal, as_goal
-from edgeq.tune.journal import Journal
+from edgeq.tune.journal import COLLECTED, JOURNAL, Journal, JournaledEvaluator, check_folder, claimed, clear, folder_of
 from edgeq.tune.local import LocalEvaluator
-from edgeq.tune.memory import Memory, memory_file, recall
-from edgeq.tune.plan import is_static, resolve_timed
-from edgeq.tune.prepared_run import PreparedRun
-from edgeq.tune.record import Outcome
-from edgeq.tune.simulated import shortfall
-from edgeq.workers.engine import Engines
+from edgeq.tune.memory import Memory, Space, memory_file, recall
+from edgeq.tune.plan import is_static, kernel_choices, promising_first, resolve_timed
+from edgeq.tune.search import Searched, Searches
+from edgeq.tune.simulated import bundle_note, shortfall, simulated_record
+from edgeq.tune.space import Candidate, sequence_candidates, thread_counts
+from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.records import plain
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run whose model is prepared: search, record, bundle.
+
+    Attributes:
+        here, machine: this machine, and the one where everything is timed.
+        clock: times on another machine; None here.
+        workdir: for what is made on the way.
+    """
+
+    job: Job
+    target: Target
+    here: Machine
+    machine: Machine
+    task: Task | None
+    goal: Goal
+    evaluator: LocalEvaluator
+    clock: BoardClock | None
+    workdir: Path
+    progress: Progress
+
+    def space(self, static: bool, field: Field) -> Space:
+        """Where the search begins; `static`: whether ranges are derived before the build."""
+        kernels = kernel_choices(self.job.prepared, self.target, static=static)
+        candidates = promising_first(kernels, sequence_candidates(self.job, self.target))
+        return Space(candidates, self.target.profile, field)
+
+    def search(
+        self, space: Space, known: Memory, journal: Journal, opener: Engines, budget_s: float | None
+    ) -> Searched:
+        """The best of `space`. What is in the journal is not measured again."""
+        evaluator = JournaledEvaluator(self.evaluator, journal)
+        threads = thread_counts(self.machine.usable_threads)
+        return Searches(evaluator, self.goal, threads, opener.ended, self.progress).best(space, known, budget_s)
+
+    def record(self, searched: Searched, deadline: Deadline) -> dict[str, Any]:
+        """The tuning record, plain values; that of a simulation has other keys."""
+        outcome = searched.outcome
+        if not self.evaluator.timed:
+            return simulated_record(self.target, self.goal, outcome, deadline.elapsed_s)
+        float32 = self.evaluator.float_metrics()
+        about = (self.job, self.target, self.machine, self.task, self.goal)
+        found = make_record(*about, outcome, searched.field, deadline.elapsed_s, float32)
+        found |= {} if self.clock is None else {"boards": plain(self.clock.record())}
+        return found | ({"memory": searched.memory} if searched.memory else {})
+
+    def write(
+        self,
+        outcome: Outcome,
+        chosen: Trial,
+        record: Mapping[str, Any],
+        output: Path,
+        *,
+        selftest: int,
+        with_float: bool,
+        force: bool,
+    ) -> Proof:
+        """Prove the chosen candidate and write the bundle, with what stands in for it where its engine is missing."""
+        timed = self.evaluator.timed
+        winner = self._proven(chosen.candidate, chosen.simulated.samples if chosen.simulated else None)
+        stand_in, preferred = winner, []
+        if chosen.candidate.engine is not None:
+            unquantized = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)
+            stand_in = self._proven(outcome.trial(outcome.fallback).candidate if outcome.fallback else unquantized)
+            preferred = [winner]
+        name = as_text(self.job.source.name)
+        named = "" if timed else f" -t {self.target.name}"
+        notes = () if timed else (bundle_note(record),)
+        bundle_variants(
+            self.job,
+            with_fallback(variant_name(self.target), stand_in, preferred),
+            output,
+            workdir=self.workdir,
+            selftest=selftest,
+            with_float=with_float,
+            command=f"edgeq tune {shlex.quote(name)} --data CALIBRATION{named} -o BUNDLE",
+            tuning=record if timed else None,
+            notes=(*self.job.prepared.notes, *notes, *winner.built.artifact.notes, *winner.proof.opening.notes),
+            force=force,
+            progress=self.progress,
+        )
+        return winner.proof
+
+    def _proven(self, candidate: Candidate, count: int | None = None) -> PackagedVariant:
+        """The candidate's artifact with its proof, on the first `count` samples where a simulator proves it."""
+        built, threads = self.evaluator.built(candidate), candidate.threads
+        built = with_compiled(self.job, built, self.workdir / "compiled", progress=self.progress)
+        route = None if self.clock is None else self.clock.route
+        coverage = target_coverage(self.job, built, self.here, route=route, progress=self.progress)
+        judged = self.job
+        if count is not None:
+            judged = replace(judged, validation=self.evaluator.simulated_samples(count))
+        proof = prove_built(
+            judged, built, coverage, task=self.task, timed=False, threads=threads, count=count, progress=self.progress
+        )
+        size, native = model_bytes(built.artifact.model), runs_natively(self.target, self.here)
+        there = () if self.clock is None else self.clock.checks()
+        checks = strongest((*artifact_checks(built, proof, self.here, None), *there))
+        return PackagedVariant(built, proof, native, size, threads, checks)
+
 
 # Least and most of a budget that is kept for what follows the search.
 _RESERVED = (0.05, 0.25)

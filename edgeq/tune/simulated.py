@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeq.hardware.target import Target
-from edgeq.records import plain
-from edgeq.tune.explain import in_simulator
+from edgeq.tune.explain import Outcome, Trial, in_simulator
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Outcome, Trial
 from edgeq.tune.trials import loss_of
+from edgeq.util.records import plain
 
 
 def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: float) -> dict[str, Any]:

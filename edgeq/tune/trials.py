@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from edgeq.report.tuning_record import Stage, Timing
-from edgeq.tune.candidate import Candidate
+from edgeq.tune.explain import Trial, relative_latency
 from edgeq.tune.goal import Goal
-from edgeq.tune.record import Trial, relative_latency
+from edgeq.tune.space import Candidate
 
 TIE = 0.01
 """Speeds that differ by less, as a share, are equal: the more accurate one wins then."""

@@ -24,7 +24,7 @@ SILENCE_S = 60.0
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 24
 _LOOK_S = 1.0
-# What limits a process, and what the board is: see edgeq/hardware/limits.py, which reads them.
+# What limits a process, and what the board is: see edgeq/hardware/detect.py, which reads them.
 _GROUP_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", "memory.max", "memory.limit_in_bytes")
 _FILES = ("proc/meminfo", "proc/self/cgroup", "proc/device-tree/model")
 _CACHE_FILES = ("level", "type", "size")
@@ -324,8 +324,8 @@ def _describe(folder, request, lines):
         sys.path.insert(0, request["runtime"])
         sys.dont_write_bytecode = True
     from edgeq_device import environment, features
+    from edgeq_device.cuda import read_gpus
     from edgeq_device.engines import engines, installed_version, installed_versions, problem_of
-    from edgeq_device.gpu import read_gpus
 
     versions = installed_versions(request["packages"])
     runtime = versions.get("onnxruntime") or versions.get("onnxruntime-gpu", "")

@@ -62,7 +62,7 @@ def _compile(request: Dict[str, Any]) -> Dict[str, Any]:
 def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
     """onnxruntime, and options with the request's engine in them."""
     from edgeq_device.engines import add_engine, read_engine
-    from edgeq_device.session_options import BRIEF_SPIN, session_options
+    from edgeq_device.options import BRIEF_SPIN, session_options
     from edgeq_device.sessions import onnxruntime
 
     ort = onnxruntime()
@@ -114,8 +114,7 @@ def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     """`bench_models`, of a bundle's variants or of models that requests to open them describe."""
-    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.bench_models import bench_models
+    from edgeq_device.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
     from edgeq_device.bench_settings import BenchSettings
     from edgeq_device.package import open_bundle
     from edgeq_device.sessions import read_device
@@ -136,8 +135,7 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def _subject(one: Dict[str, Any]) -> Any:
     """A model of a benchmark: a variant of a bundle, or what a request to open one describes."""
-    from edgeq_device.bench_bundle import bundle_models
-    from edgeq_device.bench_models import BenchModel
+    from edgeq_device.bench_models import BenchModel, bundle_models
     from edgeq_device.memory import measure_memory
     from edgeq_device.opening import start_variant
     from edgeq_device.package import MAIN, open_bundle

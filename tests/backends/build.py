@@ -10,15 +10,15 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgeq.backends import Artifact
+from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings, open_session
 from tests.graphs import proto
 
 ROWS = 4

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import attributes, proto
 
 Arrays = Mapping[str, np.ndarray]

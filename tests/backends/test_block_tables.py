@@ -10,13 +10,13 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.backends.base import Artifact
-from edgeq.backends.block_products import block_products, read_blocks
 from edgeq.backends.cpu import CpuBackend
-from edgeq.graph.query import constant
 from edgeq.model.compatibility import compatibility
+from edgeq.model.graph import constant
 from edgeq.model.load import read_model
+from edgeq.quantize.block_products import block_products, read_blocks
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import SYMMETRIC_BLOCKS, Scheme
-from edgeq.session import SessionSettings, open_session
 from tests.backends.networks import operators, prepared, sqnr_db
 from tests.graphs import proto
 

@@ -1,4 +1,4 @@
-"""`edgeq.backends.block_weights`: against the error of every range on a fine grid, and the format of MatMulNBits."""
+"""`edgeq.quantize.block_weights`: against the error of every range on a fine grid, and the format of MatMulNBits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgeq.backends.block_weights import BlockWeights, fit_blocks, packed, unpacked
+from edgeq.quantize.block_weights import BlockWeights, fit_blocks, packed, unpacked
 
 
 def error(matrix: np.ndarray, blocks: BlockWeights, importance: np.ndarray) -> float:

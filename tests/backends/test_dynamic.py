@@ -11,19 +11,18 @@ from onnx import TensorProto
 
 from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
-from edgeq.backends.recurrent import LEAST_MACS
-from edgeq.backends.weight_only import gemms_to_matmuls
 from edgeq.errors import ModelError, UsageError
-from edgeq.graph.convert import from_proto, to_proto
 from edgeq.hardware.target import resolve
+from edgeq.jobs.checks import explainer
+from edgeq.jobs.job import Built
 from edgeq.measure.coverage import Explain, measure_coverage
-from edgeq.model.int8_prediction import predict_int8
-from edgeq.model.int8_rules import int8_rules
+from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.prepare import PreparedModel
-from edgeq.pipeline.job import Built
-from edgeq.pipeline.reasons import explainer
+from edgeq.quantize.recurrent import LEAST_MACS
+from edgeq.quantize.weight_only import gemms_to_matmuls
+from edgeq.run.session import open_session
 from edgeq.scheme import IntegerType, Scheme
-from edgeq.session import open_session
 from tests.backends.networks import model_of, operators, prepared, recurrent, run, sqnr_db
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")

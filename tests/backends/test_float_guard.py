@@ -1,4 +1,4 @@
-"""`edgeq.backends.float_guard`: float layers between integer tensors stay float in a session without any options."""
+"""`edgeq.backends.cpu`: float layers between integer tensors stay float in a session without any options."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.backends.float_guard import guard_float_layers
-from edgeq.graph.convert import from_proto, to_bytes, to_proto
-from edgeq.session import SessionSettings, open_session
+from edgeq.backends.cpu import guard_float_layers
+from edgeq.model.edit import from_proto, to_bytes, to_proto
+from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import attributes, proto
 
 RANDOM = np.random.default_rng(0)

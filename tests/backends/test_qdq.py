@@ -21,10 +21,10 @@ from hypothesis.extra.numpy import arrays
 from onnx import numpy_helper
 
 import edgeq
-from edgeq.backends.clamps import implies_clamp
-from edgeq.backends.qdq_params import activation_params, weight_params
 from edgeq.calibrate.ranges import Range
-from edgeq.graph.quant_params import LIMITS
+from edgeq.model.quant_params import LIMITS
+from edgeq.quantize.qdq import implies_clamp
+from edgeq.quantize.quantizer import activation_params, weight_params
 from edgeq.scheme import Scheme
 from tests.backends.build import Bench, bench, mixed, random, residual
 from tests.graphs import proto

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeq.backends import quantizer
 from edgeq.errors import RuntimeUnavailableError
+from edgeq.quantize import quantizer
 
 
 def test_threads_that_overlap_leave_logging_as_it_was() -> None:

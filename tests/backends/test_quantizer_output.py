@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeq.backends.quantizer_output import quantizer_output
 from edgeq.model.load import model_files
+from edgeq.quantize.quantizer import quantizer_output
 from tests.graphs import proto
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
+from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
-from edgeq.graph.convert import from_proto
-from edgeq.model.names import separate_names
-from edgeq.pipeline.job import Data
-from edgeq.pipeline.quantize import Quantized, quantize
+from edgeq.jobs.quantize import Quantized, quantize
+from edgeq.model.clean import separate_names
+from edgeq.model.edit import from_proto
 from tests.cli.workspace import random
 from tests.graphs import proto
 

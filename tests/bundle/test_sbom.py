@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgeq.bundle.sbom import make_sbom
+from edgeq.bundle.plan import make_sbom
 from edgeq.bundle.spec import BundleSpec
 
 METADATA = {

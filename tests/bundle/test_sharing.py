@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeq.bundle.sharing import ModelFiles, StoredFile, share
+from edgeq.bundle.plan import ModelFiles, StoredFile, share
 
 
 def files(model: str, **external: str) -> ModelFiles:

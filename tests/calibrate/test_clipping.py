@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.calibrate.clipping import clipped_power
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.ranges import Range, clipped_power
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.samples import open_samples
 from edgeq.model.load import model_signature, read_model

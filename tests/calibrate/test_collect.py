@@ -19,9 +19,9 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.calibrate.statistics import Nonfinite, Statistics
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, DataError
-from edgeq.graph.convert import from_proto
+from edgeq.model.edit import from_proto
 from edgeq.model.load import model_digest, read_model
-from edgeq.progress import Advance, Silent
+from edgeq.util.display import Advance, Silent
 
 from .models import ListSamples, images, small_cnn, write
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.float_outputs import FloatOutputs
-from edgeq.data.given import Data
+from edgeq.calibrate.float_pass import FloatOutputs
+from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.model.load import model_signature, read_model
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 from tests.backends.build import random, residual
 
 

@@ -13,21 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.backends.tensorrt.placement import plan_placement
+from edgeq.backends.tensorrt.explicit import plan_placement
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.hazards import calibrated, find_hazards
-from edgeq.calibrate.hazards.joins import COLUMNS, JOINED, TAIL
-from edgeq.calibrate.hazards.measured import Spread
-from edgeq.calibrate.hazards.nothing import NONFINITE, NOTHING, far_value
-from edgeq.calibrate.hazards.precision import ANGLE, DIVISOR, LOGARITHM, ROOT, root_snr
+from edgeq.calibrate.hazard_precision import ANGLE, DIVISOR, LOGARITHM, ROOT, Spread, root_snr
+from edgeq.calibrate.hazards import COLUMNS, JOINED, NONFINITE, NOTHING, TAIL, calibrated, far_value, find_hazards
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.ranges import scheme_ranges
 from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.model.int8_prediction import predict_int8
-from edgeq.model.int8_rules import int8_rules
+from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.prepare import prepare_model
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings, open_session
 from tests.graphs import model, proto
 
 from .models import ListSamples

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeq.calibrate.collect import _collect
+from edgeq.calibrate.collect import Merged, _collect
 from edgeq.calibrate.histogram import EMPTY, Counter
 from edgeq.calibrate.observer import Observer
-from edgeq.calibrate.on_workers import Merged
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.calibrate.tensors import Derived, Plan
 

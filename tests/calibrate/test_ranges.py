@@ -6,8 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.calibrate.histogram import histogram_of
-from edgeq.calibrate.linear import BINS, Linear, linear_of
+from edgeq.calibrate.histogram import BINS, Linear, histogram_of, linear_of
 from edgeq.calibrate.methods import mse
 from edgeq.calibrate.methods.entropy import FLOOR, divergences, entropy_range, windows
 from edgeq.calibrate.methods.mse import moments_of, mse_range, squared_errors

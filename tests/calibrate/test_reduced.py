@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.calibrate import reduced
+from edgeq.calibrate import observer
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.reduced import FIRST, bounded_by, reduce_large, row_length
+from edgeq.calibrate.observer import FIRST, bounded_by, reduce_large, row_length
 from edgeq.calibrate.statistics import Nonfinite, Statistics
 from edgeq.errors import CalibrationError
-from edgeq.graph.convert import to_bytes
+from edgeq.model.edit import to_bytes
 from edgeq.model.load import read_model
 from tests.graphs import model
 
@@ -31,21 +31,21 @@ COUNT, SIZE = FIRST + 5, 64
 def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each sample of which a reduced session could be used, whether it was."""
     found: list[bool] = []
-    run = reduced._Reduced.run
+    run = observer._Reduced.run
 
-    def watched(self: reduced._Reduced, inputs: reduced.Inputs) -> Any:
+    def watched(self: observer._Reduced, inputs: observer.Inputs) -> Any:
         values = run(self, inputs)
         found.append(values is not None)
         return values
 
-    monkeypatch.setattr(reduced._Reduced, "run", watched)
+    monkeypatch.setattr(observer._Reduced, "run", watched)
     return found
 
 
 def whole(path: Path, samples: ListSamples, **options: Any) -> Statistics:
     """The statistics by fetching everything."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reduced, "FIRST", len(samples))
+        patch.setattr(observer, "FIRST", len(samples))
         return collect(read_model(path), samples, **options)
 
 

@@ -10,15 +10,24 @@ from click.testing import CliRunner
 from edgeq.calibrate.files import save_statistics
 from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.observer import Observer
-from edgeq.calibrate.plot import sparkline, svg_plot, text_plot, write_svg
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.show import Shown, columns, heights, open_shown, show_statistics
+from edgeq.calibrate.show import (
+    Shown,
+    columns,
+    heights,
+    open_shown,
+    show_statistics,
+    sparkline,
+    svg_plot,
+    text_plot,
+    write_svg,
+)
 from edgeq.calibrate.statistics import Statistics, TensorStatistics
 from edgeq.calibrate.table import FLATBUFFERS, write_native, write_tables
 from edgeq.cli import group
 from edgeq.errors import OutputError, UsageError
-from edgeq.records import plain
-from edgeq.registry import METHODS
+from edgeq.util.records import plain
+from edgeq.util.registry import METHODS
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from edgeq.calibrate.table import (
     CACHE,
     FLATBUFFERS,
     JSON,
+    decode_table,
+    encode_table,
     read_cache,
     read_flatbuffers,
     read_json,
@@ -24,7 +26,6 @@ from edgeq.calibrate.table import (
     write_native,
     write_tables,
 )
-from edgeq.calibrate.table_flatbuffers import decode_table, encode_table
 from edgeq.errors import CalibrationError
 
 RANGES = {"z/out": Range(-27.8, -0.1), "a:0": Range(0.0, 6.0), "ünï": Range(-1e-8, 3e-9), "zero": Range(0.0, 0.0)}
@@ -162,7 +163,7 @@ def test_wrong_files_are_reported(tmp_path: Path, name: str, content: bytes, mes
 
 
 def test_keys_out_of_order_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq.calibrate.table_flatbuffers.sorted", lambda x, key: list(x), raising=False)
+    monkeypatch.setattr("edgeq.calibrate.table.sorted", lambda x, key: list(x), raising=False)
     (tmp_path / FLATBUFFERS).write_bytes(encode_table({"b": "1", "a": "2"}))
     with pytest.raises(CalibrationError, match="out of order"):
         read_flatbuffers(tmp_path / FLATBUFFERS)

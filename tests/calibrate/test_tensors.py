@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from edgeq.calibrate.tensors import Derived, plan, quantizable_tensors
-from edgeq.graph.index import GraphIndex
+from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 
 from .models import small_cnn, write

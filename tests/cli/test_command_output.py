@@ -16,9 +16,9 @@ from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq import errors
-from edgeq import process as ending
 from edgeq.errors import EdgeqError
-from edgeq.pipeline import demo
+from edgeq.jobs import demo
+from edgeq.util import process as ending
 from tests.cli import process
 from tests.cli.workspace import Workspace
 

@@ -13,8 +13,8 @@ from edgeq_device.latency import WarmUp
 
 from edgeq import demo
 from edgeq.cli import bench, detect, eval, quantize
-from edgeq.engines import choose_engine
 from edgeq.measure.bench import bench as bench_function
+from edgeq.run.engines import choose_engine
 from tests import fake_engine
 
 MODEL, DATA = str(demo.MODEL), str(demo.CALIBRATION)
@@ -24,7 +24,7 @@ MODEL, DATA = str(demo.MODEL), str(demo.CALIBRATION)
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake_engine.install(tmp_path, monkeypatch)
     known = {**fake_engine.load_engines(), "fake": engine}
-    monkeypatch.setattr("edgeq.engines.load_engines", lambda *folders: known)
+    monkeypatch.setattr("edgeq.run.engines.load_engines", lambda *folders: known)
 
 
 def run(command: Any, *arguments: str) -> dict[str, Any]:

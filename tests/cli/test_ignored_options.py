@@ -9,8 +9,8 @@ import pytest
 from edgeq_device.cli import main
 
 from edgeq import demo
-from edgeq.data.given import Data
-from edgeq.pipeline.package import package
+from edgeq.data.open_source import Data
+from edgeq.jobs.package import package
 from tests.cli.workspace import Workspace
 
 OPTION = ("--session-option", "session.disable_prepacking=1")

@@ -17,8 +17,8 @@ import pytest
 from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
-from edgeq.pipeline import job, quantize, variant_bundle
-from edgeq.process import INTERRUPTED, TERMINAL_GONE, TERMINATED
+from edgeq.jobs import job, quantize, variant_bundle
+from edgeq.util.process import INTERRUPTED, TERMINAL_GONE, TERMINATED
 from tests.cli import process
 from tests.cli.workspace import Workspace, contents
 
@@ -103,7 +103,7 @@ def test_a_signal_in_the_middle(tmp_path: Path, name: str, codes: set[int]) -> N
 TURNED = """
 import os, signal
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.process import ends_in_one_line, restore_interrupts
+from edgeq.util.process import ends_in_one_line, restore_interrupts
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 restore_interrupts()
 with ends_in_one_line():
@@ -138,7 +138,7 @@ def test_a_signal_that_a_library_makes_an_error_of_ends_the_program_all_the_same
 HANDLERS = """
 import signal
 import edgeq.__main__
-from edgeq.process import _endings, restore_interrupts
+from edgeq.util.process import _endings, restore_interrupts
 print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
 restore_interrupts()
 print(signal.getsignal(signal.SIGINT) == _endings.interrupt)

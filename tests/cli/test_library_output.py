@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from edgeq_device.terminal import printable_lines
+from edgeq_device.relay import printable_lines
 
 from edgeq.bundle.write import BundleSpec, write_bundle
 from tests.bundle.samples import INPUT, linear, variant

@@ -17,11 +17,11 @@ from edgeq_device.latency import WarmUp
 from edgeq.cli import COMMANDS, group
 from edgeq.cli._next import NEXT, next_line
 from edgeq.errors import GoalNotMetError
-from edgeq.pipeline import demo
+from edgeq.jobs import demo
+from tests.bundle.oci.registry import in_process
+from tests.bundle.signing.keys import write_key
 from tests.cli.workspace import Workspace
-from tests.oci.registry import in_process
 from tests.remote.conftest import FakeBoard, make_board
-from tests.signing.keys import write_key
 
 __all__ = ["make_board"]
 

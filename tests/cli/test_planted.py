@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from edgeq_device.children import import_path, python_command
+from edgeq_device.guest import import_path, python_command
 
 from edgeq.bundle.write import BundleSpec, write_bundle
 from edgeq.cli import COMMANDS, group
-from edgeq.emulate.commands import which
+from edgeq.emulate.apt import which
 from edgeq.errors import EdgeqError
 from tests.bundle.samples import INPUT, linear, variant
 from tests.cli.process import REPOSITORY
@@ -294,7 +294,7 @@ def test_a_runtime_on_the_parents_path_is_the_childs(tmp_path: Path) -> None:
     site.mkdir()
     here.mkdir()
     code = f"import sys; sys.path[:0] = [{str(RUNNER)!r}, {str(site)!r}]; sys.path += ['', {str(here)!r}, 'site']\n"
-    code += "from edgeq_device.children import import_path; print(*import_path(), sep=chr(10))"
+    code += "from edgeq_device.guest import import_path; print(*import_path(), sep=chr(10))"
     kept = run(["-P", "-c", code], here).stdout.splitlines()
     assert kept[:2] == [str(RUNNER), str(site)]
     assert not {"", "site", str(here)} & set(kept)

@@ -13,7 +13,7 @@ from edgeq.errors import (
     ModelError,
     UsageError,
 )
-from edgeq.process import ends_in_one_line
+from edgeq.util.process import ends_in_one_line
 from tests.cli.workspace import Workspace
 
 MODEL, DATA, USAGE = ModelError.exit_code, DataError.exit_code, UsageError.exit_code

@@ -12,11 +12,11 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeq.backends.block_products import block_products, read_blocks
 from edgeq.compat import matmul_4bits_quantizer, matmul_nbits_quantizer, quantize
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.model.load import read_model
-from edgeq.session import open_session
+from edgeq.quantize.block_products import block_products, read_blocks
+from edgeq.run.session import open_session
 from tests.graphs import proto
 
 WORDS = np.random.default_rng(1).integers(0, 40, (2, 8))

@@ -10,7 +10,7 @@ import edgeq
 from compat.networks import Reader, images
 from edgeq.calibrate.run import calibrate
 from edgeq.model.load import model_signature
-from edgeq.records import plain
+from edgeq.util.records import plain
 
 
 def test_quantize_and_package(model: Path, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.data.batches import batches, rebatch
-from edgeq.data.samples import Sample
+from edgeq.data.samples import Sample, batches, rebatch
 
 
 def make(number: int, rows: int) -> Sample:

@@ -9,7 +9,7 @@ import pytest
 
 from data.helpers import IMAGE_MODEL, floats, save_image
 from edgeq import register_preprocess
-from edgeq.data.class_folders import class_folders, empty_classes, strays
+from edgeq.data.records import class_folders, empty_classes, strays
 from edgeq.data.samples import open_samples
 
 

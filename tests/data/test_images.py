@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from data.helpers import encoded, pixels
-from edgeq.data.images import decode, decode_bytes
+from edgeq.data.files import decode, decode_bytes
 from edgeq.errors import DataError
 
 

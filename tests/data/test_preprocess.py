@@ -17,9 +17,9 @@ from data.helpers import pixels, spec
 from edgeq.data import preprocess as module
 from edgeq.data.builtin import BUILTIN
 from edgeq.data.preprocess import load_preprocess, names, register
-from edgeq.data.state import Picture
+from edgeq.data.records import Picture
 from edgeq.errors import DataError
-from edgeq.records import plain
+from edgeq.util.records import plain
 
 NCHW = spec("x", "N", 3, 4, 5)
 f32 = np.float32

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data.helpers import IMAGE_MODEL, floats, save_image, signature, spec
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.data.preprocess import register as register_preprocess
 from edgeq.data.python_items import open_python, split_item
 from edgeq.data.sample import Sample

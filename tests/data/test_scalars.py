@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 from edgeq.bundle.verify import verify_bundle
 from edgeq.data.samples import open_samples
+from edgeq.jobs.package import package
 from edgeq.model.load import model_signature
-from edgeq.pipeline.package import package
 from tests import graphs
 
 VOICE = """

@@ -14,7 +14,7 @@ import pytest
 from data.helpers import signature, spec
 from edgeq.data.preprocess import load_preprocess
 from edgeq.data.samples import open_samples
-from edgeq.records import plain
+from edgeq.util.records import plain
 
 SPECS = Path(__file__).resolve().parents[2] / "benchmarks" / "specs"
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.data.pixels import FILTERS, ROUNDINGS
-from edgeq.data.spec import parse_spec, parse_text
+from edgeq.data.preprocess import parse_spec, parse_text
+from edgeq.data.step import FILTERS, ROUNDINGS
 from edgeq.data.steps import build_step
 from edgeq.data.steps.letterbox import POSITIONS
 from edgeq.data.steps.resize import RULES
 from edgeq.errors import DataError
-from edgeq.records import plain
+from edgeq.util.records import plain
 
 finite = st.floats(-1e6, 1e6).filter(lambda v: v != 0)
 size = st.one_of(st.integers(1, 4096), st.tuples(st.integers(1, 4096), st.integers(1, 4096)).map(list))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.helpers import pixels, spec
-from edgeq.data.state import Geometry, State, to_original
+from edgeq.data.records import Geometry, State, to_original
 from edgeq.data.steps import build_step
 from edgeq.errors import DataError
 

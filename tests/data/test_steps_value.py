@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from data.helpers import spec
-from edgeq.data.state import State
+from edgeq.data.records import State
 from edgeq.data.steps import build_step
 from edgeq.data.steps.window import Window
 from edgeq.errors import DataError

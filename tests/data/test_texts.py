@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.data.texts import Paths, open_text
+from edgeq.data.labels import Paths, open_text
 from edgeq.errors import DataError
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeq import demo
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 
 
 def samples(path: object) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:

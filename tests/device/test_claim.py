@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from edgeq_device.claim import CONFIDENCE, FASTER, FEWEST_PAIRS, SLOWER, UNKNOWN, UNSETTLED, WIDEST, Claim, claim
-from edgeq_device.distribution import Distribution
+from edgeq_device.latency import Distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

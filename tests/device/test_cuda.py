@@ -12,8 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from edgeq_device import cuda
-from edgeq_device.binding import BoundSession
-from edgeq_device.cuda import CUDA, CapturedSession, OpenWith, open_cuda
+from edgeq_device.cuda import CUDA, BoundSession, CapturedSession, OpenWith, open_cuda
 from edgeq_device.errors import RuntimeUnavailableError
 
 from tests import graphs

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from edgeq_device.ecdsa import CURVES, Curve, PublicKey, read_public_key
 from edgeq_device.errors import UsageError
+from edgeq_device.signature import CURVES, Curve, PublicKey, read_public_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

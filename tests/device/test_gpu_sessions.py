@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device import gpu_sessions
+from edgeq_device import sessions as gpu_sessions
+from edgeq_device.cuda import Gpu
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.gpu import Gpu
-from edgeq_device.gpu_sessions import open_on_gpu
+from edgeq_device.sessions import open_on_gpu
 from edgeq_device.variants import Variant
 
 from .fakes import case, variant

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeq_device.cuda import Gpu
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.gpu import Gpu
 from edgeq_device.opening import open_best
 from edgeq_device.select import Device, judge, select
 from edgeq_device.sessions import open_session

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.children import python_command
 from edgeq_device.environment import read_memory
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.guest import python_command
 from edgeq_device.memory import measure_memory
 from edgeq_device.serve import open_request
 

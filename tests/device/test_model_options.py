@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from edgeq_device.errors import BundleError
-from edgeq_device.model_options import KEY, model_options
+from edgeq_device.options import KEY, model_options
 from edgeq_device.package import open_bundle
 from edgeq_device.sessions import open_session as open_on_device
 
@@ -17,7 +17,7 @@ from edgeq import errors
 from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
 from edgeq.cli import group
 from edgeq.measure.loaded_model import open_model
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 from tests import graphs
 
 OPTION, OTHER = "session.x64quantprecision", "session.disable_prepacking"
@@ -112,7 +112,7 @@ def test_options_by_hand_are_set(model: Path, tmp_path: Path, monkeypatch: pytes
         seen.append(dict(settings.config))
         return open_session(path, settings)
 
-    monkeypatch.setattr("edgeq.workers.engine.open_session", spy)
+    monkeypatch.setattr("edgeq.run.workers.open_session", spy)
     np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
     reference = carrying(tmp_path / "float.onnx")
     by_hand = ["--data", str(tmp_path / "x.npy"), "--session-option", f"{OTHER}=1", "--json"]

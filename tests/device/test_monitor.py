@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.monitor import Monitor, environment_notes
+from edgeq_device.bench import Monitor, environment_notes
 
 FREQUENCY = "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
 ZONE = "sys/class/thermal/thermal_zone0/temp"

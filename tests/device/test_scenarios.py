@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.distribution import Distribution
+from edgeq_device.latency import Distribution
 from edgeq_device.scenarios import (
     SCENARIOS,
     ServerResult,

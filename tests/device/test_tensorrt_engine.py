@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgeq_device.cuda import Gpu
 from edgeq_device.errors import OutputError
-from edgeq_device.gpu import Gpu
-from edgeq_device.tensorrt_engine import engine_key, plan_engine, trtexec_line, typed_options
+from edgeq_device.tensorrt import engine_key, plan_engine, trtexec_line, typed_options
 from edgeq_device.variants import Variant
 
 from .fakes import variant

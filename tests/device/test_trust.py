@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from edgeq_device import trust as trust_module
-from edgeq_device.ecdsa import CURVES, PublicKey
 from edgeq_device.errors import BundleError, UsageError
+from edgeq_device.signature import CURVES, PublicKey
 from edgeq_device.trust import read_trust, trust_for
 
 KEY = PublicKey(CURVES[0], CURVES[0].x, CURVES[0].y)
@@ -130,8 +130,8 @@ def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_rotation_expiry_and_revocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two keys are trusted while one takes over from the other; then the old one ends, or is revoked."""
     pytest.importorskip("cryptography")
-    from edgeq.signing.sign import read_signing_key, sign_files
-    from tests.signing.keys import write_key
+    from edgeq.bundle.sign import read_signing_key, sign_files
+    from tests.bundle.signing.keys import write_key
 
     files = {"a": "0" * 64}
     old, new = (read_signing_key(write_key(tmp_path, name)) for name in ("old", "new"))

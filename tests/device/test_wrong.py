@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from edgeq_device.errors import BundleError
-from edgeq_device.select import judge, select
-from edgeq_device.wrong import known_wrong, wrong_here
+from edgeq_device.select import judge, known_wrong, select, wrong_here
 
 from edgeq.model.compatibility import wrong_table
-from edgeq.resources import shipped
+from edgeq.util.resources import shipped
 
 from .fakes import bundle, device, variant
 

@@ -15,24 +15,24 @@ from onnx import numpy_helper
 from edgeq import demo
 from edgeq.calibrate.run import calibrate
 from edgeq.cli import group
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.data.shards import Sharded
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import DataError, UsageError
 from edgeq.hardware.target import resolve
+from edgeq.jobs.job import open_job
+from edgeq.jobs.quantize import quantize
 from edgeq.measure.accuracy import RunningEvaluation
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
-from edgeq.measure.inference import infer
+from edgeq.measure.latency import infer
 from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import Task, make_task
 from edgeq.model.load import model_signature
-from edgeq.pipeline.job import open_job
-from edgeq.pipeline.quantize import quantize
-from edgeq.records import plain
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.space import kernel_candidates
+from edgeq.util.records import plain
 from tests.distributed.jobs import dies_at, lives
 from tests.graphs import proto
 from tests.measure.fakes import linear_model

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from edgeq.distributed import workers
-from edgeq.distributed.files import files_for
-from edgeq.distributed.versions import check_versions, versions
-from edgeq.distributed.workers import Workers, open_workers
+from edgeq.distributed.processes import check_versions, versions
+from edgeq.distributed.workers import Workers, files_for, open_workers
 from edgeq.errors import DataError, EdgeqError, GoalNotMetError, RuntimeUnavailableError, UsageError
 from tests.distributed.jobs import Squares, ignores_interrupts
 
@@ -201,4 +200,4 @@ def test_without_the_option_nothing_of_dask_is_imported() -> None:
     """It is imported inside functions, and at the top of one module that only such a function imports."""
     early = re.compile(r"^(?:import|from) (?:dask|distributed|edgeq\.distributed\.plugin)\b", re.MULTILINE)
     found = [p for p in (REPOSITORY / "edgeq").rglob("*.py") if early.search(p.read_text("utf-8"))]
-    assert [path.relative_to(REPOSITORY).as_posix() for path in found] == ["edgeq/distributed/plugin.py"]
+    assert [path.relative_to(REPOSITORY).as_posix() for path in found] == ["edgeq/distributed/workers.py"]

@@ -16,7 +16,7 @@ import pytest
 
 from edgeq.cli import group
 from edgeq.emulate.emulator import home
-from edgeq.emulate.mask import FOLDER
+from edgeq.emulate.routes import FOLDER
 from edgeq.errors import UsageError
 from tests.docs.blocks import LANGUAGES, REPOSITORY, Block, blocks, pages, spans
 from tests.docs.exceptions import NOT_RUN

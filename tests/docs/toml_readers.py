@@ -9,11 +9,12 @@ from typing import Any
 
 from edgeq.cli import group
 from edgeq.cli._recipe import read as _recipe_steps
-from edgeq.data.spec import parse_spec
+from edgeq.data.preprocess import parse_spec
 from edgeq.errors import EdgeqError
-from edgeq.hardware import document, schema
+from edgeq.hardware import schema
+from edgeq.hardware import schema as document
 from edgeq.hardware.target import resolve
-from edgeq.model.int8_rules import int8_rules
+from edgeq.model.int8_prediction import int8_rules
 from edgeq.remote.devices import boards_of
 from edgeq.report.gate import read_limits
 

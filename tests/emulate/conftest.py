@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from edgeq_device.features import read_features
 
-from edgeq.emulate import mask
+from edgeq.emulate import routes
 from edgeq.emulate.emulator import emulator_named, home, load_emulators
-from edgeq.emulate.qemu import Qemu, find_qemu
+from edgeq.emulate.machine import Qemu, find_qemu
 from edgeq.emulate.setup import setup
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import RuntimeUnavailableError
@@ -66,5 +66,5 @@ def haswell() -> str:
 
 @pytest.fixture(scope="session")
 def maskable(masked: None) -> None:
-    if mask.why_not() or "avx512_vnni" not in read_features()[1]:
-        pytest.skip(mask.why_not() or "this CPU has no AVX-512 VNNI to mask")
+    if routes.why_not() or "avx512_vnni" not in read_features()[1]:
+        pytest.skip(routes.why_not() or "this CPU has no AVX-512 VNNI to mask")

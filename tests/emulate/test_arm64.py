@@ -15,14 +15,13 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.emulate.emulator import emulator_named
-from edgeq.emulate.machine import emulated_command
-from edgeq.emulate.qemu import Qemu
+from edgeq.emulate.machine import Qemu, emulated_command
 from edgeq.emulate.sysroot import Sysroot
 from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.errors import HardwareError
-from edgeq.pipeline.package import package
+from edgeq.jobs.package import package
 from tests.graphs import proto
 
 pytestmark = pytest.mark.slow

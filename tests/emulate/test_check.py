@@ -20,11 +20,11 @@ from edgeq.emulate.verify import summary
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import Target, resolve
-from edgeq.measure.inference import Session
+from edgeq.measure.latency import Session
 from edgeq.measure.task import make_task
 from edgeq.model.load import signature_of
-from edgeq.records import plain
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.records import plain
 from tests.graphs import proto
 
 MACHINE = Machine("x86_64", frozenset({"sse4_1"}))

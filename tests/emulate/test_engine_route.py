@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.emulate.check import Trial, check_trial
-from edgeq.emulate.engine_route import route_for
-from edgeq.emulate.probe import EXACT, SATURATED
+from edgeq.emulate.check import Trial, check_trial, route_for
+from edgeq.emulate.emulator import EXACT, SATURATED
 from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, route_to
-from edgeq.engines import Engine, IsaCap, IsaLevel, load_engines
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
+from edgeq.run.engines import Engine, IsaCap, IsaLevel, load_engines
+from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings
 from tests import fake_engine
 from tests.backends.build import bench, residual
 from tests.plugins import needs_plugin

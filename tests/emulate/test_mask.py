@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.emulate import mask
-from edgeq.emulate.emulator import load_emulators
+from edgeq.emulate import routes
+from edgeq.emulate.emulator import load_emulators, probe, probe_file
 from edgeq.emulate.machine import emulated_command
-from edgeq.emulate.mask import masked_command, patched
-from edgeq.emulate.probe import probe, probe_file
+from edgeq.emulate.routes import masked_command, patched
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.session import SessionSettings
-from edgeq.workers.guest import Guest, start_guest
+from edgeq.run.session import SessionSettings
+from edgeq.run.workers import Guest, start_guest
 
 # Two CPUID instructions, and their bytes once more inside a constant, where they must be left alone.
 ASKING = """
@@ -50,8 +49,8 @@ print(shim.edgeq_mask_count())
 
 @pytest.fixture
 def compiler() -> None:
-    if mask.why_not() or not sys.platform.startswith("linux") or not importlib.util.find_spec("onnxruntime"):
-        pytest.skip(mask.why_not() or "CPUID is an x86-64 instruction")
+    if routes.why_not() or not sys.platform.startswith("linux") or not importlib.util.find_spec("onnxruntime"):
+        pytest.skip(routes.why_not() or "CPUID is an x86-64 instruction")
     if load_emulators()["x86_64"].elf_machine != int.from_bytes(Path(sys.executable).read_bytes()[18:20], "little"):
         pytest.skip("CPUID is an x86-64 instruction")
 
@@ -67,7 +66,7 @@ def test_only_instructions_are_replaced_and_only_bits_are_cleared(compiler: None
     changed = tmp_path / "patched.so"
     changed.write_bytes(patched(plain))
     assert changed.read_bytes().count(b"\x0f\xff") == plain.read_bytes().count(b"\x0f\xff") + 2
-    shim = compiled(Path(mask.__file__).with_name("cpuid_mask.c").read_text(), tmp_path / "shim.so")
+    shim = compiled(Path(routes.__file__).with_name("cpuid_mask.c").read_text(), tmp_path / "shim.so")
     ran = subprocess.run(
         [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN, str(shim), str(changed)], capture_output=True, text=True
     )
@@ -85,7 +84,7 @@ def test_only_instructions_are_replaced_and_only_bits_are_cleared(compiler: None
 
 
 def test_another_illegal_instruction_still_ends_the_process(compiler: None, tmp_path: Path) -> None:
-    shim = compiled(Path(mask.__file__).with_name("cpuid_mask.c").read_text(), tmp_path / "shim.so")
+    shim = compiled(Path(routes.__file__).with_name("cpuid_mask.c").read_text(), tmp_path / "shim.so")
     bad = compiled("void bad(void) { __builtin_trap(); }", tmp_path / "bad.so")
     code = "import ctypes, sys\nctypes.CDLL(sys.argv[1]).edgeq_mask_install()\nctypes.CDLL(sys.argv[2]).bad()"
     ran = subprocess.run([sys.executable, "-c", code, str(shim), str(bad)], capture_output=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.emulate.emulator import load_emulators
-from edgeq.emulate.probe import (
+from edgeq.emulate.emulator import (
     KernelProof,
     Watch,
     check_kernels,
     kind_of_sums,
+    load_emulators,
     load_proof,
     probe,
     probe_model,
@@ -21,7 +21,7 @@ from edgeq.emulate.probe import (
 )
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.hardware.target import resolve
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 
 ARM = load_emulators()["arm64"]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.emulate.emulator import load_emulators
-from edgeq.emulate.machine import check_cpuinfo, emulated_command
-from edgeq.emulate.qemu import Qemu, find_qemu, require_qemu
+from edgeq.emulate.machine import Qemu, check_cpuinfo, emulated_command, find_qemu, require_qemu
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 
 X86, ARM = load_emulators()["x86_64"], load_emulators()["arm64"]

@@ -16,7 +16,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles
 from edgeq.hardware.target import Target, resolve
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 
 AVX2 = "sse4_1 avx avx2 fma"
 AVX512 = f"{AVX2} avx512f avx512bw avx512dq avx512vl"

@@ -14,16 +14,16 @@ import pytest
 from click.testing import CliRunner
 from edgeq_device.arrays import read_arrays
 
-from edgeq.bundle.read import opened
+from edgeq.bundle.verify import opened
 from edgeq.cli import group
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.emulate.verify import VerifyRequest, next_check, verify_on
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.pipeline.package import package
-from edgeq.pipeline.simulators import SIMULATORS
-from edgeq.records import plain
+from edgeq.jobs.emulated import SIMULATORS
+from edgeq.jobs.package import package
+from edgeq.util.records import plain
 from tests.graphs import proto
 
 

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from edgeq_device.cuda import CUDA, open_cuda
+from edgeq_device.cuda import CUDA, open_cuda, read_gpus
 from edgeq_device.engines import engine_options
-from edgeq_device.gpu import read_gpus
 
 from edgeq import demo
-from edgeq.engines import load_engines
-from edgeq.pipeline.doctor import doctor
-from edgeq.pipeline.engine_checks import check_engine
+from edgeq.jobs.doctor import doctor
+from edgeq.jobs.engine_checks import check_engine
+from edgeq.run.engines import load_engines
 
 pytestmark = pytest.mark.gpu
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 from importlib import metadata
 
 import pytest
+from edgeq_device.cuda import Gpu
 from edgeq_device.features import Reading
 
-from edgeq.hardware import detect, runtimes
+from edgeq.hardware import detect
+from edgeq.hardware import detect as runtimes
 from edgeq.hardware.detect import combine
-from edgeq.hardware.machine import Cache, Gpu
+from edgeq.hardware.machine import Cache
 from tests.device.nvidia import RECORDED, Nvml, loads
 from tests.hardware.recorded import RECORDS, evidence_of
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edgeq_device.cuda import Gpu
 
-from edgeq.engines import load_engines
 from edgeq.hardware.engines import Installed, detect_engines
-from edgeq.hardware.machine import Gpu, Machine
+from edgeq.hardware.machine import Machine
+from edgeq.run.engines import load_engines
 from tests import fake_engine
 
 HERE = Machine(architecture="x86_64", features=frozenset({"amx_bf16"}))

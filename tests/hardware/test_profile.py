@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from edgeq_device.cuda import Gpu
 
 from edgeq.errors import HardwareError
-from edgeq.hardware.machine import Gpu, Machine
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import ANY, Profile, load_profiles, match_profile
-from edgeq.records import plain
-from edgeq.resources import shipped
 from edgeq.scheme import Scheme
+from edgeq.util.records import plain
+from edgeq.util.resources import shipped
 
 SHIPPED = shipped("profiles")
 PROFILES = load_profiles([SHIPPED])

@@ -4,14 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from edgeq_device.cuda import Gpu
 
 from edgeq.errors import HardwareError
 from edgeq.hardware import schema
-from edgeq.hardware.machine import Gpu, Machine
+from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import load_targets, resolve
-from edgeq.records import plain
-from edgeq.resources import shipped
+from edgeq.util.records import plain
+from edgeq.util.resources import shipped
 from tests.hardware.recorded import RECORDS, machine_of
 
 PROFILES = load_profiles([shipped("profiles")])

@@ -13,7 +13,7 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples, open_samples
-from edgeq.graph.index import GraphIndex
+from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.scheme import Scheme

@@ -10,8 +10,8 @@ from edgeq.errors import CheckFailedError, DataError, RuntimeUnavailableError, U
 from edgeq.measure.accuracy import Accuracy, evaluate, evaluate_many, evaluate_sessions
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
-from edgeq.records import plain
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.records import plain
 from tests.measure.fakes import FakeSession, linear_model, vectors
 
 

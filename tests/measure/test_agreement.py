@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from edgeq.errors import DataError
 from edgeq.measure.comparison import Comparison, OutputComparison, compare_many, compare_sessions, decibels
-from edgeq.records import plain
+from edgeq.util.records import plain
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 
 numbers = st.floats(-1e3, 1e3, width=32)

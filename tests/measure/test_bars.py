@@ -12,7 +12,7 @@ import pytest
 
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.task import TaskOptions
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 
 SPECS = Path(__file__).resolve().parents[2] / "benchmarks" / "specs"
 

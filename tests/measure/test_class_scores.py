@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeq.measure.class_scores import is_class_scores, probabilities
+from edgeq.measure.agreement import is_class_scores, probabilities
 from edgeq.measure.comparison import Comparison
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification

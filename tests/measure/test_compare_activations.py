@@ -12,14 +12,16 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
-from edgeq.graph.convert import from_proto, to_bytes
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.quant_params import dynamic_params
 from edgeq.measure.activation_observer import ActivationComparison
 from edgeq.measure.compare_activations import compare_activations
-from edgeq.measure.layers import collect_activations, compare_layers, match_activations, with_outputs
-from edgeq.records import plain
-from edgeq.session import SessionSettings, open_session
+from edgeq.measure.layer_runs import collect_activations
+from edgeq.measure.layers import compare_layers
+from edgeq.measure.match_layers import match_activations
+from edgeq.model.edit import from_proto, to_bytes, with_outputs
+from edgeq.model.graph import GraphIndex
+from edgeq.model.quant_params import dynamic_params
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.records import plain
 from tests.graphs import proto
 from tests.measure.fakes import FakeSample, FakeSamples
 from tests.measure.quantized_models import SCHEMES, STATIC, Quantized, float_model, read_graph

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from edgeq.graph.convert import from_proto
 from edgeq.measure.coverage import measure_coverage
-from edgeq.records import plain
-from edgeq.session import SessionSettings
+from edgeq.model.edit import from_proto
+from edgeq.run.session import SessionSettings
+from edgeq.util.records import plain
 from tests.graphs import proto
 
 

@@ -11,8 +11,7 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
-from edgeq.measure.debug import debug
-from edgeq.measure.diagnosis import Diagnosis
+from edgeq.measure.debug import Diagnosis, debug
 from edgeq.model.prepare import prepare_model
 from edgeq.scheme import Scheme
 from tests.conftest import REPOSITORY

@@ -21,8 +21,8 @@ from edgeq.measure import debug as module
 from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
 from edgeq.measure.debug import debug, optimiser_warning
 from edgeq.model.prepare import prepare_model
+from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings
 from tests.graphs import proto
 from tests.measure.fakes import linear_model
 from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all

@@ -5,11 +5,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from edgeq.graph.convert import to_bytes
 from edgeq.measure.comparison import compare_sessions
 from edgeq.measure.effects import disturbance_name, output_effects, with_disturbances
-from edgeq.measure.layers import match_activations
-from edgeq.session import SessionSettings, open_session
+from edgeq.measure.match_layers import match_activations
+from edgeq.model.edit import to_bytes
+from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model
 from tests.measure.fakes import FakeSample, FakeSamples
 from tests.measure.quantized_models import Quantized, read_graph

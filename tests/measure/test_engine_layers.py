@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.engines import EngineChoice, load_engines
 from edgeq.measure.engine_layers import EngineLayer, compare_engine
 from edgeq.model.load import read_model
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.engines import EngineChoice, load_engines
+from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import proto
 from tests.measure.fakes import FakeSample, FakeSamples
 

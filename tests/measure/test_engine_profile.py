@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from edgeq import demo
-from edgeq.engines import Engine, ExecutionGraph, load_engines
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.model.prepare import prepare_model
-from edgeq.records import parse, plain
-from edgeq.session import SessionSettings
+from edgeq.run.engines import Engine, ExecutionGraph, load_engines
+from edgeq.run.session import SessionSettings
+from edgeq.util.records import parse, plain
 from tests.backends.build import Bench, bench, residual
 from tests.fake_engine import DESCRIPTION
 from tests.plugins import needs_plugin

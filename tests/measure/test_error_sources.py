@@ -14,8 +14,8 @@ from edgeq.measure.comparison import compare_sessions
 from edgeq.measure.debug import debug
 from edgeq.measure.error_sources import candidates, find_error_sources, layer_noise, nodes_to_exclude
 from edgeq.measure.layers import compare_layers
-from edgeq.records import plain
-from edgeq.session import open_session
+from edgeq.run.session import open_session
+from edgeq.util.records import plain
 from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all, read_graph
 
 

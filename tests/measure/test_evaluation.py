@@ -17,8 +17,8 @@ from edgeq.measure.accuracy import evaluate
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import TaskOptions
-from edgeq.records import plain
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
+from edgeq.util.records import plain
 from tests.measure.fakes import linear_model
 
 X = np.array([[0, 1, 2], [5, 1, 2], [0, 3, 2], [0, 1, 2]], np.float32)

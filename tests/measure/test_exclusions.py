@@ -11,14 +11,14 @@ from click.testing import CliRunner
 
 from edgeq.backends.cpu import CpuBackend
 from edgeq.cli import group
-from edgeq.graph.index import GraphIndex
 from edgeq.measure.debug import debug
-from edgeq.measure.instrument import instrumented_session
-from edgeq.measure.match_activations import match_activations
+from edgeq.measure.layer_runs import instrumented_session
+from edgeq.measure.match_layers import match_activations
 from edgeq.measure.splice import with_nodes_in_float
+from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
+from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings
 from tests.measure.quantized_models import SCHEMES, Quantized, float_model, quantize_all
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from edgeq import demo
-from edgeq.measure.kernels import kernel_times
-from edgeq.measure.profile import kernel_runs, typical
+from edgeq.measure.coverage import kernel_times
+from edgeq.measure.node_runs import kernel_runs, typical
 from edgeq.model.load import read_model
-from edgeq.records import plain
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
+from edgeq.util.records import plain
 
 
 def event(name: str, op: str, microseconds: float, dtype: str = "float") -> dict[str, Any]:

@@ -11,9 +11,9 @@ from edgeq_device.latency import WarmUp
 
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.measure.latency import Measurement, bench_model, measure_models
-from edgeq.progress import Advance
-from edgeq.records import plain
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
+from edgeq.util.display import Advance
+from edgeq.util.records import plain
 
 from .fakes import matmul_file
 

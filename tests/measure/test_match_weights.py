@@ -7,17 +7,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgeq.graph.convert import from_proto
-from edgeq.graph.index import GraphIndex
-from edgeq.measure.instrument import instrumented_session
-from edgeq.measure.match_weights import (
+from edgeq.measure.layer_runs import instrumented_session
+from edgeq.measure.match_layers import (
     WeightComparison,
     compare_weights,
     count_quantized_weights,
     dequantized,
     match_weights,
 )
-from edgeq.session import SessionSettings
+from edgeq.model.edit import from_proto
+from edgeq.model.graph import GraphIndex
+from edgeq.run.session import SessionSettings
 from tests.graphs import proto
 from tests.measure.quantized_models import SCHEMES, STATIC, WEIGHTS, Quantized, float_model, quantize_all, read_graph
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from edgeq.graph.convert import from_proto
-from edgeq.measure.node_runs import aliases, classify
-from edgeq.measure.profile import kernel_runs
+from edgeq.measure.node_runs import aliases, classify, kernel_runs
+from edgeq.model.edit import from_proto
 from edgeq.model.macs import node_macs
 from tests.measure.test_coverage import float_source
 

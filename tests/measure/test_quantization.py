@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.graph.convert import to_bytes
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.quant_params import QuantParams, dynamic_params
-from edgeq.measure.quantization import activation_params, integer_uses
-from edgeq.session import open_session
+from edgeq.measure.coverage import activation_params, integer_uses
+from edgeq.model.edit import to_bytes
+from edgeq.model.graph import GraphIndex
+from edgeq.model.quant_params import QuantParams, dynamic_params
+from edgeq.run.session import open_session
 from tests.graphs import model
 
 

@@ -8,7 +8,7 @@ import pytest
 from edgeq.errors import UsageError
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.measure.tasks.classification import Classification
-from edgeq.registry import TASKS
+from edgeq.util.registry import TASKS
 
 
 def test_shipped_tasks_are_made_by_name() -> None:

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.errors import DataError
-from edgeq.measure import timed_evaluation
+from edgeq.measure import evaluation as timed_evaluation
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.inference import infer
+from edgeq.measure.evaluation import evaluate_timed
+from edgeq.measure.latency import infer
 from edgeq.measure.tasks.classification import Classification
-from edgeq.measure.timed_evaluation import evaluate_timed
-from edgeq.progress import SILENT
+from edgeq.util.display import SILENT
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 
 

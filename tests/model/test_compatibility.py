@@ -6,9 +6,9 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.errors import ModelError
-from edgeq.graph.convert import to_bytes
 from edgeq.model.compatibility import compatibility
-from edgeq.session import onnxruntime
+from edgeq.model.edit import to_bytes
+from edgeq.run.session import onnxruntime
 from tests.graphs import model
 
 

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from edgeq.errors import ModelError, UsageError
-from edgeq.model.fixed_sizes import fix_sizes, free_sizes, parse_sizes, require_fixed_sizes
+from edgeq.model.compatibility import fix_sizes, free_sizes, parse_sizes, require_fixed_sizes
 from edgeq.model.prepare import prepare_model
 from tests.graphs import model, proto
 

@@ -1,4 +1,5 @@
-"""`edgeq.model.gemm`: whatever a Gemm looks like, it computes the same afterwards, in a form that can be quantized."""
+"""`edgeq.model.rewrites`: whatever a Gemm looks like, it computes the same afterwards, in a form that can be
+quantized."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import edgeq
 from edgeq.model.prepare import prepare_model
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 
 ROWS, TAPS, OUTPUTS = 3, 4, 5
 

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.model.global_pool import write_global_pools
+from edgeq.model.rewrites import write_global_pools
 from tests.graphs import proto
 
 from .build import rand, run, write

@@ -8,7 +8,7 @@ import pytest
 
 from edgeq.errors import HardwareError
 from edgeq.model.int8_conditions import CONDITIONS, NodeContext
-from edgeq.model.int8_rules import (
+from edgeq.model.int8_prediction import (
     DEFAULT,
     backends,
     explain_float,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.errors import ModelError, OutputError
-from edgeq.graph.convert import from_proto
 from edgeq.model import load
+from edgeq.model.edit import from_proto
 from edgeq.model.inspect import inspect_model
 from edgeq.model.load import (
     is_quantized,
@@ -29,8 +29,7 @@ from edgeq.model.load import (
     read_model,
     save_model,
 )
-from edgeq.model.prepare import prepare_model
-from edgeq.model.session import open_in_memory
+from edgeq.model.prepare import open_in_memory, prepare_model
 from edgeq.scheme import Scheme
 
 from .build import model, node, rand, run, small_cnn, write

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from edgeq.graph.convert import from_proto, to_proto
+from edgeq.model.edit import from_proto, to_proto
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs, sized
 from tests import graphs

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.model.int8_prediction import predict_int8
-from edgeq.model.int8_rules import int8_rules
-from edgeq.model.masks import REASON, find_masks
+from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.products import REASON, find_masks
 from tests.graphs import model
 
 ADDED = """g (float[1,4,4] s, float[1,1,4] keep) => (float[1,4,4] y) <float one = {1}, float far = {-10000}> {

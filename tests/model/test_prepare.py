@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.errors import ModelError
-from edgeq.graph.query import opset_of
+from edgeq.model.graph import opset_of
 from edgeq.model.load import model_files
 from edgeq.model.prepare import PreparedModel, prepare_model
 

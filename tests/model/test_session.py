@@ -8,11 +8,11 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.graph.convert import to_bytes
-from edgeq.graph.query import name_of
+from edgeq.model.edit import to_bytes
+from edgeq.model.graph import name_of
 from edgeq.model.load import read_model, save_model
-from edgeq.model.session import open_in_memory
-from edgeq.session import SessionSettings, open_session
+from edgeq.model.prepare import open_in_memory
+from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model
 
 RANDOM = np.random.default_rng(0)

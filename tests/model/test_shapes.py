@@ -7,13 +7,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.edit import set_constant
-from edgeq.model import shapes, symbolic
+from edgeq.model import shapes
+from edgeq.model import shapes as symbolic
+from edgeq.model.edit import from_proto, set_constant, to_proto
+from edgeq.model.external import reattach, skeleton
 from edgeq.model.shapes import describe, element_types, infer_shapes, unknown_shapes, write_shapes
-from edgeq.model.skeleton import reattach, skeleton
 from edgeq.model.tensors import weight_bytes
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 from tests.graphs import model, proto
 from tests.model.build import windows
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.model.sizes import partitions
+from edgeq.model.load import partitions
 
 
 @pytest.mark.parametrize(

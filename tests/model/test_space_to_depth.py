@@ -1,4 +1,4 @@
-"""`edgeq.model.space_to_depth`: what is rewritten computes what it did; what only looks like it is left alone."""
+"""`edgeq.model.rewrites`: what is rewritten computes what it did; what only looks like it is left alone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.model.clean import tidy
 from edgeq.model.prepare import prepare_model
-from edgeq.model.space_to_depth import join_slices
-from edgeq.session import open_session
+from edgeq.model.rewrites import join_slices
+from edgeq.run.session import open_session
 
 END = 2**63 - 1
 

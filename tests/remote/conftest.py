@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from edgeq import demo
-from edgeq.data.given import Data
-from edgeq.pipeline.package import package
+from edgeq.data.open_source import Data
+from edgeq.jobs.package import package
 
 # Takes ssh's options as edgeq gives them. HOSTS/NAME/ is a board: its home, its `bin`, and what goes wrong with it.
 # What runs there loses its input when this program is killed, as with a link that is cut.

@@ -63,8 +63,8 @@ def test_one_line(fault: str, command: str, board: FakeBoard, tmp_path: Path, mo
     begin, says = FAULTS[fault]
     if "hang" in fault:
         for name in ("ANSWER_S", "ALIVE_S", "REQUEST_S", "BENCH_S"):
-            monkeypatch.setattr(f"edgeq.remote.bounds.{name}", 1.0)
-        monkeypatch.setattr("edgeq.remote.bounds.BENCH_FACTOR", 0.0)
+            monkeypatch.setattr(f"edgeq.remote.link.{name}", 1.0)
+        monkeypatch.setattr("edgeq.remote.link.BENCH_FACTOR", 0.0)
     with begin(board) or nullcontext():
         done = CliRunner().invoke(group, [*map(str, COMMANDS[command]), "--on", board.address, "-q"])
     assert done.exit_code == BoardError.exit_code, done.output

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from edgeq import demo
 from edgeq.cli import group
-from edgeq.records import plain
 from edgeq.report.fleet import FleetRow, board_table, failures, kind_table, summarised
 from edgeq.report.timing import LatencyFigures
+from edgeq.util.records import plain
 from tests.remote.conftest import FakeBoard
 
 FAST = ("--duration", "0.02", "--queries", "3")

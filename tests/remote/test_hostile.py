@@ -20,11 +20,11 @@ from click.testing import CliRunner
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import BoardError, EdgeqError
-from edgeq.measure.profile import profile
-from edgeq.remote import bounds
+from edgeq.measure.node_runs import profile
+from edgeq.remote import link as bounds
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 from tests.remote.tuning import FEW
 
 BOARD = "ssh://pi"

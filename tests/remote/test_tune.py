@@ -13,14 +13,14 @@ import pytest
 
 import edgeq
 from edgeq.errors import BoardError, UsageError
-from edgeq.measure.profile import profile
+from edgeq.measure.node_runs import profile
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
 from edgeq.remote.guest import start_board_guest
 from edgeq.remote.machine import State
 from edgeq.remote.session import open_board
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 from tests.remote.conftest import FakeBoard
 from tests.remote.tuning import FEW, cut_at, models, steady_boards, tuned
 

@@ -17,14 +17,14 @@ from edgeq_device.ranking import RaceRules, Ranking, rank_until_settled
 
 import edgeq
 from edgeq import demo
-from edgeq.data.given import Data
-from edgeq.engines import choose_engine
+from edgeq.data.open_source import Data
 from edgeq.measure.task import make_task
 from edgeq.remote import clock as clocks
 from edgeq.remote.channel import Channel
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
 from edgeq.remote.guest import BoardGuest
+from edgeq.run.engines import choose_engine
 from edgeq.tune.goal import Goal
 from edgeq.tune.run import Tuned
 from edgeq.tune.space import kernel_candidates

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from edgeq import demo
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
+from edgeq.jobs.package import package
 from edgeq.measure.task import make_task
-from edgeq.pipeline.package import package
 
 
 @pytest.fixture(scope="session")

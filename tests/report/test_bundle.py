@@ -12,15 +12,15 @@ from click.testing import CliRunner
 from edgeq_device.bench_settings import BenchSettings
 
 from edgeq import demo
-from edgeq.bundle.read import contents, opened
+from edgeq.bundle.verify import contents, opened
 from edgeq.bundle.write import write_archive
 from edgeq.cli import group
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.errors import BundleError, DataError, OutputError, UsageError
+from edgeq.jobs.package import package
 from edgeq.measure.task import make_task
-from edgeq.pipeline.package import package
-from edgeq.records import plain
 from edgeq.report.bundle import report_bundle
+from edgeq.util.records import plain
 
 from . import samples
 

@@ -8,17 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgeq.records import salvage
-from edgeq.report.charts.histogram import histogram_chart
-from edgeq.report.charts.latency import latency_chart
-from edgeq.report.charts.pareto import pareto
-from edgeq.report.charts.profile import layer_profile
+from edgeq.report.histogram_chart import histogram_chart
 from edgeq.report.histograms import TensorHistogram
-from edgeq.report.layer_rows import Layer
+from edgeq.report.layers import Layer, layer_profile
 from edgeq.report.svg import EM, Box, text_width
-from edgeq.report.timing import BenchReport, Latency, LatencyFigures, Timing, bench_timing
-from edgeq.report.tuning import Candidate, Tuning, tuning_of
+from edgeq.report.timing import BenchReport, Latency, LatencyFigures, Timing, bench_timing, latency_chart
+from edgeq.report.tuning import Candidate, Tuning, pareto, tuning_of
 from edgeq.report.tuning_record import TuningRecord
+from edgeq.util.records import salvage
 
 from . import samples
 

@@ -18,11 +18,10 @@ from edgeq import demo
 from edgeq.bundle.write import BundleSpec, write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError
-from edgeq.records import plain
 from edgeq.report.bundle import report_bundle
 from edgeq.report.compare import compare
-from edgeq.report.compare_limits import Limits, missed
-from edgeq.report.compare_text import comparison_rows, sentences
+from edgeq.report.comparison import Limits, comparison_rows, missed, sentences
+from edgeq.util.records import plain
 from tests.bundle.samples import linear, variant
 from tests.graphs import proto
 

@@ -11,7 +11,7 @@ from edgeq import demo
 from edgeq.data.samples import open_samples
 from edgeq.model.prepare import prepare_model
 from edgeq.report import layers
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 
 
 @pytest.mark.parametrize(("large", "count"), [(1_000_000_000, 4), (1_000, 2)])

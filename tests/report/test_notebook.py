@@ -8,8 +8,8 @@ import pytest
 
 import edgeq
 from edgeq import demo
-from edgeq.pipeline.quantize import Quantized
-from edgeq.report.record import draw
+from edgeq.jobs.quantize import Quantized
+from edgeq.report.page import draw
 
 from . import samples
 from .test_page import Parsed

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 import edgeq.report
-from edgeq.report.layer_views import layers_view
 from edgeq.report.page import render
 from edgeq.report.read import read_report
-from edgeq.report.views import ordered_candidates
+from edgeq.report.views import layers_view, ordered_candidates
 
 from . import samples
 

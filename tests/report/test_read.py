@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.measure.coverage import Coverage
-from edgeq.records import salvage
-from edgeq.report.data import ReportData, VariantRecord
 from edgeq.report.histograms import TensorHistogram
-from edgeq.report.layer_rows import layer_rows
+from edgeq.report.layers import layer_rows
 from edgeq.report.page import render
-from edgeq.report.read import read_report
+from edgeq.report.read import ReportData, VariantRecord, read_report
 from edgeq.report.timing import BenchReport, bench_timing
 from edgeq.report.tuning import MOST_CANDIDATES, Tuning, tuning_of
 from edgeq.report.tuning_record import TuningRecord
+from edgeq.util.records import salvage
 
 from . import samples
 

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 import edgeq
 from edgeq.cli import group
 from edgeq.errors import ModelError, OutputError, UsageError
-from edgeq.records import plain
 from edgeq.retarget.compare import compare_outputs
 from edgeq.retarget.run import retarget
+from edgeq.util.records import plain
 from retarget.networks import (
     CHANNELS,
     Net,

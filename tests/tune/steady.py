@@ -11,7 +11,7 @@ import pytest
 from edgeq_device.latency import Burst, Bursts
 from edgeq_device.ranking import rank_until_settled
 
-from edgeq.tune import clock
+from edgeq.tune import sessions
 from edgeq.tune.evaluator import FLOAT
 
 
@@ -41,5 +41,5 @@ def steady_timings() -> Iterator[None]:
         return rank_until_settled(made, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "rank_until_settled", steady)
+        patch.setattr(sessions, "rank_until_settled", steady)
         yield

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgeq.data.samples import Sample
-from edgeq.measure.class_scores import probabilities
+from edgeq.measure.agreement import probabilities
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.inference import Outputs
-from edgeq.measure.resample import Measured, ResampledMeter
+from edgeq.measure.error_sources import Measured, ResampledMeter
+from edgeq.measure.latency import Outputs
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.report.tuning_record import Assessment

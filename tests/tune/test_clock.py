@@ -10,10 +10,10 @@ from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.ranking import RaceRules
 
 from edgeq import demo
-from edgeq.session import SessionSettings
-from edgeq.tune import clock
+from edgeq.run.session import SessionSettings
+from edgeq.run.workers import Engines
+from edgeq.tune import sessions
 from edgeq.tune.sessions import SessionPool
-from edgeq.workers.engine import Engines
 
 
 def test_a_session_is_warmed_up_for_its_first_race_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,14 +23,14 @@ def test_a_session_is_warmed_up_for_its_first_race_alone(monkeypatch: pytest.Mon
         warmed.extend(len(runner) for runner in runners)
         assert settings == rules.warmup
 
-    monkeypatch.setattr(clock, "warm_up_all", warm_up_all)
+    monkeypatch.setattr(sessions, "warm_up_all", warm_up_all)
     how = {"max_duration_s": 60.0, "max_rounds": 2, "min_rounds": 2}
     rules = RaceRules(2, WarmUp(max_s=0.1), Bursts(0.0, 0.0), how)
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:1]}
     model, other = ((demo.MODEL, SessionSettings(intra_op_threads=n)) for n in (1, 0))
     with Engines() as engines:
-        timed = clock.LocalClock(SessionPool(engines))
+        timed = sessions.LocalClock(SessionPool(engines))
         for runners in ({"a": model}, {"a": model, "b": other}, {"b": other}):
             ranking = timed.race(runners, feed, rules, lambda: None)
             assert set(ranking.order) == set(runners)

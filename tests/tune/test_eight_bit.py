@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
-from edgeq.backends.weight_only import write_weight_only
 from edgeq.model.load import read_model
+from edgeq.quantize.weight_only import write_weight_only
+from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
-from edgeq.tune.more_bits import rank_products
+from edgeq.tune.recovery import rank_products
 from tests.backends.networks import prepared
 from tests.graphs import proto
 

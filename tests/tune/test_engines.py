@@ -15,22 +15,21 @@ from edgeq_device.package import open_bundle
 
 import edgeq
 from edgeq import demo
-from edgeq.data.given import Data
-from edgeq.engines import Engine, EngineChoice, choose_engine, load_engines
+from edgeq.data.open_source import Data
 from edgeq.errors import EngineError, RuntimeUnavailableError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.records import plain
+from edgeq.run.engines import Engine, EngineChoice, choose_engine, load_engines
+from edgeq.run.workers import Engines
 from edgeq.scheme import Scheme
 from edgeq.tune import engines as tune_engines
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.engines import Field, find_field, suits, with_entrants
-from edgeq.tune.explain import verdict
+from edgeq.tune.explain import Outcome, verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import digest
-from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
-from edgeq.workers.engine import Engines
+from edgeq.tune.space import Candidate
+from edgeq.util.records import plain
 from tests import fake_engine
 from tests.plugins import needs_plugin
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, Notes, profile
@@ -309,7 +308,7 @@ def test_a_race_with_openvino_and_its_bundle_on_a_device(
 
 def test_a_process_that_has_ended_is_started_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake_engine.install(tmp_path, monkeypatch, "crashes at run")
-    settings = edgeq.session.SessionSettings(engine=engine)
+    settings = edgeq.run.session.SessionSettings(engine=engine)
     with Engines() as opened:
         for _ in range(2):
             session = opened.open(demo.MODEL, settings)

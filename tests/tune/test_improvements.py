@@ -1,4 +1,4 @@
-"""`edgeq.pipeline.improvements` with those of `edgeq.tune.improvements`: what helps is found on the very model."""
+"""`edgeq.jobs.improvements` with those of `edgeq.tune.improvements`: what helps is found on the very model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 
 import edgeq
-from edgeq.graph.convert import to_bytes
-from edgeq.pipeline import improvements as trials
-from edgeq.pipeline.quantize import Quantized
-from edgeq.records import plain
+from edgeq.jobs import improvements as trials
+from edgeq.jobs.quantize import Quantized
+from edgeq.model.edit import to_bytes
+from edgeq.util.records import plain
 from tests.tune.recover.nets import Net, few
 from tests.tune.recover.transformer import SHAPE, transformer
 

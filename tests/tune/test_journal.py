@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from edgeq.errors import OutputError
-from edgeq.records import plain
 from edgeq.scheme import Scheme
-from edgeq.tune.candidate import Candidate
+from edgeq.tune.explain import Outcome
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator, digest
-from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
+from edgeq.tune.space import Candidate
+from edgeq.util.records import plain
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, Interrupted, profile
 
 SETTINGS = {"model": "m", "validation_data": "d"}

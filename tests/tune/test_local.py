@@ -11,20 +11,19 @@ import numpy as np
 import pytest
 
 from edgeq import demo
-from edgeq.backends.qnn.delegation import Delegation
-from edgeq.data.given import Data
+from edgeq.backends.qnn.backend import Delegation
+from edgeq.data.open_source import Data
 from edgeq.errors import EdgeqError
 from edgeq.hardware.target import Target, resolve
+from edgeq.jobs.job import Job, open_job
 from edgeq.measure.accuracy import evaluate
 from edgeq.measure.task import make_task
-from edgeq.model.fixed_sizes import free_sizes
-from edgeq.pipeline.job import Job, open_job
-from edgeq.session import SessionSettings, open_session
-from edgeq.tune.candidate import Candidate
+from edgeq.model.compatibility import free_sizes
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.run.workers import Engines
 from edgeq.tune.float_layers import MacCosts, affordable, select_float_layers
 from edgeq.tune.local import LocalEvaluator
-from edgeq.tune.space import kernel_candidates, method_candidates
-from edgeq.workers.engine import Engines
+from edgeq.tune.space import Candidate, kernel_candidates, method_candidates
 from tests.measure.fakes import FakeSession
 
 

@@ -12,17 +12,17 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from edgeq.engines import EngineChoice, load_engines
-from edgeq.graph.convert import from_proto
-from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
+from edgeq.model.edit import from_proto
+from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.engines import Field
 from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.goal import Goal
 from edgeq.tune.memory import FILE, Memory, Space, layer_kinds, recall
-from edgeq.tune.searches import Searched, Searches
+from edgeq.tune.search import Searched, Searches
+from edgeq.tune.space import Candidate
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import plain
 from tests.graphs import proto
 from tests.tune.fakes import Fact, FakeEvaluator, Notes, profile
 

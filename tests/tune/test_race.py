@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from edgeq_device.distribution import Distribution
+from edgeq_device.latency import Distribution
 from edgeq_device.ranking import Ranking
 
 from edgeq.tune.race import race_of

@@ -15,15 +15,15 @@ from edgeq_device.package import open_bundle
 import edgeq
 from edgeq import demo
 from edgeq.cli import group
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.errors import GoalNotMetError, HardwareError, OutputError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.measure.task import make_task
-from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.plan import plan
 from edgeq.tune.run import Tuned
+from edgeq.util.records import plain
 from tests.graphs import proto
 from tests.tune.fakes import Interrupting
 from tests.tune.steady import steady_timings

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edgeq.engines import choose_engine
 from edgeq.errors import BoardError
 from edgeq.hardware.profile import load_profiles
 from edgeq.report.tuning_record import Screening
-from edgeq.tune.candidate import Candidate
+from edgeq.run.engines import choose_engine
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.screening import build, build_methods
-from edgeq.tune.space import in_engine, kernel_candidates, method_candidates
+from edgeq.tune.space import Candidate, in_engine, kernel_candidates, method_candidates
 from edgeq.tune.trials import TrialTable
 from tests.tune.fakes import Clock, Fact, FakeEvaluator
 

@@ -13,16 +13,15 @@ import pytest
 from rich.console import Console
 
 from edgeq.cli.tune import _draw_timed
-from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
 from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Race, Runner
-from edgeq.tune.explain import verdict
+from edgeq.tune.explain import Outcome, verdict
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.record import Outcome
 from edgeq.tune.search import search
+from edgeq.tune.space import Candidate
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import plain
 from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, Notes, profile
 
 

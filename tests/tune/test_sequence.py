@@ -12,12 +12,12 @@ from edgeq.calibrate.collect import collect
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target, resolve
+from edgeq.jobs.job import Job
 from edgeq.model.prepare import PreparedModel
-from edgeq.pipeline.job import Job
-from edgeq.progress import SILENT
-from edgeq.session import open_session
-from edgeq.tune.builders import CandidateBuilder
-from edgeq.tune.sequence import build_sequence, product_share, sequence_candidates
+from edgeq.run.session import open_session
+from edgeq.tune.engines import CandidateBuilder
+from edgeq.tune.space import build_sequence, product_share, sequence_candidates
+from edgeq.util.display import SILENT
 from tests.backends.networks import model_of, operators, prepared, recurrent, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 from edgeq.tune import sessions as module
 from edgeq.tune.sessions import SessionPool
 from tests.graphs import proto

@@ -16,13 +16,13 @@ from edgeq_device.errors import DeviceError
 import edgeq
 from edgeq import demo
 from edgeq.cli import group
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.errors import GoalNotMetError, OutputError
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.records import plain
 from edgeq.tune.goal import Goal
 from edgeq.tune.plan import plan
 from edgeq.tune.run import Tuned
+from edgeq.util.records import plain
 from tests.tune.fakes import Interrupting
 
 KEYS = ["bundle", "target", "simulated", "goal", "chosen", "trials", "elapsed_s", "proof"]

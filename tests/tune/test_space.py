@@ -8,10 +8,9 @@ import itertools
 import pytest
 
 from edgeq.hardware.profile import load_profiles
-from edgeq.records import plain
 from edgeq.scheme import Scheme
-from edgeq.tune.candidate import Candidate
-from edgeq.tune.space import kernel_candidates, method_candidates, thread_counts
+from edgeq.tune.space import Candidate, kernel_candidates, method_candidates, thread_counts
+from edgeq.util.records import plain
 from tests.tune.fakes import profile
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgeq.report.tuning_record import Timing
 from edgeq.tune.evaluator import Race, Runner
-from edgeq.tune.threads import Threads
+from edgeq.tune.sessions import Threads
 from tests.tune.fakes import Fact, FakeEvaluator
 from tests.tune.test_search import run
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgeq.tune.candidate import Candidate
 from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.search import search
-from edgeq.tune.slow_layers import slower_in_integers
-from edgeq.tune.space import in_float, kernel_candidates
-from edgeq.tune.timing import beginnings
+from edgeq.tune.space import Candidate, in_float, kernel_candidates
+from edgeq.tune.timing import beginnings, slower_in_integers
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import run
 

@@ -14,9 +14,8 @@ from edgeq import demo
 from edgeq.data.samples import Sample, open_samples
 from edgeq.measure.task import make_task
 from edgeq.model.load import model_signature
-from edgeq.session import open_session
-from edgeq.tune.accuracy import AccuracyMeter
-from edgeq.tune.together import answers, run_at_once
+from edgeq.run.session import open_session
+from edgeq.tune.accuracy import AccuracyMeter, answers, run_at_once
 from tests.graphs import proto
 
 RANDOM = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 
 import edgeq
 from edgeq.measure.task import make_task
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 from edgeq.tune.goal import Goal
 from tests.backends.qnn.test_qnn import simulator
 from tests.graphs import proto

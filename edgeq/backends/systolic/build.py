@@ -21,6 +21,7 @@ from edgeq.backends.systolic.network import (
     Layer,
     MoveLayer,
     Network,
+    alternate,
     layer_inputs,
     layer_outputs,
 )
@@ -28,10 +29,8 @@ from edgeq.backends.systolic.network import readers as layer_readers
 from edgeq.backends.systolic.program import Float
 from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, recognise
 from edgeq.backends.systolic.rewrite import rewrite
-from edgeq.backends.systolic.schedule import alternate
-from edgeq.graph.convert import to_bytes
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import constant, is_constant, name_of, only_reader, readers, reads, sizes
+from edgeq.model.edit import to_bytes
+from edgeq.model.graph import GraphIndex, constant, is_constant, name_of, only_reader, readers, reads, sizes
 from edgeq.model.int8_prediction import foreign, hazardous_nodes
 
 _ANCHORS = (ConvLayer, FcLayer)

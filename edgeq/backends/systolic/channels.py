@@ -3,12 +3,38 @@
 A convolution or product with all its inputs absorbs an order of its input channels in its weights; depthwise layers,
 sums, pooling and clamps keep it. Where the order is visible outside (inputs and outputs of the model, float parts, data
 movement and concatenation of channels), it is not changed.
+
+Weights that read nothing but zeros, set to zero.
+
+A channel whose largest possible result lies below its relu is 0 whatever comes in. Batch normalization leaves such
+channels with weights of any size behind them, which nothing reads: in a tile of channels with one scale, they would
+take the bits of all others.
+
+Tensors behind a relu on all 256 integers, though zero points are 0.
+
+What is never negative uses half of the signed integers. Between layers with weights and no padding, the tensor less a
+constant can be stored in its place:
+
+    relu(x) is stored as x - 128 s, s = largest / 255    saturation at -128 is the relu, or the Clip from 0
+    the layer before adds -128 s to its bias, those that read it 128 Σ w of their integers: no operation more
+
+The steps are half as large. Padding with zeros would stand for 128 s, so a layer with padding reads it as it was.
+
+Output channels sorted by the range of their weights, so that the channels of one tile have like scales.
+
+The array works in tiles of DIM output channels, and each tile may have a scale of its own at no cost. In the given
+order, almost every tile holds a channel with large weights; sorted, channels of like range share a tile. The weights of
+the next layer are permuted to match.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgeq.backends.systolic.network import (
     AddLayer,
@@ -22,8 +48,11 @@ from edgeq.backends.systolic.network import (
     integer_tensors,
     layer_inputs,
     layer_outputs,
+    readers,
 )
 from edgeq.backends.systolic.program import Concat, MaxPool
+from edgeq.backends.systolic.weights import tile_maxima
+from edgeq.calibrate.ranges import Range
 
 
 @dataclass(frozen=True)
@@ -152,3 +181,174 @@ class _Ties:
         while self._parent[name] != name:
             name = self._parent[name]
         return name
+
+
+Channels = NDArray[np.bool_]
+_LARGEST_INPUT = 128
+
+
+def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Network:
+    """Return the network with the weights of channels that are always zero set to zero.
+
+    Args:
+        scales: of every integer tensor: they bound what a layer can read.
+    """
+    low: dict[str, Channels] = {}  # by tensor: channels that are never above zero
+    idle: dict[str, Channels] = {}  # by tensor: channels that are always zero
+    layers: list[Layer] = []
+    for layer in network.layers:
+        if isinstance(layer, ConvLayer | FcLayer):
+            layer = _silenced(layer, idle.get(layer.input))
+            most = np.abs(layer.weights.reshape(len(layer.bias), -1)).sum(axis=1) * _LARGEST_INPUT * scales[layer.input]
+            low[layer.output] = most + layer.bias <= 0
+            if layer.relu:
+                idle[layer.output] = low[layer.output]
+        elif isinstance(layer, ClampLayer) and layer.low == 0 and layer.input in low:
+            idle[layer.output] = low[layer.input]
+        elif isinstance(layer, ClampLayer | MaxPool | AverageLayer) and layer.input in idle:
+            if not isinstance(layer, ClampLayer) or layer.low <= 0 <= layer.high:
+                idle[layer.output] = idle[layer.input]
+        elif isinstance(layer, AddLayer) and layer.left in idle and layer.right in idle:
+            idle[layer_outputs(layer)[0]] = idle[layer.left] & idle[layer.right]
+        layers.append(layer)
+    return replace(network, layers=tuple(layers))
+
+
+def _silenced(layer: ConvLayer | FcLayer, idle: Channels | None) -> ConvLayer | FcLayer:
+    """Return `layer` without the weights that read `idle` channels; as it is where it has groups of several."""
+    if idle is None or not idle.any():
+        return layer
+    weights = layer.weights.copy()
+    if isinstance(layer, ConvLayer) and layer.depthwise:
+        weights[idle] = 0.0
+    elif isinstance(layer, FcLayer) or layer.groups == 1:
+        weights[:, idle] = 0.0
+    return replace(layer, weights=weights)
+
+
+OFFSET = 128
+_STEPS = 255
+_SUFFIX = "/offset"
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """Attributes:
+    scales: of every integer tensor.
+    origins: by name of the tensor that is stored less 128 steps, the float model's.
+    """
+
+    network: Network
+    scales: Mapping[str, float]
+    origins: Mapping[str, str]
+
+
+def with_offsets(
+    network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
+) -> Shifted:
+    """Return the network with tensors behind a relu stored less 128 steps of half the size, where they can be.
+
+    Args:
+        ranges: that the scales were chosen by; steps that have to stay do.
+    """
+    read = readers(network.layers)
+    layers: dict[str, Layer] = {layer.name: layer for layer in network.layers}
+    shapes, dtypes, changed, origins = dict(network.shapes), dict(network.dtypes), dict(scales), {}
+    for layer in network.layers:
+        clamp = _relu_behind(layer, network, read) if isinstance(layer, ConvLayer | FcLayer) else None
+        if not isinstance(layer, ConvLayer | FcLayer) or clamp is None:
+            continue
+        origin = clamp.output
+        step = scales[origin] * 127 / _STEPS
+        step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
+        # What a Clip cuts off above has to be what saturation cuts off.
+        cut = isinstance(clamp, ClampLayer) and clamp.high < _STEPS * step * (1 - 1e-6)
+        kept = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
+        if kept or cut or not read.get(origin) or not all(map(_absorbs, read[origin])):
+            continue
+        name = f"{origin}{_SUFFIX}"
+        sources = layer.sources if clamp is layer else (*layer.sources, *clamp.sources)
+        maker = layers[layer.name]
+        assert isinstance(maker, ConvLayer | FcLayer)
+        bias = maker.bias - OFFSET * step
+        layers[layer.name] = replace(maker, output=name, bias=bias, relu=False, sources=sources)
+        if clamp is not layer:
+            del layers[clamp.name]
+        for reader in read[origin]:
+            own = layers[reader.name]
+            assert isinstance(own, ConvLayer | FcLayer)
+            layers[reader.name] = replace(own, input=name, input_offset=OFFSET)
+        shapes[name], dtypes[name], changed[name], origins[name] = shapes[origin], dtypes[origin], step, origin
+    remaining = tuple(layers[layer.name] for layer in network.layers if layer.name in layers)
+    return Shifted(replace(network, layers=remaining, shapes=shapes, dtypes=dtypes), changed, origins)
+
+
+def _relu_behind(
+    layer: ConvLayer | FcLayer, network: Network, read: Mapping[str, list[Layer]]
+) -> ConvLayer | FcLayer | ClampLayer | None:
+    """Return the layer itself where it ends in a relu, or the Clip from 0 that alone reads it; None without either."""
+    if layer.relu:
+        return layer
+    behind = read.get(layer.output, [])
+    alone = len(behind) == 1 and layer.output not in network.outputs
+    return next((r for r in behind if alone and isinstance(r, ClampLayer) and r.low == 0), None)
+
+
+def _absorbs(layer: Layer) -> bool:
+    """Return whether a layer can take an offset of what it reads into its bias."""
+    return isinstance(layer, FcLayer) or (isinstance(layer, ConvLayer) and not any(layer.pads))
+
+
+Order = NDArray[np.int64]
+
+
+def sort_channels(network: Network, dim: int) -> tuple[Network, dict[str, tuple[int, ...]]]:
+    """The network with channels in the order that suits tiles of `dim`.
+
+    Returns:
+        The network, and by tensor the original channel at each place, where it changed.
+    """
+    channels: dict[str, tuple[int, ...]] = {}
+    layers = {layer.name: layer for layer in network.layers}
+    for group in channel_groups(network):
+        order = best_order(group, dim)
+        if order is None:
+            continue
+        for name in group.tensors:
+            channels[name] = tuple(order.tolist())
+        for writer in group.writers:
+            own = layers[writer.name]
+            assert isinstance(own, ConvLayer | FcLayer)
+            layers[writer.name] = replace(own, weights=own.weights[order], bias=own.bias[order])
+        for reader, repeat in group.readers:
+            own = layers[reader.name]
+            assert isinstance(own, ConvLayer | FcLayer)
+            inputs = (order[:, None] * repeat + np.arange(repeat)).ravel()
+            layers[reader.name] = replace(own, weights=own.weights[:, inputs])
+    return replace(network, layers=tuple(layers[layer.name] for layer in network.layers)), channels
+
+
+def best_order(group: ChannelGroup, dim: int) -> Order | None:
+    """The order that wastes the fewest bits over all layers of the group; None where it is the given one."""
+    if group.fixed or not group.writers or len(group.writers[0].weights) <= dim:
+        return None
+    ranges = [_log_ranges(layer) for layer in group.writers]
+    candidates = [np.argsort(-key, kind="stable") for key in (*ranges, np.sum(ranges, axis=0))]
+    best = min(candidates, key=lambda order: _waste(group.writers, order, dim))
+    given = np.arange(len(best))
+    return best if _waste(group.writers, best, dim) < _waste(group.writers, given, dim) else None
+
+
+def _log_ranges(layer: ConvLayer | FcLayer) -> NDArray[np.float64]:
+    largest = np.abs(layer.weights.reshape(len(layer.weights), -1)).max(axis=1)
+    floor = max(float(largest.max(initial=0.0)) * 2.0**-16, 1e-30)
+    return np.asarray(np.log2(np.maximum(largest, floor)), np.float64)
+
+
+def _waste(layers: Sequence[ConvLayer | FcLayer], order: Order, dim: int) -> float:
+    """Bits, summed over layers and channels, that a channel has less than with a scale of its own."""
+    total = 0.0
+    for layer in layers:
+        ranges = _log_ranges(layer)[order]
+        total += float((np.log2(tile_maxima(2.0**ranges, dim)) - ranges).sum())
+    return total

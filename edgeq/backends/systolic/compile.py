@@ -5,32 +5,132 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.bias import channel_means, correct_biases, corrected_layers
+from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fields
+from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.idle import without_idle_weights
+from edgeq.backends.systolic.channels import OFFSET, Shifted, sort_channels, with_offsets, without_idle_weights
+from edgeq.backends.systolic.dialect import write_dialect
+from edgeq.backends.systolic.estimate import coverage, place
 from edgeq.backends.systolic.lower import lower
-from edgeq.backends.systolic.network import Floats, Network
-from edgeq.backends.systolic.offset import OFFSET, Shifted, with_offsets
-from edgeq.backends.systolic.order import sort_channels
-from edgeq.backends.systolic.program import Program
-from edgeq.backends.systolic.scales import activation_scales
-from edgeq.backends.systolic.simulate import Array, Simulator
+from edgeq.backends.systolic.network import (
+    SAME_SCALE,
+    AddLayer,
+    ClampLayer,
+    Floats,
+    Network,
+    integer_tensors,
+    layer_inputs,
+    layer_outputs,
+    readers,
+)
+from edgeq.backends.systolic.program import Conv, Fc, Program
+from edgeq.backends.systolic.reference_model import host_reference_model, in_origin_order
+from edgeq.backends.systolic.save import save_program
+from edgeq.backends.systolic.simulate import Array, Simulator, channel_means, correct_biases, corrected_layers
 from edgeq.backends.systolic.weights import rounded_weights
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.graph.edit import with_outputs
-from edgeq.graph.index import GraphIndex
-from edgeq.model.prepare import PreparedModel
-from edgeq.model.session import open_in_memory
+from edgeq.errors import CalibrationError, ModelError
+from edgeq.hardware.target import Target
+from edgeq.model.edit import with_outputs
+from edgeq.model.graph import GraphIndex
+from edgeq.model.load import save_model
+from edgeq.model.macs import node_macs
+from edgeq.model.prepare import PreparedModel, open_in_memory
 from edgeq.scheme import Scheme
+
+LARGEST = 127
+_NOTHING = 1e-8
+
+
+def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_of_two: bool) -> dict[str, float]:
+    """Scale by tensor, float32 values; largest magnitude / 127, or 1 where there is nothing.
+
+    - Inputs and outputs of layers that pass integers on (pooling, clamps, concatenation, data movement) share the scale
+      of those tensors that other layers read: what is clipped or pooled away does not widen the range.
+    - The scale of a sum is at least that of both operands, or an operand would saturate before it is added. An operand
+      in which there is nothing has that of the sum.
+    - On an array that shifts, all scales are powers of two, so that their quotients are.
+
+    Raises:
+        CalibrationError: no range for a tensor.
+    """
+    groups = _groups(network)
+    used = _used(network)
+    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, ClampLayer)}
+    scales: dict[str, float] = {}
+    empty: set[str] = set()
+    for members in {id(g): g for g in groups.values()}.values():
+        known = [name for name in members if name in ranges]
+        chosen = [name for name in known if name in used] or known
+        if not chosen:
+            raise CalibrationError(
+                f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
+            )
+        bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen)
+        if bound <= _NOTHING:
+            empty.update(members)
+        scale = _scale(bound, powers_of_two)
+        scales.update(dict.fromkeys(members, scale))
+    additions = [layer for layer in network.layers if isinstance(layer, AddLayer)]
+    changed = True
+    while changed:
+        changed = False
+        for layer in additions:
+            least = max((scales[name] for name in (layer.left, layer.right) if name not in empty), default=0.0)
+            if scales[layer.output] < least:
+                scales.update(dict.fromkeys(groups[layer.output], least))
+                empty.difference_update(groups[layer.output])
+                changed = True
+    # The last sums first: an empty one takes the scale of the sum that reads it before its own operands do.
+    widest = dict.fromkeys(empty, math.inf)
+    for layer in reversed(additions):
+        for name in {layer.left, layer.right} & empty:
+            widest[name] = min(widest[name], scales[layer.output])
+            scales.update(dict.fromkeys(groups[name], widest[name]))
+    return scales
+
+
+def _scale(bound: float, powers_of_two: bool) -> float:
+    if bound <= _NOTHING:
+        return 1.0
+    if powers_of_two:
+        return float(2.0 ** math.ceil(math.log2(bound / LARGEST)))
+    return float(np.float32(bound / LARGEST))
+
+
+def _groups(network: Network) -> dict[str, list[str]]:
+    """Tensor → all tensors of its scale, itself among them; one list object a group."""
+    groups: dict[str, list[str]] = {name: [name] for name in sorted(integer_tensors(network))}
+    for layer in network.layers:
+        if not isinstance(layer, SAME_SCALE):
+            continue
+        first, *others = (*layer_outputs(layer), *layer_inputs(layer))
+        for other in others:
+            if groups[first] is not groups[other]:
+                joined = groups[first] + groups[other]
+                groups.update(dict.fromkeys(joined, joined))
+    return groups
+
+
+def _used(network: Network) -> set[str]:
+    """Tensors that something other than `SAME_SCALE` layers reads."""
+    read = readers(network.layers)
+    return {
+        name
+        for name in integer_tensors(network)
+        if name in network.outputs or not read[name] or any(not isinstance(r, SAME_SCALE) for r in read[name])
+    }
+
 
 SAMPLES = 48
 """Samples that weights and biases are fitted to. Before, each third of them judges what the others were fitted to."""
@@ -208,3 +308,86 @@ def _decibels(powers: Floats) -> float:
     if not math.isfinite(noise):
         return -math.inf
     return 10 * math.log10(signal / noise) if noise and signal else math.inf
+
+
+_FIELDS: Mapping[str, Any] = {
+    "mode": "static",
+    "activation_type": "int8",
+    "weight_type": "int8",
+    "activation_symmetric": True,
+    "weight_symmetric": True,
+    "per_channel": False,
+    "reduce_range": False,
+}
+_NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
+
+
+class SystolicBackend:
+    """Builds integer programs for systolic arrays.
+
+    Args:
+        table: a target's [systolic] table; empty for the generator's defaults.
+    """
+
+    name = "systolic"
+    title = "a systolic array: a static int8 program, with its simulator"
+    simulated = True
+    adopts_quantized = True
+
+    def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self._table = table
+
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> SystolicBackend:
+        """This backend for one target's array."""
+        del observed, cut
+        return SystolicBackend(target.systolic)
+
+    def check(self, scheme: Scheme) -> None:
+        """Refuse a scheme that the array cannot do. See `Backend.check`."""
+        refuse_wide(scheme, self.title)
+        array_config(self._table)
+        require_fields(scheme, _FIELDS, self.name, _NEEDS)
+
+    def build(
+        self,
+        prepared: PreparedModel,
+        ranges: Mapping[str, Range],
+        scheme: Scheme,
+        destination: Path,
+        *,
+        samples: Samples | None = None,
+    ) -> Artifact:
+        """Write the reference model to `destination`, and the files for the array beside it. See `Backend.build`.
+
+        Args:
+            samples: calibration samples, for bias correction; None leaves it out.
+        """
+        self.check(scheme)
+        check_names(prepared, scheme.exclude)
+        program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
+        if not any(isinstance(step, Conv | Fc) for step in program.steps):
+            raise ModelError(
+                f"{prepared.source}: nothing in it runs on the array",
+                "Deploy the float model, exclude fewer nodes, or leave this target out",
+            )
+        macs = node_macs(prepared.model)
+        notes = [place(program, macs).sentence(), *program.notes]
+        program = replace(program, notes=tuple(notes))
+        save_model(host_reference_model(in_origin_order(program), prepared.signature), destination)
+        files = {f"{destination.stem}.program.npz": destination.with_name(f"{destination.stem}.program.npz")}
+        save_program(program, next(iter(files.values())))
+        dialect = destination.with_name(f"{destination.stem}.dialect.onnx")
+        problem = write_dialect(program, prepared.signature, dialect)
+        if problem:
+            notes.append(f"no file for onnxruntime-riscv: {problem}")
+        else:
+            files[dialect.name] = dialect
+        return Artifact(
+            model=destination,
+            scheme=scheme,
+            provider="CPUExecutionProvider",
+            session_options=scheme.session_options,
+            notes=tuple(notes),
+            files=files,
+            coverage=coverage(program, macs),
+        )

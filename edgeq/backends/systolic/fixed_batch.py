@@ -9,8 +9,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from edgeq.errors import ModelError
-from edgeq.graph.edit import Editor
-from edgeq.graph.query import constant_tensor, reads
+from edgeq.model.edit import Editor
+from edgeq.model.graph import constant_tensor, reads
 
 _LATEST_IR = 10
 

@@ -1,8 +1,8 @@
-"""Changes to the float model at batch 1 that keep its results and leave fewer nodes in float. They work in place."""
+"""Operators in the shapes that the array takes, by Reshapes around them: 2-D windows, and the batch in front."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,24 +11,179 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgeq.backends.systolic.array_shapes import batch_in_front, two_dimensional
 from edgeq.backends.systolic.fixed_batch import infer_shapes, part_of
-from edgeq.backends.systolic.moves import MOVES
+from edgeq.backends.systolic.lower import MOVES, Windows
 from edgeq.backends.systolic.recognise import recognise
-from edgeq.backends.systolic.windows import Windows
 from edgeq.errors import ModelError
-from edgeq.graph.convert import to_proto
-from edgeq.graph.edit import Editor
-from edgeq.graph.query import (
+from edgeq.model.edit import Editor, insert_behind, to_proto
+from edgeq.model.graph import (
     attributes,
     bodies,
     clamp_bounds,
+    constant,
     constant_tensor,
+    constant_values,
+    is_constant,
     is_op,
+    maker,
     name_of,
+    node_input,
     only_reader,
+    readers,
     sizes,
 )
+
+_WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
+
+
+def two_dimensional(model: ir.Model) -> None:
+    """A convolution or pooling of [1, C, L] becomes one of [1, C, 1, L], in place, with the same values."""
+    editor = Editor(model)
+    changed = False
+    for node in list(model.graph):
+        source = node_input(node, 0)
+        if not is_op(node, *_WINDOWED) or len(node.outputs) > 1 or len(sizes(source) or ()) != 3:
+            continue
+        if node.op_type == "Conv":
+            weights = constant(node.inputs[1])
+            if weights is None:
+                continue
+            editor.set_input(node, 1, weights[:, :, None, :], f"{name_of(node.inputs[1])}/2d")
+        for name, before in (("kernel_shape", [1]), ("strides", [1]), ("dilations", [1])):
+            if name in node.attributes:
+                node.attributes[name] = ir.AttrInt64s(name, [*before, *attributes(node)[name]])
+        if "pads" in node.attributes:
+            begin, end = attributes(node)["pads"]
+            node.attributes["pads"] = ir.AttrInt64s("pads", [0, begin, 0, end])
+        # Sizes are left to be found: with ceil_mode, those that ONNX infers may be one off until `explicit_ceil`.
+        image = editor.constant(f"{node.name}/image", np.array([0, 0, 1, -1]))
+        node.replace_input_with(0, editor.node("Reshape", [source, image], f"{node.name}/as_image", before=node))
+        output = node.outputs[0]
+        line = editor.constant(f"{node.name}/line", np.array([0, 0, -1]))
+        last = editor.node("Reshape", [output, line], f"{node.name}/as_line", after=node)
+        insert_behind(output, last, last, editor.free_value_name(f"{name_of(output)}/2d"))
+        changed = True
+    if changed:
+        infer_shapes(model)
+
+
+def batch_in_front(model: ir.Model) -> None:
+    """A product of [rows, K] with constant weights becomes one of [1, rows, K], and so do sums and activations of such:
+    ONNX Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are no
+    batch. Values stay the same."""
+    editor = Editor(model)
+    in_front: dict[ir.Value, ir.Value] = {}
+    for node in list(model.graph):
+        if _is_product_of_rows(node):
+            first, made = _product(editor, node, in_front)
+        elif _is_of_rows(node, in_front):
+            read = [in_front.get(value, value) if value is not None else None for value in node.inputs]
+            shaped = next(value for value in node.inputs if value in in_front)
+            first = made = editor.node(
+                node.op_type,
+                read,
+                f"{node.name}/in_front",
+                before=node,
+                like=in_front[shaped],
+                attributes=node.attributes,
+            )
+        else:
+            continue
+        flat = node.outputs[0]
+        columns = (sizes(flat) or (0,))[-1]
+        for reader in readers(flat):
+            shape = sizes(reader.outputs[0])
+            if is_op(reader, "Reshape") and shape is not None and shape[:1] == (1,):
+                editor.set_input(reader, 1, np.array(shape, np.int64), f"{reader.name}/shape")
+                reader.attributes.pop("allowzero", None)
+                reader.replace_input_with(0, made)
+        known = name_of(flat)
+        if readers(flat):
+            without = editor.constant(f"{node.name}/rows", np.array([-1, columns]))
+            rows = editor.node("Reshape", [made, without], f"{node.name}/flat", before=node, like=flat)
+            flat.replace_all_uses_with(rows)
+            in_front[rows] = made
+        model.graph.remove(node, safe=True)
+        # By the node's name it is excluded, and its multiply-accumulates are known; by the tensor's its range.
+        maker(first).name, made.name = node.name, known
+    if in_front:
+        RemoveUnusedNodesPass()(model)
+        infer_shapes(model)
+
+
+def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """The product with the batch in front, and the sum of it and its bias."""
+    read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
+    matrix = constant_values(weights)
+    assert read is not None
+    assert weights is not None
+    if read not in in_front:
+        in_front[read] = _with_batch(editor, node, read)
+    if node.attributes.get_int("transB", 0):
+        matrix = matrix.T
+        weights = editor.constant(f"{weights.name}/transposed", matrix)
+    product = editor.node(
+        "MatMul", [in_front[read], weights], f"{name}/product", before=node, dtype=node.outputs[0].dtype
+    )
+    product.shape = ir.Shape([*(sizes(in_front[read]) or ())[:-1], matrix.shape[1]])
+    if bias is None:
+        return product, product
+    return product, editor.node("Add", [product, bias], f"{name}/bias", before=node, like=product)
+
+
+def _is_product_of_rows(node: ir.Node) -> bool:
+    """Whether it multiplies [rows, K] with constant weights and adds nothing but one constant for each output."""
+    matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
+    shape = sizes(node.inputs[0])
+    if matrix is None or matrix.ndim != 2 or shape is None or len(shape) != 2 or shape[0] == 1:
+        return False
+    if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
+        return False
+    if node.attributes.get_int("transA", 0) or any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta")):
+        return False  # preparation leaves factors only where a bias is computed (`model.gemm`)
+    outputs = matrix.shape[0] if node.attributes.get_int("transB", 0) else matrix.shape[1]
+    return node_input(node, 2) is None or _for_each_output(constant(node_input(node, 2)), outputs)
+
+
+def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
+    """Whether it is an activation of rows that have the batch in front elsewhere, or a sum of such or with one constant
+    for each output."""
+    if not is_op(node, "Add", "Clip", "Relu") or node.outputs[0].is_graph_output():
+        return False
+    read = [value for value in node.inputs if value is not None and not is_constant(value)]
+    if not read or not all(value in in_front for value in read):
+        return False
+    if any(sizes(in_front[value]) != sizes(in_front[read[0]]) for value in read):
+        return False
+    shape = sizes(node.outputs[0])
+    if not shape or shape != sizes(read[0]):
+        return False
+    outputs = shape[-1]
+    return node.op_type != "Add" or all(_for_each_output(constant(v), outputs) for v in node.inputs if v not in read)
+
+
+def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
+    """Whether a constant is one number, or a row of one for each output."""
+    return values is not None and (values.size == 1 or (values.shape[-1:] == (outputs,) and values.size == outputs))
+
+
+def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
+    """What a product reads, as [1, ..., K]: as it was before a Reshape to rows, where that is of this form."""
+    rows, inner = sizes(read) or (0, 0)
+    before, source = read.producer(), read
+    given = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
+    shape = sizes(given) or ()
+    if given is not None and shape[:1] == (1,):
+        if shape[-1] == inner:
+            return given
+        source = given
+    whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
+    made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
+    made.shape, made.type = ir.Shape([1, rows, inner]), read.type
+    # It may become integers, by the range under this name; without the batch nothing does.
+    made.name, read.name = read.name, editor.free_value_name(f"{read.name}/flat")
+    return made
+
 
 _SMALL = 4096
 _ACTIVATIONS = ("Relu", "Clip")

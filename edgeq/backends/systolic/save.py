@@ -20,8 +20,8 @@ from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import Pool, Program, Step, Tensor, Tile
 from edgeq.data.arrays import DAMAGE
 from edgeq.errors import BundleError
-from edgeq.ownership import is_plain
-from edgeq.records import parse, plain
+from edgeq.util.ownership import is_plain
+from edgeq.util.records import parse, plain
 
 FORMAT = 1
 _STEPS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Step)}

@@ -11,37 +11,34 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from edgeq_device.cuda import capability_text
 from edgeq_device.engines import engine_options
-from edgeq_device.gpu import capability_text
 from edgeq_device.version import parse_version
 
 from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
-from edgeq.backends.tensorrt import implicit, options
-from edgeq.backends.tensorrt.bias import shield_biases
-from edgeq.backends.tensorrt.check import Placement, check_placement
-from edgeq.backends.tensorrt.explicit import insert_pairs
+from edgeq.backends.tensorrt import explicit, options
+from edgeq.backends.tensorrt.check import SETTINGS, Placement, check_placement, simulation
+from edgeq.backends.tensorrt.explicit import insert_pairs, plan_placement, shield_biases, weighted_operators
 from edgeq.backends.tensorrt.facts import facts
 from edgeq.backends.tensorrt.half_precision import cast_float_nodes
-from edgeq.backends.tensorrt.placement import plan_placement, weighted_operators
-from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
-from edgeq.calibrate.groups import share_ranges
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import FLATBUFFERS
+from edgeq.calibrate.tensors import share_ranges
 from edgeq.data.samples import Samples
-from edgeq.engines import load_engines
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
-from edgeq.model.int8_rules import int8_rules
+from edgeq.model.clean import name_nodes
+from edgeq.model.external import proto_skeleton
+from edgeq.model.fold import raise_opset
+from edgeq.model.int8_prediction import int8_rules
 from edgeq.model.load import check_valid, save_model
 from edgeq.model.macs import node_macs
-from edgeq.model.names import name_nodes
-from edgeq.model.opset import raise_opset
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.skeleton import proto_skeleton
-from edgeq.records import plain
+from edgeq.run.engines import load_engines
 from edgeq.scheme import Scheme
+from edgeq.util.records import plain
 
 # The runner takes the highest rank that fits: TensorRT's own are the profiles', CUDA's lies under them and over every
 # CPU's, and float32 on the CPU is what is left.
@@ -84,7 +81,7 @@ class TensorrtBackend:
             raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
         self._check_float_type(scheme)
         if scheme.format == "table":
-            implicit.check_version(self._tensorrt, self._where)
+            explicit.check_version(self._tensorrt, self._where)
             if scheme.exclude or scheme.op_types is not None:
                 raise UsageError(
                     "with a table TensorRT itself chooses what runs in int8",
@@ -175,7 +172,7 @@ class TensorrtBackend:
         known = facts()
         model = prepared.model.clone()
         tables = place / "tables"
-        notes = implicit.write_implicit(model, ranges, tables, self._tensorrt)
+        notes = explicit.write_implicit(model, ranges, tables, self._tensorrt)
         save_model(model, destination)
         provider_options = options.table_options(FLATBUFFERS)
         options.check_options(options.TENSORRT, provider_options)
@@ -194,7 +191,7 @@ class TensorrtBackend:
             },
             simulation=destination,
             coverage=_unknown_coverage(model),
-            tables=tuple(tables / name for name in implicit.FILES),
+            tables=tuple(tables / name for name in explicit.FILES),
             alternatives=self._alternatives(prepared, scheme, place),
         )
 

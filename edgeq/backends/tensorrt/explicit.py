@@ -1,28 +1,222 @@
-"""Q/DQ pairs written into a graph: symmetric int8, zero point 0, weights as integers with a scale a channel.
+"""Where Q/DQ pairs go, decided on the float graph, each place with its reason.
+
+- Both operands of a weighted layer are quantized (Conv, ConvTranspose, Gemm, MatMul), its output and its bias are not:
+  TensorRT fuses the pair in front into the layer, and what follows (BatchNormalization, an activation) behind it.
+- A residual Add is fused into the layer that makes one of its operands, if that layer's result goes nowhere else. The
+  other operand, the skip branch, is then quantized, so that the fused layer reads it as int8.
+- Tensors that data-movement operators connect (Concat, MaxPool ...) have one scale, so that Q and DQ can be moved past
+  those.
+- Nothing else is quantized, nor a tensor whose range cuts off so much that int8 would lose it.
+
+Biases of int8 layers, in a form that ONNX Runtime leaves as it is.
+
+At load, before any provider sees the graph, ONNX Runtime's WeightBiasQuantization divides the bias of a Conv,
+ConvTranspose or Gemm behind a Q/DQ pair by the product of the layer's scales and makes it int32. It divides in the type
+of the bias: float16 overflows where the bias is over 65504 steps, and the layer is lost. TensorRT takes no int32 bias
+either. The optimizer matches a constant bias with one axis, so
+
+- a Gemm's bias gets a second axis;
+- a convolution's bias becomes the shift of a BatchNormalization behind it. Networks that were trained with Q/DQ pairs
+  reach TensorRT in that form, and TensorRT folds the node into the convolution.
+
+Q/DQ pairs written into a graph: symmetric int8, zero point 0, weights as integers with a scale a channel.
 
 Formulas: scale = largest magnitude / 127; q = round to nearest even(x / scale), kept in -127..127 for weights. Scales
 are rounded up to a value that the 16-bit type of the rest of the graph holds, because the file has them in that type,
 and weights are rounded by that value.
+
+Implicit quantization: a float model in which every tensor has a shape and a range, and a table of those ranges.
+
+TensorRT chooses by itself what runs in int8. Up to version 10 only; Q/DQ and a table exclude each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
+from edgeq_device.version import parse_version
 from numpy.typing import NDArray
 
-from edgeq.backends.tensorrt.placement import Plan
+from edgeq.backends.tensorrt.facts import facts
 from edgeq.calibrate.ranges import Range
-from edgeq.errors import CalibrationError
-from edgeq.graph.edit import Editor, drop_unused_initializers
-from edgeq.graph.operators import channel_axis
-from edgeq.graph.quant_params import QuantParams
-from edgeq.graph.query import constant_values
+from edgeq.calibrate.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
+from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.errors import CalibrationError, HardwareError, ModelError
+from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind
+from edgeq.model.graph import GraphIndex, constant, constant_values, is_op, name_of, node_input, only_reader
+from edgeq.model.int8_conditions import NodeContext, known_sizes
+from edgeq.model.int8_prediction import DEFAULT, Rule, explain_float, foreign
+from edgeq.model.load import is_quantized
+from edgeq.model.operators import channel_axis
+from edgeq.model.quant_params import QuantParams
+from edgeq.model.shapes import element_types, write_shapes
 from edgeq.scheme import FloatType
+
+ADD = "Add"
+_AFTER = "after-quantized"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One operand that is quantized: input `place` of `node` reads `tensor`; `why` says what that is good for."""
+
+    node: str
+    place: int
+    tensor: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Attributes:
+    edges: operands to quantize, activations and constant weights, in the order of the graph.
+    weights: among their tensors, those that are constant.
+    reasons: node → why it is not in int8, for all that could be by their operator type.
+    """
+
+    edges: tuple[Edge, ...]
+    weights: frozenset[str]
+    reasons: Mapping[str, str]
+
+    @property
+    def activations(self) -> tuple[str, ...]:
+        """Tensors that get a pair, once each."""
+        return tuple(dict.fromkeys(e.tensor for e in self.edges if e.tensor not in self.weights))
+
+
+def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
+    """Operator types that are int8 on their own account, not only between others that are."""
+    conditions = {op: rule.condition.split(", ") for op, rule in rules.items() if rule.int8}
+    return frozenset(op for op, names in conditions.items() if _AFTER not in names)
+
+
+def plan_placement(
+    model: ir.Model,
+    rules: Mapping[str, Rule],
+    *,
+    exclude: Collection[str] = (),
+    op_types: Collection[str] | None = None,
+    cut: Mapping[str, float] | None = None,
+    most_cut: float = 1.0,
+    gains: bool = True,
+    hazards: Mapping[str, str] | None = None,
+) -> Plan:
+    """Decide for a prepared float model.
+
+    Args:
+        rules: of the backend.
+        exclude: names of nodes to be left alone.
+        op_types: quantize these only; None means all that the rules allow.
+        cut: tensor → the share of its power that its range cuts off (`edgeq.calibrate.ranges`).
+        most_cut: how much of it may be.
+        gains: False quantizes layers too that int8 is not expected to make faster.
+        hazards: tensors that must not be in 8 bits, each with what follows its name in the reason.
+    """
+    lost = {name: _too_wide(share) for name, share in (cut or {}).items() if share > most_cut} | dict(hazards or {})
+    types = element_types(model)
+    index = GraphIndex(model)
+    context = NodeContext(index.computed_constants)
+    weighted = weighted_operators(rules)
+    edges: list[Edge] = []
+    reasons: dict[str, str] = {}
+    layers: set[ir.Node] = set()
+    for node in model.graph:
+        if node.op_type not in weighted:
+            continue
+        name, operands = str(node.name), [name_of(value) for value in node.inputs[:2]]
+        reason = explain_float(node, rules, context, excluded=exclude, gains=gains)
+        if not reason and op_types is not None and node.op_type not in op_types:
+            reason = foreign(node.op_type)
+        if not reason and any(types.get(tensor, ir.DataType.FLOAT) != ir.DataType.FLOAT for tensor in operands):
+            reason = "its operands are not float32"
+        if not reason:
+            reason = next((f"tensor {tensor!r} {lost[tensor]}" for tensor in operands if tensor in lost), "")
+        if reason:
+            reasons[name] = reason
+            continue
+        layers.add(node)
+        why = f"{node.op_type} {name} reads it in int8"
+        edges.extend(Edge(name, place, tensor, why) for place, tensor in enumerate(operands))
+    depth = _depths(model)
+    if rules.get(ADD, rules[DEFAULT]).int8 and (op_types is None or ADD in op_types):
+        for node in model.graph:
+            edge = _skip_branch(node, layers, depth, index) if node.name not in exclude else None
+            if edge is not None and edge.tensor not in lost:
+                edges.append(edge)
+    weights = frozenset(e.tensor for e in edges if e.tensor in model.graph.initializers)
+    return Plan(tuple(sorted(edges, key=lambda e: (index.order[e.node], e.place))), weights, reasons)
+
+
+def _too_wide(share: float) -> str:
+    return f"has a range that cuts off {share:.0%} of its power: its values spread too wide for 8 bits"
+
+
+def _skip_branch(
+    node: ir.Node, layers: Collection[ir.Node], depth: Mapping[ir.Value, int], index: GraphIndex
+) -> Edge | None:
+    """The operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
+    values = [value for value in node.inputs if value is not None]
+    if not is_op(node, ADD) or len(set(values)) != 2:
+        return None
+    if any(name_of(value) in index.computed_constants for value in values):
+        return None
+    if known_sizes(values[0]) != known_sizes(values[1]):
+        return None
+    makers = [value.producer() for value in values]
+    mains = [place for place in (0, 1) if makers[place] in layers and only_reader(values[place]) is node]
+    if not mains:
+        return None
+    # Of two branches that end in a layer, the shorter one is the skip.
+    main = max(mains, key=lambda place: depth[values[place]])
+    layer = makers[main]
+    assert layer is not None
+    why = f"skip branch of Add {node.name}, which fuses into {layer.op_type} {layer.name}"
+    return Edge(str(node.name), 1 - main, name_of(values[1 - main]), why)
+
+
+def _depths(model: ir.Model) -> dict[ir.Value, int]:
+    """Tensor → nodes on the longest way to it."""
+    depth: dict[ir.Value, int] = {}
+    for node in model.graph:
+        below = 1 + max((depth.get(value, 0) for value in node.inputs if value is not None), default=0)
+        depth.update(dict.fromkeys(node.outputs, below))
+    return depth
+
+
+def shield_biases(model: ir.Model) -> None:
+    """Rewrite, in place, the bias of every layer whose operands are restored from int8."""
+    editor = Editor(model)
+    for node in tuple(model.graph):
+        bias = node_input(node, 2) if is_op(node, "Conv", "ConvTranspose", "Gemm") else None
+        values = constant(bias)
+        if bias is None or values is None or values.ndim != 1:
+            continue
+        if not all(is_op(value.producer(), "DequantizeLinear") for value in node.inputs[:2] if value is not None):
+            continue
+        if node.op_type == "Gemm":
+            node.replace_input_with(2, editor.constant(f"{bias.name}_row", values[np.newaxis]))
+            continue
+        ones, zeros = np.ones_like(values), np.zeros_like(values)
+        one, zero = (editor.constant(f"{bias.name}_{name}", v) for name, v in (("unit", ones), ("zero", zeros)))
+        node.resize_inputs(2)
+        made = node.outputs[0]
+        shifted = editor.node(
+            "BatchNormalization",
+            [made, one, bias, zero, one],
+            f"{node.name}_bias",
+            after=node,
+            attributes={"epsilon": 0.0},
+        )
+        insert_behind(made, shifted, shifted, f"{made.name}_without_bias")
+        made.type, made.shape = shifted.type, shifted.shape
+    drop_unused_initializers(model.graph)
+
 
 LEVELS = 127
 QUANTIZED, RESTORED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
@@ -120,3 +314,58 @@ class _Writer:
     def _parameters(self, name: str, scale: NDArray[Any]) -> tuple[ir.Value, ir.Value]:
         zero = np.zeros(scale.shape, np.int8)
         return self._editor.constant(f"{name}_scale", scale), self._editor.constant(f"{name}_zero_point", zero)
+
+
+NATIVE = "calibration.tensorrt"
+"""TensorRT's own form of the table, for trtexec and for builders that are not ONNX Runtime's."""
+FILES = (FLATBUFFERS, JSON, CACHE, NATIVE)
+
+
+def check_version(tensorrt: str, where: str) -> None:
+    """Refuse a target whose TensorRT takes no table, or does not say which it has.
+
+    Args:
+        tensorrt: version; "" where it is not known.
+        where: the target, for the message.
+    """
+    known = facts()
+    if not tensorrt:
+        raise HardwareError(
+            f"{where} does not say which TensorRT it has: {known.table_reason}",
+            "Name a target with `runtime.tensorrt`, or leave --format QDQ",
+        )
+    if parse_version(tensorrt) >= parse_version(known.table_below_tensorrt):
+        raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table_reason}", known.table_fix)
+
+
+def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, tensorrt: str) -> tuple[str, ...]:
+    """Write the tables of `model` into `folder`, complete or not at all, and give `model` all shapes that can be known.
+
+    Raises:
+        ModelError: `model` has Q/DQ.
+        CalibrationError: a float tensor has no range, or a name that a table cannot carry.
+    """
+    if is_quantized(model):
+        raise ModelError(
+            "the model holds QuantizeLinear or DequantizeLinear, and TensorRT takes those or a table, not both",
+            "Leave --format QDQ, or give the float32 model",
+        )
+    tensors = quantizable_tensors(model)
+    missing = [name for name in tensors if name not in ranges]
+    if missing:
+        raise CalibrationError(
+            f"tensor {missing[0]!r} has no range ({len(missing)} such in all), and TensorRT needs one for each",
+            "Calibrate this model again, without a choice of tensors",
+        )
+    problem = write_shapes(model)
+    wanted = {name: ranges[name] for name in tensors}
+    write_tables(folder, wanted, tensors=tensors)
+    write_native(folder / NATIVE, wanted, version=native_version(tensorrt))
+    unknown = f"; some shapes are not known ({problem})" if problem else ""
+    return (f"{len(tensors)} tensors have a range in the tables{unknown}",)
+
+
+def native_version(version: str) -> str:
+    """TensorRT's version as the first line of its cache spells it: "8.6.1" → "8601", "10.3" → "100300"."""
+    major, minor, patch = (*parse_version(version), 0, 0)[:3]
+    return f"{major}{minor:02}{patch:02}" if major >= 10 else f"{major}{minor}{patch:02}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from edgeq.resources import shipped
+from edgeq.util.resources import shipped
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from edgeq.backends.tensorrt.explicit import RESTORED
+from edgeq.backends.tensorrt.explicit import ADD, RESTORED
 from edgeq.backends.tensorrt.facts import Facts
-from edgeq.backends.tensorrt.placement import ADD
 from edgeq.calibrate.ranges import Range
-from edgeq.graph.edit import Editor, drop_unused_initializers, insert_behind
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import MAIN_DOMAINS, bodies, constant_values, is_op, maker, name_of, opset_of
+from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind
+from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, bodies, constant_values, is_op, maker, name_of, opset_of
 from edgeq.model.shapes import element_types
 
 _FLOAT = ir.DataType.FLOAT

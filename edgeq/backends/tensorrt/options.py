@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgeq.backends.tensorrt.facts import facts
 from edgeq.errors import UsageError, closest
-from edgeq.session import onnxruntime
+from edgeq.run.session import onnxruntime
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
 _LIBRARIES = {TENSORRT: "onnxruntime_providers_tensorrt", CUDA: "onnxruntime_providers_cuda"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeq.calibrate.range_method import RangeMethod
-from edgeq.registry import METHODS, Registry
+from edgeq.util.registry import METHODS, Registry
 
 REGISTRY: Registry[RangeMethod] = Registry(
     METHODS, lambda found: isinstance(found, RangeMethod), "edgeq.calibrate.range_method.RangeMethod"

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgeq.calibrate.histogram import Float64s, Int64s
-from edgeq.calibrate.linear import BINS, Linear, linear_of
+from edgeq.calibrate.histogram import BINS, Float64s, Int64s, Linear, linear_of
 from edgeq.calibrate.range_method import Grid, RangeMethod
 from edgeq.calibrate.statistics import TensorStatistics
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeq.calibrate.histogram import Float64s
-from edgeq.calibrate.linear import BINS, Linear, linear_of
+from edgeq.calibrate.histogram import BINS, Float64s, Linear, linear_of
 from edgeq.calibrate.range_method import Grid, RangeMethod
 from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.graph.quant_params import QuantParams
+from edgeq.model.quant_params import QuantParams
 
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""

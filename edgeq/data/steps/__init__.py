@@ -9,7 +9,7 @@ from typing import Any
 
 from edgeq.data.step import Step, from_table, table_of_text
 from edgeq.errors import DataError
-from edgeq.registry import STEPS, Registry
+from edgeq.util.registry import STEPS, Registry
 
 REGISTRY: Registry[type[Step]] = Registry(
     STEPS,

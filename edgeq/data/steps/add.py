@@ -6,7 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeq.data.arithmetic import Arithmetic, Operator
+from edgeq.data.step import Arithmetic, Operator
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgeq.data.arithmetic import floating
-from edgeq.data.state import State
-from edgeq.data.step import Step
+from edgeq.data.records import State
+from edgeq.data.step import Step, floating
 from edgeq.signature import TensorSpec
 
 

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgeq.data.pixels import through_pillow
-from edgeq.data.state import State
-from edgeq.data.step import Step, one_of
+from edgeq.data.records import State
+from edgeq.data.step import Step, one_of, through_pillow
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from edgeq.data.pixels import ROUNDING, SIZE, Size, describe_size, image_size, rounded, target_size
-from edgeq.data.state import Geometry, State
-from edgeq.data.step import Step
+from edgeq.data.records import Geometry, State
+from edgeq.data.step import ROUNDING, SIZE, Size, Step, describe_size, image_size, rounded, target_size
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 

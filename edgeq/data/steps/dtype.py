@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgeq.data.records import check_size
-from edgeq.data.state import State
+from edgeq.data.records import State, check_size
 from edgeq.data.step import Step, one_of
 from edgeq.signature import TensorSpec
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgeq.data.state import State
+from edgeq.data.records import State
 from edgeq.data.step import Step, whole_number
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec

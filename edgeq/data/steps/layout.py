@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgeq.data.state import State, model_axes
+from edgeq.data.records import State, model_axes
 from edgeq.data.step import Step, UnfitError, field_kind
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec

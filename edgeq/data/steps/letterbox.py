@@ -8,21 +8,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgeq.data.pixels import (
+from edgeq.data.records import Geometry, State, check_size
+from edgeq.data.step import (
     FEWER,
     FILTER,
     ROUNDING,
     SIZE,
     Size,
+    Step,
+    UnfitError,
     describe_size,
+    field_kind,
     from_hwc,
     image_size,
+    integer,
+    listed,
+    one_of,
     target_size,
     to_hwc,
 )
-from edgeq.data.records import check_size
-from edgeq.data.state import Geometry, State
-from edgeq.data.step import Step, UnfitError, field_kind, integer, listed, one_of
 from edgeq.data.steps.resize import Resize
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from edgeq.data.state import State
+from edgeq.data.records import State
 from edgeq.data.step import Step, UnfitError, field_kind, integer
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec

@@ -6,22 +6,22 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from edgeq.data.pixels import (
+from edgeq.data.records import Geometry, State, check_size
+from edgeq.data.step import (
     FEWER,
     FILTER,
     FILTERS,
     ROUNDING,
     SIZE,
     Size,
+    Step,
     describe_size,
     image_size,
+    one_of,
     rounded,
     target_size,
     through_pillow,
 )
-from edgeq.data.records import check_size
-from edgeq.data.state import Geometry, State
-from edgeq.data.step import Step, one_of
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Samples
-from edgeq.emulate.saturation.audit import model_macs, sample_count
-from edgeq.emulate.saturation.simulate import Simulation
+from edgeq.emulate.saturation.audit import Simulation, model_macs, sample_count
 from edgeq.model.saturation import pairs_vary
-from edgeq.session import SessionSettings
+from edgeq.run.session import SessionSettings
 
 _HELD = 2**15 - 1
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from edgeq.errors import UsageError
 from edgeq.measure.decoders._base import Decode, Decoder
-from edgeq.registry import DECODERS, Registry
-from edgeq.user_code import load_function, names_function
+from edgeq.util.registry import DECODERS, Registry, load_function, names_function
 
 __all__ = ["REGISTRY", "Decode", "Decoder", "load_decoder"]
 

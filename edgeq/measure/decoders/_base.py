@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgeq.measure.boxes import Detections
-from edgeq.measure.inference import Outputs
+from edgeq.measure.latency import Outputs
 
 
 class Decode(Protocol):

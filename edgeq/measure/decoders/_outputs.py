@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgeq.errors import UsageError
-from edgeq.measure.inference import Outputs
+from edgeq.measure.latency import Outputs
 
 
 def single_image(outputs: Outputs) -> dict[str, NDArray[Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
 from edgeq.measure.decoders._base import Decoder
 from edgeq.measure.decoders._outputs import only_head, wrong_head
-from edgeq.measure.inference import Outputs
+from edgeq.measure.latency import Outputs
 
 LAYOUT = "[1, N, 5 + classes]"
 

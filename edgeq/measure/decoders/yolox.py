@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
 from edgeq.measure.decoders._base import Decoder
 from edgeq.measure.decoders._outputs import only_head, wrong_head
-from edgeq.measure.inference import Outputs
+from edgeq.measure.latency import Outputs
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 

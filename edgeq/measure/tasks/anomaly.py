@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
-from edgeq.display import Displayed
 from edgeq.errors import DataError
-from edgeq.measure.inference import Outputs
+from edgeq.measure.bench import PairedMeter
 from edgeq.measure.labels import integer_labels, only_input, pick_output
-from edgeq.measure.paired_meter import PairedMeter
+from edgeq.measure.latency import Outputs
 from edgeq.measure.task import TaskKind, TaskOptions
 from edgeq.measure.tasks.similarity import mean_ranks
+from edgeq.util.display import Displayed
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
-from edgeq.display import Displayed
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import integer_labels, pick_output
+from edgeq.measure.latency import Outputs
 from edgeq.measure.task import TaskKind, TaskOptions
+from edgeq.util.display import Displayed
 
 
 @dataclass(frozen=True)

@@ -9,26 +9,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.records import to_original
 from edgeq.data.sample import Sample
-from edgeq.data.state import to_original
-from edgeq.display import Displayed
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.average_precision import Matches, mean_average_precisions
 from edgeq.measure.boxes import Detections, Floats, suppress
 from edgeq.measure.coco import (
     CocoAnnotations,
     Image,
+    Matches,
     guesses,
     load_annotations,
     load_package,
     match_image,
     mean_average_precision,
+    mean_average_precisions,
 )
 from edgeq.measure.decoders import Decode, load_decoder
-from edgeq.measure.inference import Outputs
 from edgeq.measure.labels import only_input
+from edgeq.measure.latency import Outputs
 from edgeq.measure.task import TaskKind, TaskOptions
-from edgeq.registry import DECODERS
+from edgeq.util.display import Displayed
+from edgeq.util.registry import DECODERS
 
 
 @dataclass(frozen=True)

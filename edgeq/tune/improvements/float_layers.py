@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 
 from edgeq.errors import CheckFailedError
-from edgeq.measure.closeness import HEALTHY_DB
-from edgeq.pipeline.improvements import Case
-from edgeq.pipeline.job import Built
+from edgeq.jobs.improvements import Case
+from edgeq.jobs.job import Built
+from edgeq.measure.agreement import HEALTHY_DB
 from edgeq.tune.recover.closer import Search
+from edgeq.tune.recover.costs import SAMPLES, find_units
 from edgeq.tune.recover.run import Recoverer
-from edgeq.tune.recover.sensitivity import SAMPLES
-from edgeq.tune.recover.units import find_units
 
 # Sets of layers that a search builds, about.
 _BUILDS = 12

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from edgeq.calibrate.clipping import range_noise
 from edgeq.calibrate.range_method import grid_of
-from edgeq.calibrate.ranges import scheme_ranges
-from edgeq.pipeline.improvements import Case
-from edgeq.pipeline.job import Built, build
+from edgeq.calibrate.ranges import range_noise, scheme_ranges
+from edgeq.jobs.improvements import Case
+from edgeq.jobs.job import Built, build
 from edgeq.scheme import Scheme
 
 LEAST_SQUARES = "mse"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from edgeq.backends import backend_named
+from edgeq.backends.base import backend_named
 from edgeq.errors import UsageError
-from edgeq.pipeline.agreements import int8_share
-from edgeq.pipeline.improvements import Case
-from edgeq.pipeline.job import Built, build
+from edgeq.jobs.checks import int8_share
+from edgeq.jobs.improvements import Case
+from edgeq.jobs.job import Built, build
 from edgeq.scheme import Scheme
 
 # Of the work in int8, another mode must have so much of what this one has: it quantizes fewer operators.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeq.pipeline.improvements import Case
-from edgeq.pipeline.job import Built
+from edgeq.jobs.improvements import Case
+from edgeq.jobs.job import Built
 from edgeq.tune.recover.methods import recoveries
 from edgeq.tune.recover.run import Recoverer, ineffective
 

@@ -2,6 +2,10 @@
 
 QDQ          DequantizeLinear(weight), DequantizeLinear(int32 bias) → Conv, Gemm or MatMul of the float model's name
 QOperator    QLinearConv, QGemm or QLinearMatMul, named after the float node with the suffix "_quant"
+
+Integer operators written out: QLinearConv as DequantizeLinear, Conv and QuantizeLinear, and so on.
+
+The result of a layer before it is rounded to integers is a tensor then, which can be read and changed.
 """
 
 from __future__ import annotations
@@ -15,12 +19,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.graph.edit import set_constant
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.operators import operator_of
-from edgeq.graph.quant_params import LIMITS, QuantParams
-from edgeq.graph.query import is_op, node_input, only_reader, read_count
+from edgeq.model.edit import Editor, replace_value, set_constant
+from edgeq.model.graph import GraphIndex, constant, is_op, name_of, node_input, only_reader, read_count
 from edgeq.model.load import read_own, save_model
+from edgeq.model.operators import Operator, channel_axis, operator_of
+from edgeq.model.quant_params import LIMITS, QuantParams
 from edgeq.tune.recover.layers import Floats, Layer, initializer
 
 _SUFFIX = "_quant"
@@ -199,3 +202,49 @@ def _array(value: ir.Value | None) -> NDArray[Any]:
 def _spread(value: ir.Value | None, layer: Layer) -> Floats:
     """A scale or zero point as float64 [outputs]."""
     return np.broadcast_to(_array(value).astype(np.float64).ravel(), (layer.outputs,)).copy()
+
+
+PLAIN = "/plain"
+"""Suffix of the name of an expanded layer's float tensor, behind the name of its integer output."""
+
+
+def expanded(model: ir.Model) -> ir.Model:
+    """A copy of `model` with QLinearConv, QLinearMatMul and QGemm written out; their nodes' names are gone."""
+    model = model.clone()
+    editor = Editor(model)
+    for node in model.graph:
+        row = operator_of(node)
+        if row.integer_output and row.weights and len(row.integers) == 2:
+            _expand(editor, node, row)
+    return model
+
+
+def _expand(editor: Editor, node: ir.Node, row: Operator) -> None:
+    assert row.integer_output is not None
+    output = node.outputs[0]
+    stem = name_of(output)
+    inputs: list[ir.Value | None] = []
+    for operand, axis in zip(row.integers, (0, channel_axis(node)), strict=True):
+        sources = [node_input(node, place) for place in (operand.value, operand.scale, operand.zero_point)]
+        name = f"{stem}/input{len(inputs)}"
+        inputs.append(editor.node("DequantizeLinear", sources, name, before=node, attributes={"axis": axis}))
+    bias = node_input(node, row.bias)
+    if bias is not None:
+        scales = [constant(node_input(node, operand.scale)) for operand in row.integers]
+        assert scales[0] is not None
+        assert scales[1] is not None
+        # In the unit of the integers' product: it is added before alpha scales them.
+        product = scales[0] * scales[1] * np.float32(node.attributes.get_float("alpha", 1.0))
+        scale = editor.constant(f"{stem}/bias_scale", product if product.size > 1 else product.reshape(()))
+        inputs.append(
+            editor.node("DequantizeLinear", [bias, scale], f"{stem}/bias", before=node, attributes={"axis": 0})
+        )
+    attributes = dict(node.attributes)
+    plain = editor.node(row.float_form, inputs, stem + PLAIN, before=node, attributes=attributes)
+    parameters = [node_input(node, place) for place in row.integer_output]
+    # QGemm without a scale for its output computes floats.
+    op_type = "QuantizeLinear" if parameters[0] is not None else "Identity"
+    sources = [plain, *parameters] if parameters[0] is not None else [plain]
+    rounded = editor.node(op_type, sources, f"{stem}/rounded", before=node, like=output)
+    replace_value(output, rounded)
+    editor.graph.remove(node)

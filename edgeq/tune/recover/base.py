@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgeq.backends import Artifact
+from edgeq.backends.base import Artifact
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import PreparedModel
-from edgeq.progress import Progress
 from edgeq.scheme import Mode, Scheme
+from edgeq.util.display import Progress
 
 Stage = Literal["model", "ranges", "artifact"]
 

@@ -13,17 +13,16 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.block_compute import choose_compute, described
-from edgeq.backends.block_products import find_blocks, read_blocks, store_blocks
-from edgeq.backends.block_weights import BlockWeights, fit_blocks
-from edgeq.backends.least_error import damped, round_rows, squared
+from edgeq.backends.cpu import described
 from edgeq.data.samples import Samples
 from edgeq.model.load import read_model, save_model
-from edgeq.progress import Progress
+from edgeq.quantize.block_products import choose_compute, find_blocks, read_blocks, store_blocks
+from edgeq.quantize.block_weights import BlockWeights, fit_blocks
+from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.tune.recover.base import State
-from edgeq.tune.recover.layers import Floats, find_layers
+from edgeq.tune.recover.layers import Floats, Weights, find_layers
 from edgeq.tune.recover.moments import layer_moments
-from edgeq.tune.recover.scaling import Weights
+from edgeq.util.display import Progress
 
 
 def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:

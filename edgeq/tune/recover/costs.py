@@ -3,23 +3,94 @@
 A set of units in float costs, for each, the time of its nodes in float less that in integers, and a conversion wherever
 a tensor goes from a unit of one kind to one of the other. Conversions take a time per element that is read off the
 conversions that the profile has.
+
+How much each unit's own error changes the outputs, from a few samples and a few sessions.
+
+The method is that of `edgeq.measure.effects`: every layer of the quantized model is fed the float model's tensors, so
+that only its own error remains; the float model is run once for each unit with that unit's errors added where they
+arise. The change of the outputs is the unit's noise.
+
+Powers of independent errors add up, so the noise of a unit is what keeping it in float gains. Leaving each layer out of
+quantization in turn would need a build and a session each.
+
+The ranking of a static scheme's layers for being kept in float, from tensors and the runtime's own profile.
+
+The noise of each unit comes from one pass over few samples (`sensitivity`), its cost from a profile of the float and of
+the quantized model (`costs`). `edgeq.tune.float_layers` chooses by it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from edgeq.measure.profile import KernelRun, timed_profile
+from edgeq.backends.base import Artifact
+from edgeq.data.samples import Samples
+from edgeq.jobs.job import Job
+from edgeq.measure.effects import group_effects
+from edgeq.measure.latency import Outputs
+from edgeq.measure.layer_runs import MEMORY, floats_only
+from edgeq.measure.match_layers import match_activations
+from edgeq.measure.node_runs import KernelRun, timed_profile
+from edgeq.model.graph import GraphIndex, name_of
+from edgeq.model.load import read_own
+from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
-from edgeq.session import SessionSettings
-from edgeq.tune.recover.units import Unit
+from edgeq.run.session import SessionSettings
+from edgeq.scheme import Scheme
+from edgeq.tune.float_layers import LayerCosts, MacCosts, QuietLayer, RankedLayer, Ranking
+from edgeq.tune.recover.gates import VALUE
+from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.nonlinear import Followers
+from edgeq.tune.recover.run import Recoverer
+from edgeq.util.display import SILENT, Progress
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Nodes of the float model that belong together.
+
+    Attributes:
+        name: of the first node, which is the layer if there is one.
+        nodes: names.
+        tensors: what the nodes compute, in order.
+        reads: tensors that other nodes compute, and graph inputs; no constants.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    reads: tuple[str, ...]
+
+
+def find_units(model: ir.Model) -> tuple[Unit, ...]:
+    """All nodes of the main graph in units, in the order of their first nodes."""
+    followers = Followers(model)
+    unit_of: dict[str | None, str] = {}
+    for layer in find_layers(model):
+        unit_of[layer.name] = layer.name
+        for node in followers.of(layer.output).nodes:
+            unit_of.setdefault(node.name, layer.name)
+    members: dict[str, list[ir.Node]] = {}
+    for node in model.graph:
+        members.setdefault(unit_of.get(node.name, node.name or ""), []).append(node)
+    return tuple(_unit(name, nodes) for name, nodes in members.items())
+
+
+def _unit(name: str, nodes: list[ir.Node]) -> Unit:
+    tensors = [name_of(value) for node in nodes for value in node.outputs if value.name]
+    inputs = dict.fromkeys(value for node in nodes for value in node.inputs if value is not None)
+    reads = [name_of(value) for value in inputs if not value.is_initializer() and name_of(value) not in tensors]
+    return Unit(name, tuple(node.name or "" for node in nodes), tuple(tensors), tuple(reads))
+
 
 _RUNS = 5
 _CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
@@ -144,3 +215,223 @@ def _elements(model: ir.Model) -> dict[str, int]:
         for value in values
         if value.name and value.shape is not None
     }
+
+
+SAMPLES = 4
+# Outputs with at least so many rows are compared column by column: a column may be a coordinate or a score.
+_ROWS = 64
+# What is not finite where the float model is counts as so many times the signal: no rounding is as bad.
+_NOT_FINITE = 100.0
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """One unit's share of the output noise.
+
+    Attributes:
+        unit: of the float model; `unit.nodes` are the names to exclude.
+        noise: power of the change at the outputs over the outputs' power, mean over outputs and their columns.
+    """
+
+    unit: Unit
+    noise: float
+
+
+def rank_layers(
+    prepared: PreparedModel,
+    artifact: Artifact,
+    samples: Samples,
+    *,
+    count: int = SAMPLES,
+    memory: int = MEMORY,
+    progress: Progress = SILENT,
+) -> tuple[LayerSensitivity, ...]:
+    """Units of the float model by the noise that they cause in the quantized model, the most first.
+
+    Args:
+        prepared: the float model that `artifact` was made from, in whatever format.
+        count: samples to use, evenly spread.
+        memory: bytes that fetched tensors may take at once.
+
+    Raises:
+        DataError: a model refuses a sample.
+    """
+    settings = artifact.proof_settings()
+    source, quantized = GraphIndex(prepared.model), GraphIndex(read_own(artifact.proof_model))
+    matches = floats_only(source, match_activations(source, quantized), settings)
+    matched = {match.name for match in matches}
+    units = find_units(prepared.model)
+    groups = {unit.name: [tensor for tensor in unit.tensors if tensor in matched] for unit in units}
+    found = group_effects(
+        source,
+        quantized,
+        matches,
+        {name: tensors for name, tensors in groups.items() if tensors},
+        samples,
+        Columns,
+        count=count,
+        settings=settings,
+        memory=memory,
+        progress=progress,
+    )
+    ranked = [
+        LayerSensitivity(unit, sum(part.noise for part in found.get(unit.name, ())))
+        for unit in units
+        if groups[unit.name]
+    ]
+    return tuple(sorted(ranked, key=lambda r: -r.noise))
+
+
+@dataclass
+class Columns:
+    """Noise over signal of outputs, each column of a table by itself: a box counts as much as a score."""
+
+    _noise: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
+    _signal: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
+
+    def update(self, reference: Outputs, candidate: Outputs) -> None:
+        """Add one sample's outputs; elements that are not finite in the reference are left out."""
+        for name, plain in reference.items():
+            if plain.dtype.kind not in "biuf":
+                continue
+            signal, changed = np.asarray(plain, np.float64), np.asarray(candidate[name], np.float64)
+            # An output whose size depends on the values and has changed counts as entirely wrong.
+            with np.errstate(invalid="ignore"):
+                noise = changed - signal if changed.shape == signal.shape else signal
+            finite = np.isfinite(signal)
+            noise = np.where(np.isfinite(noise), noise, _NOT_FINITE * signal)
+            self._noise.setdefault(name, []).append(columns(np.where(finite, noise, 0.0)))
+            self._signal.setdefault(name, []).append(columns(np.where(finite, signal, 0.0)))
+
+    @property
+    def noise(self) -> float:
+        """Mean over outputs of the mean over columns of noise power over signal power."""
+        shares = []
+        for name in self._signal:
+            noise, signal = (_added(parts[name]) for parts in (self._noise, self._signal))
+            if np.any(signal > 0):
+                shares.append(float(np.mean(noise[signal > 0] / signal[signal > 0])))
+        return float(np.mean(shares)) if shares else 0.0
+
+
+def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of squares of an output, by column where it has many rows: a column may be a coordinate or a score."""
+    squares = values**2
+    if values.ndim > 1 and values.size // max(1, values.shape[-1]) >= _ROWS:
+        return np.asarray(squares.reshape(-1, values.shape[-1]).sum(0))
+    return np.asarray(squares.sum()).reshape(1)
+
+
+def _added(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+    """Sums over samples; where their shapes differ, over columns too."""
+    if len({part.shape for part in parts}) > 1:
+        parts = [part.sum(keepdims=True) for part in parts]
+    return np.asarray(np.sum(parts, axis=0), np.float64)
+
+
+_SLACK = 1.5
+"""What a profile of single nodes says of a whole model is rough: half as much again is allowed."""
+_LEAST_US = 1.0
+
+
+def rank_static(
+    recoverer: Recoverer,
+    job: Job,
+    scheme: Scheme,
+    names: Sequence[str],
+    *,
+    profiled: bool = True,
+    timed: bool = True,
+    count: int = SAMPLES,
+    progress: Progress = SILENT,
+) -> Ranking:
+    """Units of the job's own float model under `scheme`, by noise for each microsecond in float.
+
+    Args:
+        recoverer: of `job`.
+        names: recoveries that go with the scheme.
+        profiled: whether the kernels of the profile are those that it will run in. If not, what may go to float is
+            limited by its multiply-accumulates: onnxruntime's own int8 kernels may be slower than float32 where
+            another engine's are twice as fast.
+        timed: whether anything is timed; else layers are ordered by noise for each multiply-accumulate, as they are
+            where the target's model is simulated.
+        count: samples on which the noise of each unit is followed to the outputs.
+
+    Raises:
+        EdgeqError: as the stages have it.
+    """
+    assert job.calibration is not None
+    state = recoverer.state(scheme, names, recoverer.place() / "ranked.onnx", progress=progress)
+    assert state.artifact is not None
+    found = rank_layers(state.prepared, state.artifact, job.calibration, count=count, progress=progress)
+    units = find_units(job.prepared.model)
+    quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
+    layers, work = merged(found, quantized), mac_costs(units, job.prepared.model)
+    quiet = quiet_among(quantized, layers, job.prepared.model)
+    if not timed or state.artifact.simulation is not None:  # no kernel of a simulation is the target's
+        return Ranking(by_worth(layers, work), work, _SLACK, quiet=quiet)
+    costs = measure_costs(
+        units,
+        job.prepared,
+        state.artifact.model,
+        replace(state.artifact.settings(), intra_op_threads=1),
+        dict(next(iter(job.calibration)).inputs),
+    )
+    return Ranking(by_worth(layers, costs), costs if profiled else work, _SLACK, quiet=quiet)
+
+
+def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
+    """Return the multiply-accumulates of each unit of `model`."""
+    macs = node_macs(model)
+    return MacCosts({unit.name: sum(macs.get(node, 0) for node in unit.nodes) for unit in units})
+
+
+def merged(found: Sequence[LayerSensitivity], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
+    """The noise of a rewritten model's units, added up in the units of the model that it was made from.
+
+    Returns:
+        Units that cause noise, the most first.
+    """
+    unit_of = {node: unit.name for unit in units for node in unit.nodes}
+    noise = {unit.name: 0.0 for unit in units}
+    for sensitivity in found:
+        for name in (sensitivity.unit.name, sensitivity.unit.name.removesuffix(VALUE), *sensitivity.unit.nodes):
+            if name in unit_of:
+                noise[unit_of[name]] += sensitivity.noise
+                break
+    ranked = [RankedLayer(unit.name, unit.nodes, noise[unit.name]) for unit in units if noise[unit.name] > 0]
+    return tuple(sorted(ranked, key=lambda layer: -layer.noise))
+
+
+def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
+    """Those of `units` of `model` that are not among `layers`, because they cause no noise. Neighbours are those that
+    hand over what can be quantized: not indices."""
+    names = {layer.name for layer in layers}
+    others = {
+        value.name for node in model.graph for value in node.outputs if value.dtype not in (None, ir.DataType.FLOAT)
+    }
+    maker = {tensor: unit.name for unit in units for tensor in unit.tensors if tensor not in others}
+    neighbours: dict[str, set[str]] = {unit.name: set() for unit in units}
+    for unit in units:
+        for made_by in {maker[tensor] for tensor in unit.reads if tensor in maker}:
+            neighbours[unit.name].add(made_by)
+            neighbours[made_by].add(unit.name)
+    return tuple(
+        QuietLayer(unit.name, unit.nodes, frozenset(neighbours[unit.name])) for unit in units if unit.name not in names
+    )
+
+
+def by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLayer, ...]:
+    """Layers in the order in which to keep them in float: most noise saved for each further microsecond first.
+
+    What a layer costs depends on its neighbours: between two layers in float it saves two conversions.
+    """
+    remaining = list(layers)
+    order: list[RankedLayer] = []
+    kept: set[str] = set()
+    while remaining:
+        best = max(remaining, key=lambda layer: layer.noise / max(costs.further(layer.name, kept), _LEAST_US))
+        order.append(best)
+        kept.add(best.name)
+        remaining.remove(best)
+    return tuple(order)

@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.quantizer import quiet
 from edgeq.data.samples import Samples
-from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.edit import Editor
-from edgeq.graph.query import MICROSOFT, constant, is_constant, is_op, node_input
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.model.names import name_nodes
+from edgeq.model.clean import name_nodes
+from edgeq.model.edit import Editor, from_proto, to_proto
+from edgeq.model.graph import MICROSOFT, constant, is_constant, is_op, node_input
 from edgeq.model.prepare import PreparedModel, rewritten
-from edgeq.session import open_session
+from edgeq.quantize.quantizer import quiet
+from edgeq.run.session import open_session
 
 FAMILIES = ("bert", "gpt2", "vit")
 """Model families of the optimizer, in the order in which they are tried."""

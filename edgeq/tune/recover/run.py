@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgeq.backends import Artifact, backend_named
-from edgeq.backends.base import RecoverableBackend, TargetedBackend
+from edgeq.backends.base import Artifact, RecoverableBackend, TargetedBackend, backend_named
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.ranges import scheme_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
+from edgeq.jobs.job import Built, Job, build, build_derived, job_ranges, with_extrema
+from edgeq.jobs.proof import FLOAT, simulated_count
+from edgeq.jobs.target_arithmetic import computed_as_there
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.agreement import Agreement
 from edgeq.model.load import read_own, save_model
-from edgeq.pipeline.job import Built, Job, build_derived, job_ranges, with_extrema
-from edgeq.pipeline.target_arithmetic import computed_as_there
-from edgeq.progress import SILENT, Progress
-from edgeq.records import plain
-from edgeq.registry import RECOVERIES
+from edgeq.run.session import SessionSettings
+from edgeq.run.workers import Engines
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Stage, State
 from edgeq.tune.recover.methods import recoveries
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import plain
+from edgeq.util.registry import RECOVERIES
 
 
 class Recoverer:
@@ -191,3 +196,50 @@ def _content(state: State, names: Sequence[str]) -> str:
     """What decides the artifact of a state whose ranges are chosen, and that of the recoveries `names` behind it."""
     ranges = sorted((name, r.low, r.high) for name, r in state.ranges.items())
     return json.dumps([state.prepared.digest, plain(state.scheme), ranges, names], sort_keys=True)
+
+
+_PLAIN, _RECOVERED = "plain", "recovered"
+
+
+def no_worse(
+    job: Job, recovered: Built, scheme: Scheme, names: Sequence[str], workdir: Path, progress: Progress
+) -> Built:
+    """Return `recovered`, or the build without the recoveries `names` in its place, if that has the higher SQNR in the
+    proof: the worst output's, on the validation samples.
+
+    Args:
+        scheme: of the plain build.
+        workdir: an existing folder for the plain build, which must live as long as what is returned.
+
+    Raises:
+        EdgeqError: the plain build fails, or a model refuses a sample.
+    """
+    destination = recovered.artifact.model
+    with progress.stage("Comparing with the build without recoveries"):
+        plain = build(job, recovered.target, scheme, workdir / destination.name)
+        found = {name: _closeness(agreement) for name, agreement in _agreements(job, plain, recovered).items()}
+    if found[_RECOVERED] >= found[_PLAIN]:
+        return recovered
+    without = build(job, recovered.target, scheme, destination)
+    note = (
+        f"{', '.join(names)}: left out, as it does harm: {found[_RECOVERED]:.1f} dB SQNR against float32, "
+        f"{found[_PLAIN]:.1f} dB without"
+    )
+    return replace(without, artifact=replace(without.artifact, notes=(*without.artifact.notes, note)))
+
+
+def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement]:
+    """Return how closely both follow the float model, each run as it is proven."""
+    count = simulated_count(job.prepared, recovered.artifact)
+    with Engines() as engines:
+        sessions = {FLOAT: engines.open(job.prepared.path, SessionSettings())}
+        for name, built in {_PLAIN: plain, _RECOVERED: recovered}.items():
+            sessions[name] = engines.open(built.artifact.proof_model, built.artifact.proof_settings())
+        known = {FLOAT: job.float_outputs} if job.float_outputs else {}
+        return dict(evaluate_sessions(sessions, job.validation, reference=FLOAT, count=count, known=known).agreement)
+
+
+def _closeness(agreement: Agreement) -> float:
+    """Return the worst output's SQNR, minus infinity where an output is not finite."""
+    finite = all(not output.nonfinite for output in agreement.outputs)
+    return agreement.sqnr_db if finite else -math.inf

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple
 
 from edgeq_device.errors import BudgetError, UsageError
-from edgeq_device.relay import divert, open_pipe, relay
-from edgeq_device.terminal import prepare_output
+from edgeq_device.relay import divert, open_pipe, prepare_output, relay
 
 VARIABLE = "EDGEQ_BUDGET"
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}

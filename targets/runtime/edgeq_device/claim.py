@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from edgeq_device.distribution import Distribution
+from edgeq_device.latency import Distribution
 from edgeq_device.ranking import Ratio, ratio
 
 FASTER, SLOWER, UNSETTLED, UNKNOWN = "faster", "slower", "unsettled", "unknown"

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NoReturn, Optional, Sequence
 from edgeq_device.budget import Endings, confine, lift_seconds
 from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError
 from edgeq_device.package import Bundle, open_bundle
-from edgeq_device.terminal import json_text, prepare_output, printable, without_passwords
+from edgeq_device.relay import json_text, prepare_output, printable, without_passwords
 from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
 from edgeq_device.variants import Variant
 
@@ -169,11 +169,9 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.bench_bundle import bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.bench_models import bench_models
-    from edgeq_device.bench_settings import parse_settings
-    from edgeq_device.bench_text import bench_lines
-    from edgeq_device.feeds import parse_shapes
+    from edgeq_device.arrays import parse_shapes
+    from edgeq_device.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
+    from edgeq_device.bench_settings import bench_lines, parse_settings
     from edgeq_device.sessions import read_device
 
     lift_seconds()  # its options say how long it runs
@@ -219,7 +217,7 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _pull(arguments: argparse.Namespace, trust: Optional[Trust]) -> int:
-    from edgeq_device.oci import parse_reference, pull
+    from edgeq_device.registry import parse_reference, pull
 
     digest = pull(parse_reference(arguments.reference), arguments.output, trust)
     plain = {"reference": arguments.reference, "output": str(arguments.output), "manifest_sha256": digest}

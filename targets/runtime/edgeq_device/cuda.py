@@ -1,17 +1,108 @@
 """Sessions of onnxruntime's own CUDA provider: its libraries are loaded, it has really started, buffers stay on the
-device, and where it can a CUDA graph replays the whole model in one launch."""
+device, and where it can a CUDA graph replays the whole model in one launch.
+
+A session whose inputs and outputs stay in the device's memory between runs, with a plain one's interface.
+
+Without it every run allocates on the device, and CUDA graphs cannot be replayed: those need fixed addresses.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from contextlib import redirect_stdout
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from edgeq_device.binding import BoundSession, Key, shapes_of
+from edgeq_device.arrays import DTYPES
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.sizes import is_name
+from edgeq_device.manifest import is_name
+
+Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
+
+_MOST_SHAPES = 8
+"""Buffers of so many combinations of input shapes are kept; they take the device's memory."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Buffers for one combination of input shapes.
+
+    Attributes:
+        opened: outputs whose size may differ from run to run: each run gets them new memory.
+    """
+
+    binding: Any
+    inputs: Dict[str, Any]
+    opened: Tuple[str, ...]
+
+
+def shapes_of(feeds: Mapping[str, Any]) -> Key:
+    """The names, shapes and dtypes of inputs."""
+    return tuple(sorted((name, value.shape, str(value.dtype)) for name, value in feeds.items()))
+
+
+class BoundSession:
+    """Wraps an `onnxruntime.InferenceSession`.
+
+    Args:
+        device: "cuda" or "cpu".
+        notes: what is worth reporting of opening it.
+        fixed: run options of a run that finds where outputs of open size go, for good. Without them each run gets such
+            outputs new memory: their sizes may depend on the values.
+    """
+
+    def __init__(self, session: Any, ort: Any, device: str, notes: Sequence[str] = (), *, fixed: Any = None) -> None:
+        self.notes = tuple(notes)
+        self._session, self._ort, self._device, self._fixed = session, ort, device, fixed
+        self._bindings: Dict[Key, _Bound] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """The rest of a session's interface."""
+        return getattr(self._session, name)
+
+    def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
+        """As `InferenceSession.run`; inputs are copied into the buffers that the last run of these shapes used."""
+        arrays = {name: np.asarray(value, order="C") for name, value in feeds.items()}
+        key = shapes_of(arrays)
+        bound = self._bindings.get(key) or self._bind(arrays)
+        if len(self._bindings) < _MOST_SHAPES:
+            self._bindings[key] = bound
+        for name, array in arrays.items():
+            bound.inputs[name].update_inplace(array)
+        for name in bound.opened:
+            bound.binding.bind_output(name, self._device, 0)
+        self._session.run_with_iobinding(bound.binding, run_options)
+        made = dict(zip((spec.name for spec in self.get_outputs()), bound.binding.copy_outputs_to_cpu()))
+        results = [made[name] for name in names or made]
+        # On the CPU these are views of the buffers that the next run writes to.
+        return [result.copy() for result in results] if self._device == "cpu" else results
+
+    def _bind(self, arrays: Mapping[str, Any]) -> _Bound:
+        binding, values, opened = self._session.io_binding(), {}, []
+        for name, array in arrays.items():
+            # A copy: on the CPU the value would be the caller's own array, and the next run would write into it.
+            values[name] = self._ort.OrtValue.ortvalue_from_numpy(array.copy(), self._device, 0)
+            binding.bind_ortvalue_input(name, values[name])
+        for spec in self.get_outputs():
+            dtype = DTYPES.get(spec.type)
+            if dtype is not None and all(isinstance(size, int) for size in spec.shape):
+                # A fixed address, which a captured graph writes to.
+                shape = list(spec.shape)
+                value = self._ort.OrtValue.ortvalue_from_shape_and_type(shape, np.dtype(dtype), self._device, 0)
+                binding.bind_ortvalue_output(spec.name, value)
+            else:
+                binding.bind_output(spec.name, self._device, 0)
+                opened.append(spec.name)
+        if self._fixed is None or not opened:
+            return _Bound(binding, values, tuple(opened))
+        self._session.run_with_iobinding(binding, self._fixed)
+        for spec, value in zip(self.get_outputs(), binding.get_outputs()):
+            binding.bind_ortvalue_output(spec.name, value)
+        return _Bound(binding, values, ())
+
 
 CUDA, _CPU, _MEMORY = "CUDAExecutionProvider", "CPUExecutionProvider", "cuda"
 _GRAPHS = {"enable_cuda_graph": "1"}
@@ -131,3 +222,122 @@ def sizes_follow(session: Any) -> bool:
     the values, and a captured graph would repeat the first ones."""
     given = {size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)}
     return all(isinstance(size, int) or size in given for spec in session.get_outputs() for size in spec.shape)
+
+
+_NVML = ("libnvidia-ml.so.1", "nvml.dll")
+_CUDA = ("libcuda.so.1", "nvcuda.dll")
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_NAME = 96
+
+Load = Callable[[str], Any]
+
+
+def capability_text(capability: Tuple[int, int]) -> str:
+    """The compute capability (7, 5) as "7.5"."""
+    return "{}.{}".format(*capability)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. `compute_capability` is (major, minor); `memory_bytes` is None and `driver` "" where unknown."""
+
+    name: str
+    compute_capability: Tuple[int, int]
+    memory_bytes: Optional[int] = None
+    driver: str = ""
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain JSON values; the compute capability as "8.7", the memory in bytes."""
+        return {
+            "name": self.name,
+            "compute_capability": capability_text(self.compute_capability),
+            "memory_bytes": self.memory_bytes,
+            "driver": self.driver,
+        }
+
+
+def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
+    """GPUs in the driver's order, and why there are none ("" where there are)."""
+    problem = "this device has no NVIDIA driver"
+    for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
+        library = _first(load, names)
+        if library is None:
+            continue
+        found = query(library)
+        if found:
+            return found, ""
+        problem = "the NVIDIA driver finds no GPU"
+    return (), problem
+
+
+def _first(load: Load, names: Tuple[str, ...]) -> Optional[Any]:
+    for name in names:
+        try:
+            return load(name)
+        except OSError:
+            continue
+    return None
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+def _query_nvml(library: Any) -> Tuple[Gpu, ...]:
+    if library.nvmlInit_v2() != 0:
+        return ()
+    try:
+        driver = ctypes.create_string_buffer(_NAME)
+        known = library.nvmlSystemGetDriverVersion(driver, ctypes.c_uint(_NAME)) == 0
+        count = ctypes.c_uint(0)
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return ()
+        found = []
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            major, minor, name, memory = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(_NAME), _Memory()
+            if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
+                continue
+            pair = (ctypes.byref(major), ctypes.byref(minor))
+            if library.nvmlDeviceGetCudaComputeCapability(handle, *pair) != 0:
+                continue
+            library.nvmlDeviceGetName(handle, name, ctypes.c_uint(_NAME))
+            measured = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+            found.append(
+                Gpu(
+                    name.value.decode("utf-8", "replace"),
+                    (major.value, minor.value),
+                    memory.total if measured else None,
+                    driver.value.decode("utf-8", "replace") if known else "",
+                )
+            )
+        return tuple(found)
+    finally:
+        library.nvmlShutdown()
+
+
+def _query_cuda(library: Any) -> Tuple[Gpu, ...]:
+    count = ctypes.c_int(0)
+    if library.cuInit(ctypes.c_uint(0)) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    found = []
+    for index in range(count.value):
+        device, name, memory = ctypes.c_int(), ctypes.create_string_buffer(_NAME), ctypes.c_size_t()
+        if library.cuDeviceGet(ctypes.byref(device), ctypes.c_int(index)) != 0:
+            continue
+        version = []
+        for attribute in (_MAJOR, _MINOR):
+            value = ctypes.c_int()
+            if library.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), device) == 0:
+                version.append(value.value)
+        library.cuDeviceGetName(name, ctypes.c_int(_NAME), device)
+        measured = library.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
+        if len(version) == 2:
+            found.append(
+                Gpu(
+                    name.value.decode("utf-8", "replace"),
+                    (version[0], version[1]),
+                    memory.value if measured else None,
+                )
+            )
+    return tuple(found)

@@ -17,8 +17,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from edgeq_device import environment
-from edgeq_device.environment import ROOT
-from edgeq_device.precedence import Precedence
+from edgeq_device.environment import ROOT, Precedence
 
 _SHARE = 0.02
 """A wait that is shorter than this share of the stretch in which it ended disturbs nothing."""

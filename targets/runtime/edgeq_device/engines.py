@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 from edgeq_device.cpu_vendor import read_vendor
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import normalise_architecture
-from edgeq_device.tables import own_table
+from edgeq_device.plainjson import own_table
 from edgeq_device.version import parse_version
 
 FLOAT = "f32"

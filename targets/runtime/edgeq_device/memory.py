@@ -8,9 +8,9 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Sequence
 
-from edgeq_device.children import python_command
 from edgeq_device.environment import ROOT, read_memory
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.guest import python_command
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def measure_memory(
 
 
 def _measure_here(order: Dict[str, Any]) -> Dict[str, int]:
-    from edgeq_device.feeds import random_feeds
+    from edgeq_device.arrays import random_feeds
     from edgeq_device.serve import requested_engine, requested_variant
     from edgeq_device.sessions import onnxruntime, open_unchecked
 

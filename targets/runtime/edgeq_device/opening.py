@@ -11,10 +11,9 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from edgeq_device.children import python_command
 from edgeq_device.engines import installed_version, plugin_of
 from edgeq_device.errors import CheckFailedError, RuntimeUnavailableError
-from edgeq_device.guest import Guest, GuestSession
+from edgeq_device.guest import Guest, GuestSession, python_command
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import CPU, Choice, Device, precision_of, select
 from edgeq_device.selftest import run_selftest

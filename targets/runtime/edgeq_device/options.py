@@ -4,6 +4,11 @@ A bundle is untrusted input, and ONNX Runtime's options open, write and load fil
 grow in number with each release. So an option is refused unless it has a row, which gives the form of its values and
 the reason why it can do no harm. The table is part of the code that checks: it is never read out of the bundle that is
 being checked.
+
+Session options that an ONNX file carries in its metadata, so that it is right without a bundle around it.
+
+The metadata are untrusted: what may be set is what a bundle may set, but for what refers to other files. ONNX Runtime
+itself knows nothing of this entry.
 """
 
 from __future__ import annotations
@@ -11,11 +16,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Callable, Dict, Iterable, List, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Union
 
 from edgeq_device.engines import engine_options, plugin_of
-from edgeq_device.errors import BundleError
-from edgeq_device.tables import own_table
+from edgeq_device.errors import BundleError, UsageError
+from edgeq_device.onnxfile import read_metadata
+from edgeq_device.plainjson import own_table, parse_json
 
 MAX_KEY = 128
 MAX_VALUE = 1024
@@ -242,3 +250,71 @@ def _printable(text: str) -> bool:
 
 def _quoted(text: str) -> str:
     return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+KEY = "edgeq.session_options"
+"""The entry of the metadata: a JSON object of texts."""
+
+
+def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
+    """The session options that `model`, a file or its bytes, carries; `where` names it in messages.
+
+    Raises:
+        BundleError: the entry is not as it should be, or has an option or a value that a model may not set.
+    """
+    content = read_metadata(model, KEY, where)
+    if content is None:
+        return {}
+    where = f"{where}: {KEY} in its metadata"
+    found = parse_json(content, where)
+    for key, value in found.items():
+        problem = session_problem(key, value, references=False) if isinstance(value, str) else "is not a text"
+        if problem:
+            fix = "The options that a model may set, and their values, are in edgeq_device/options.json"
+            raise BundleError(f"{where}: session option {key[:60]!a} {problem}", fix)
+    return found
+
+
+BRIEF_SPIN: Mapping[str, str] = MappingProxyType({"session.intra_op.spin_duration_us": "1000"})
+"""How long ONNX Runtime's threads look for more work, at full speed, before they sleep: one millisecond.
+
+By default that is tens of milliseconds after a run has ended: on a machine of few cores whatever runs next, such as
+another model that is measured side by side, has a core less. A model that ran in 12 ms took 24 ms next to another one.
+A millisecond keeps the threads awake from one operator to the next and from one run to the next. A version of
+onnxruntime that does not know the entry ignores it.
+"""
+LEVELS: Mapping[str, str] = MappingProxyType(
+    {
+        "none": "ORT_DISABLE_ALL",
+        "basic": "ORT_ENABLE_BASIC",
+        "extended": "ORT_ENABLE_EXTENDED",
+        "all": "ORT_ENABLE_ALL",
+    }
+)
+"""Levels of graph optimisation, and ONNX Runtime's names for them."""
+MOST_THREADS = 1024
+"""ONNX Runtime starts as many as it is given: with tens of thousands it does not answer, or aborts the process."""
+
+
+def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
+    """An `onnxruntime.SessionOptions` that logs nothing but what ends the process.
+
+    Args:
+        ort: the onnxruntime module.
+        config: session configuration entries.
+        threads: intra-op threads; 0 leaves their number to ONNX Runtime.
+        optimization: a key of `LEVELS`.
+
+    Raises:
+        KeyError: there is no such level.
+        UsageError: a negative number of threads, or more than `MOST_THREADS`.
+    """
+    if not 0 <= threads <= MOST_THREADS:
+        raise UsageError(f"{threads} threads cannot be", f"Give 0 (all cores) to {MOST_THREADS}")
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # what it logs as an error it also raises, and that becomes one line
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimization])
+    for key, value in sorted(config.items()):
+        options.add_session_config_entry(key, value)
+    return options

@@ -10,9 +10,8 @@ from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.distribution import Distribution
 from edgeq_device.disturbance import Watch
-from edgeq_device.latency import Bursts, Clock, Recorder, Runners, WarmUp, quiet_collector, warm_up_all
+from edgeq_device.latency import Bursts, Clock, Distribution, Recorder, Runners, WarmUp, quiet_collector, warm_up_all
 
 FEWEST_SESSIONS = 6
 """From so many sessions on they, not their rounds, are what an interval is taken over."""

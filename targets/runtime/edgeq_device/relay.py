@@ -1,21 +1,94 @@
 """Relay what libraries print to standard error, each line through `printable`.
 
 onnxruntime logs the names in a file as they are, and C code writes them to descriptors 1 and 2. In the process that
-works both lead to a pipe, which the process that waits reads. Python's own streams keep the caller's descriptors.
-"""
+works both lead to a pipe, which the process that waits reads. Python's own streams keep the caller's descriptors."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import select
 import signal
+import subprocess
 import sys
+import threading
+import unicodedata
 from contextlib import suppress
 from typing import Any, Tuple
 
-from edgeq_device.terminal import printable, printable_lines
+TAIL_BYTES = 1 << 13
+
+
+class Tail:
+    """Empties the stderr of `process` in a thread, so that the process never waits, and keeps the last bytes alone.
+
+    The pipe is this object's from then on: `process.stderr` is None.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stderr is not None
+        self._stream, process.stderr = process.stderr, None
+        self._kept = b""
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+        self._thread.start()
+
+    def read(self, within_s: float = 1.0) -> bytes:
+        """The last `TAIL_BYTES` so far; where the process has ended, all that it wrote is waited for."""
+        self._thread.join(within_s)
+        return self._kept
+
+    def _drain(self) -> None:
+        with self._stream:
+            piece = b"-"
+            while piece:
+                piece = os.read(self._stream.fileno(), _PIECE)
+                self._kept = (self._kept + piece)[-TAIL_BYTES:]
+
+
+# USER:PASSWORD@HOST, or TOKEN@HOST after http(s); a path has one slash there. "@sha256:" begins a digest.
+_PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IGNORECASE)
+
+
+def printable(text: str) -> str:
+    r"""`text` with an escape (`\n`, `\x1b`, `\u202e`) for each line break, control character, mark of direction, lone
+    surrogate and whatever else is not seen."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return `text` with its line breaks, tabs and carriage returns as they are and the rest through `printable`."""
+    if text.isprintable():
+        return text
+    return "".join(part if part in "\n\t\r" else printable(part) for part in re.split(r"([\n\t\r])", text))
+
+
+def without_passwords(text: str) -> str:
+    """`text` with "…" for each password of an address in it: "tcp://user:…@host", "https://…@host"."""
+    return _PASSWORD.sub(r"\1…@", text)
+
+
+def json_text(plain: Any) -> str:
+    """JSON for standard output, ASCII alone."""
+    return json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def prepare_output() -> None:
+    """What the caller has closed is nowhere: no file that is opened later may take its number. What the encoding of
+    standard output does not have is written as escapes, as it is on stderr (a file name need not be text)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  # they live as long as the program
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
 
 MARK = "| "
 """Begins each relayed line: a name with a line break in it cannot pass for a line of the program's own."""

@@ -20,8 +20,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 import numpy as np
 
-from edgeq_device.distribution import Distribution
-from edgeq_device.latency import Clock, Runner, check_limits, quiet_collector
+from edgeq_device.latency import Clock, Distribution, Runner, check_limits, quiet_collector
 
 Feed = Mapping[str, np.ndarray]
 

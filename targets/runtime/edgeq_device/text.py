@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
+from edgeq_device.cuda import capability_text
 from edgeq_device.engines import EngineSpec, installed_version, plugin_of
-from edgeq_device.gpu import capability_text
 from edgeq_device.package import Bundle
 from edgeq_device.select import Choice, Device, Verdict, judge
-from edgeq_device.tensorrt import PROVIDER
-from edgeq_device.tensorrt_engine import trtexec_line
+from edgeq_device.tensorrt import PROVIDER, trtexec_line
 from edgeq_device.verify import Report
 
 _NAMED = 5

@@ -9,11 +9,19 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from edgeq_device.ecdsa import PublicKey, read_public_key
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.manifest import MANIFEST
 from edgeq_device.package import Bundle
-from edgeq_device.signature import SHA256, Signature, check_files, decode_base64, parse_signature, signed_files
+from edgeq_device.signature import (
+    SHA256,
+    PublicKey,
+    Signature,
+    check_files,
+    decode_base64,
+    parse_signature,
+    read_public_key,
+    signed_files,
+)
 
 PLACE = "/etc/edgeq/trust"
 VARIABLE = "EDGEQ_TRUST"

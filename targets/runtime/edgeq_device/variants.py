@@ -7,13 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from edgeq_device.contents import Hashed
 from edgeq_device.errors import BundleError
-from edgeq_device.manifest import COMPONENT, FileRecord, VariantBody, parse_component, resolve_reference, strings_in
-from edgeq_device.model_options import model_options
-from edgeq_device.names import is_plain_name
-from edgeq_device.options import check_table_name, read_provider_options, read_session_options
+from edgeq_device.manifest import (
+    COMPONENT,
+    FileRecord,
+    VariantBody,
+    is_plain_name,
+    parse_component,
+    resolve_reference,
+    strings_in,
+)
+from edgeq_device.options import check_table_name, model_options, read_provider_options, read_session_options
 from edgeq_device.plainjson import MAX_BYTES, parse_json
-from edgeq_device.unchanged import Hashed
 
 _VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
 _MOST_SLICES = 256  # of one output

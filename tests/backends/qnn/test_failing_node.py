@@ -7,12 +7,11 @@ from pathlib import Path
 import onnx
 import pytest
 
-from edgeq.backends.qnn.delegation import delegated
-from edgeq.backends.qnn.failing_node import failing_node
+from edgeq.backends.qnn.backend import delegated, failing_node
 from edgeq.errors import EngineError
 from edgeq.model.load import read_model
-from edgeq.session import open_session
-from edgeq.workers.engine import Engines
+from edgeq.run.session import open_session
+from edgeq.run.workers import Engines
 from tests import fake_engine
 from tests.graphs import proto
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from edgeq.backends.qnn.pairs import dialect
-from edgeq.engines import engine_for
-from edgeq.model.int8_rules import int8_rules
-from edgeq.resources import shipped
-from edgeq.workers.engine import Engines
+from edgeq.backends.qnn.rewrite import dialect
+from edgeq.model.int8_prediction import int8_rules
+from edgeq.run.engines import engine_for
+from edgeq.run.workers import Engines
+from edgeq.util.resources import shipped
 from tests.backends.qnn.test_qnn import simulator
 
 TABLE: list[dict[str, Any]] = tomllib.loads((shipped("targets") / "qnn" / "htp.toml").read_text("utf-8"))["line"]

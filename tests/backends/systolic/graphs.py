@@ -15,13 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.build import build_network
+from edgeq.backends.systolic.channels import sort_channels
+from edgeq.backends.systolic.compile import activation_scales
 from edgeq.backends.systolic.lower import lower
 from edgeq.backends.systolic.network import Network
-from edgeq.backends.systolic.order import sort_channels
 from edgeq.backends.systolic.program import Program
-from edgeq.backends.systolic.scales import activation_scales
 from edgeq.calibrate.ranges import Range
-from edgeq.graph.convert import from_proto
+from edgeq.model.edit import from_proto
 from edgeq.signature import Signature, TensorSpec
 
 OPSET = 13

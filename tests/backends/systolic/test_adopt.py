@@ -10,15 +10,15 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq import demo
-from edgeq.backends.systolic.adopt import adopt
 from edgeq.backends.systolic.program import Conv, Fc
+from edgeq.backends.systolic.recognise import adopt
 from edgeq.backends.systolic.save import load_program
-from edgeq.backends.systolic.tiles import quantize_weights
-from edgeq.data.given import Data
+from edgeq.backends.systolic.weights import quantize_weights
+from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
+from edgeq.jobs.quantize import quantize
 from edgeq.model.prepare import prepare_model
-from edgeq.pipeline.quantize import quantize
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 from tests import graphs
 
 

@@ -9,22 +9,22 @@ import onnx
 import pytest
 
 from edgeq import demo
-from edgeq.backends import backend_for
-from edgeq.backends.systolic.backend import SystolicBackend
-from edgeq.backends.systolic.placement import place
+from edgeq.backends.base import backend_for
+from edgeq.backends.systolic.compile import SystolicBackend
+from edgeq.backends.systolic.estimate import place
 from edgeq.backends.systolic.program import Conv
 from edgeq.backends.systolic.save import load_program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
-from edgeq.data.given import Data
+from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import resolve
+from edgeq.jobs.package import package
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.pipeline.package import package
+from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
 from tests.backends.systolic.graphs import GraphBuilder
 
 SCHEME = Scheme(format="QOperator", activation_type="int8", activation_symmetric=True, per_channel=False)

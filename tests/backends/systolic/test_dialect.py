@@ -11,15 +11,12 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.dialect import dialect_model, write_dialect
-from edgeq.backends.systolic.dialect_rules import check_dialect, to_oldest_form
+from edgeq.backends.systolic.dialect import check_dialect, dialect_model, to_oldest_form, write_dialect
 from edgeq.backends.systolic.program import Conv, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import ModelError
-from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.edit import Editor, set_constant
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import attributes, constant, is_op
+from edgeq.model.edit import Editor, from_proto, set_constant, to_proto
+from edgeq.model.graph import GraphIndex, attributes, constant, is_op
 from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, program_of, random_graph, run_all, signature_of
 

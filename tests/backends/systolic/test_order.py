@@ -6,11 +6,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edgeq.backends.systolic.channels import channel_groups
+from edgeq.backends.systolic.channels import channel_groups, sort_channels
 from edgeq.backends.systolic.network import ConvLayer, FcLayer
-from edgeq.backends.systolic.order import sort_channels
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.backends.systolic.tiles import quantize_weights
+from edgeq.backends.systolic.weights import quantize_weights
 from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of
 
 

@@ -11,9 +11,9 @@ from edgeq.backends.systolic.dialect import dialect_model
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.graph.convert import from_proto, to_proto
-from edgeq.graph.index import GraphIndex
-from edgeq.measure.match_activations import match_activations
+from edgeq.measure.match_layers import match_activations
+from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.graph import GraphIndex
 from tests import graphs
 from tests.backends.systolic.graphs import GraphBuilder, program_of, random_graph, run_all, signature_of
 

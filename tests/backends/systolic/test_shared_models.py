@@ -10,13 +10,13 @@ import pytest
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
-from edgeq.backends.systolic.placement import place
+from edgeq.backends.systolic.estimate import place
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
-from edgeq.graph.convert import to_proto
+from edgeq.model.edit import to_proto
 from edgeq.model.prepare import prepare_model
 from tests.backends.systolic.graphs import run_all
 from tests.backends.systolic.test_backend import SCHEME

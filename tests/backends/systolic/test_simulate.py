@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.integer_steps import IntegerSteps
-from edgeq.backends.systolic.kernels import convolve, largest_in_windows, multiply, sum_windows, wrapped
+from edgeq.backends.systolic.integer_steps import (
+    IntegerSteps,
+    convolve,
+    largest_in_windows,
+    multiply,
+    rescale,
+    round_values,
+    shift_right,
+    sum_windows,
+    wrapped,
+)
 from edgeq.backends.systolic.program import Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
-from edgeq.backends.systolic.rounding import rescale, round_values, shift_right
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError
 

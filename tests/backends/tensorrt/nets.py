@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgeq.backends import Artifact, backend_for
+from edgeq.backends.base import Artifact, backend_for
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.data.samples import Samples, open_samples

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.backends import backend_for
+from edgeq.backends.base import backend_for
 from edgeq.errors import UsageError
 from edgeq.hardware.target import resolve
-from edgeq.session import open_session
+from edgeq.run.session import open_session
 
 from .nets import CHANNELS, Bench, bench, random, residual
 

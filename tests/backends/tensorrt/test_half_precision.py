@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto
 
 from edgeq.errors import HardwareError
-from edgeq.session import SessionSettings, open_session
+from edgeq.run.session import SessionSettings, open_session
 
 from .nets import CHANNELS, Bench, bench, model, precisions, random, reasons, residual
 

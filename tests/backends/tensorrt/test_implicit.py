@@ -7,13 +7,13 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.backends.tensorrt.implicit import check_version, native_version, write_implicit
+from edgeq.backends.tensorrt.explicit import check_version, native_version, write_implicit
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import read_native, read_tables
 from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
-from edgeq.graph.convert import from_proto
 from edgeq.hardware.target import Target, resolve
+from edgeq.model.edit import from_proto
 from edgeq.model.load import read_model
 
 from .nets import Bench, bench, residual

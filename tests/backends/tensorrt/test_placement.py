@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeq.backends import Artifact, backend_for
+from edgeq.backends.base import Artifact, backend_for
 from edgeq.errors import CalibrationError, ModelError
 from edgeq.hardware.target import resolve
 

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from edgeq.backends.tensorrt.simulate import SETTINGS, simulation
-from edgeq.graph.convert import from_proto, to_proto
-from edgeq.session import SessionSettings, open_session
+from edgeq.backends.tensorrt.check import SETTINGS, simulation
+from edgeq.model.edit import from_proto, to_proto
+from edgeq.run.session import SessionSettings, open_session
 
 from .nets import CHANNELS, bench, model, random, residual
 

@@ -17,13 +17,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product
-from edgeq.emulate.saturation.operators import conv_sums, matmul_sums
-from edgeq.engines import Engine
-from edgeq.graph.convert import from_proto
-from edgeq.graph.operators import is_depthwise
+from edgeq.emulate.saturation.layers import conv_sums, matmul_sums
+from edgeq.model.edit import from_proto
+from edgeq.model.operators import is_depthwise
 from edgeq.model.saturation import PAIR_LIMIT, SaturationTable, conv_rows, possible_sums, saturation_table
-from edgeq.session import SessionSettings
-from edgeq.workers.engine import start_engine
+from edgeq.run.engines import Engine
+from edgeq.run.session import SessionSettings
+from edgeq.run.workers import start_engine
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import pytest
 from edgeq_device.engines import problem_of
 
 from edgeq.emulate.saturation.arithmetic import saturating_product
-from edgeq.emulate.saturation.operators import compute
-from edgeq.engines import Engine, load_engines
+from edgeq.emulate.saturation.layers import compute
 from edgeq.model.saturation import saturation_table
+from edgeq.run.engines import Engine, load_engines
 from tests.emulate.saturation.engine_layers import compare, saturating_levels
 from tests.graphs import model
 

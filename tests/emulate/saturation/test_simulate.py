@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.backends import Artifact
-from edgeq.emulate.saturation.audit import audit, sample_count
-from edgeq.emulate.saturation.simulate import Simulation
+from edgeq.backends.base import Artifact
+from edgeq.emulate.saturation.audit import Simulation, audit, sample_count
 from edgeq.errors import UsageError
-from edgeq.graph.convert import to_bytes
-from edgeq.graph.edit import with_outputs
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.model.edit import to_bytes, with_outputs
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
-from edgeq.session import SessionSettings, open_session
 from tests.backends.build import Bench, bench, mixed, residual
 from tests.emulate.saturation.emulated_kernels import command, emulated
 

@@ -9,7 +9,7 @@ from edgeq.errors import UsageError
 from edgeq.measure.decoders import load_decoder
 from edgeq.measure.decoders.yolov3 import ANCHORS
 from edgeq.measure.decoders.yolox import anchors
-from edgeq.registry import DECODERS
+from edgeq.util.registry import DECODERS
 
 SIZE = (64, 96)  # width, height: not square, so that a swap shows
 

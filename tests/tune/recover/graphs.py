@@ -11,8 +11,8 @@ import onnx_ir as ir
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeq.graph.convert import to_proto
-from edgeq.graph.query import name_of
+from edgeq.model.edit import to_proto
+from edgeq.model.graph import name_of
 from tests.tune.recover.nets import Net
 
 CHANNELS = 4
@@ -127,7 +127,7 @@ def _body(op_type: str, outer: str, name: str) -> onnx.GraphProto:
 
 def tensors_of(model: ir.Model, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All tensors of the main graph."""
-    from edgeq.session import SessionSettings, open_session
+    from edgeq.run.session import SessionSettings, open_session
 
     names = [name_of(value) for node in model.graph for value in node.outputs]
     observed = to_proto(model)

@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.calibrate.collect import collect
 from edgeq.data.samples import Sample
-from edgeq.graph.convert import from_proto, to_bytes
 from edgeq.hardware.target import Target, resolve
+from edgeq.jobs.job import Job
+from edgeq.model.edit import from_proto, to_bytes
 from edgeq.model.load import model_digest, model_signature, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
-from edgeq.pipeline.job import Job
 from edgeq.scheme import Scheme
 
 SCHEME = Scheme()
@@ -134,7 +134,7 @@ def target() -> Target:
 
 
 def run(model: ir.Model | Path, feed: Mapping[str, Any], **settings: Any) -> list[Any]:
-    from edgeq.session import SessionSettings, open_session
+    from edgeq.run.session import SessionSettings, open_session
 
     source = model if isinstance(model, Path) else to_bytes(model)
     settings.setdefault("intra_op_threads", 1)

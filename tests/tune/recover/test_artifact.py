@@ -10,9 +10,8 @@ import pytest
 
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.artifact import QuantizedFile
-from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.layers import Weights, find_layers
 from edgeq.tune.recover.run import Recoverer
-from edgeq.tune.recover.scaling import Weights
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, run, target
 
 SCHEMES = {

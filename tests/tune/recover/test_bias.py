@@ -8,14 +8,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.progress import SILENT
 from edgeq.tune.recover.artifact import QuantizedFile
 from edgeq.tune.recover.base import State
-from edgeq.tune.recover.elementwise import Followers
 from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.methods.bias_correction import BiasCorrection, shift_of, shrunk
-from edgeq.tune.recover.output_means import OutputView
+from edgeq.tune.recover.moments import OutputView
+from edgeq.tune.recover.nonlinear import Followers
 from edgeq.tune.recover.run import Recoverer
+from edgeq.util.display import SILENT
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, noise_db, run, target, two_gates
 
 SHAPE = [1, 3, 10, 10]

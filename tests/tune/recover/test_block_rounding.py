@@ -12,10 +12,10 @@ from onnx import numpy_helper
 from edgeq.data.samples import Sample
 from edgeq.errors import UsageError
 from edgeq.hardware.target import resolve
+from edgeq.jobs.job import Job
 from edgeq.model.load import read_model
-from edgeq.pipeline.job import Job
+from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
 from edgeq.tune.recover.run import Recoverer
 from tests.backends.networks import prepared, sqnr_db
 from tests.graphs import proto

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.tune.recover.costs import Costs, measure_costs, unit_of
+from edgeq.tune.recover.costs import Costs, find_units, measure_costs, unit_of
 from edgeq.tune.recover.run import Recoverer
-from edgeq.tune.recover.units import find_units
 from tests.tune.recover.nets import SCHEME, few, job_of, target, two_gates
 
 UNITS = ("a", "b", "c", "d")

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.elementwise`: what is found behind a tensor computes what the model does, and hides no reader."""
+"""`edgeq.tune.recover.nonlinear`: what is found behind a tensor computes what the model does, and hides no reader."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from onnx import helper
 
-from edgeq.graph.query import name_of, reads
-from edgeq.tune.recover.elementwise import Followers
+from edgeq.model.graph import name_of, reads
+from edgeq.tune.recover.nonlinear import Followers
 from tests.tune.recover.graphs import nets, tensors_of
 from tests.tune.recover.nets import Net
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.graph.edit import Editor, replace_value
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import name_of
+from edgeq.model.edit import Editor, replace_value
+from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_model
 from edgeq.scheme import Scheme
+from edgeq.tune.recover.layers import Weights
 from edgeq.tune.recover.methods.cross_layer_equalization import (
     Channels,
     best_factor,
@@ -27,7 +27,6 @@ from edgeq.tune.recover.methods.cross_layer_equalization import (
     scale_pair,
 )
 from edgeq.tune.recover.run import Recoverer
-from edgeq.tune.recover.scaling import Weights
 from tests.tune.recover.graphs import nets
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, run, target, uneven
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.exclude`: the order of layers, and that what is kept in float runs in float."""
+"""`edgeq.tune.recover.costs`: the order of layers, and that what is kept in float runs in float."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.measure.kernels import kernel_times
+from edgeq.measure.coverage import kernel_times
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
 from edgeq.tune.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
-from edgeq.tune.recover.costs import Costs
-from edgeq.tune.recover.exclude import by_worth, merged, rank_static
+from edgeq.tune.recover.costs import Costs, LayerSensitivity, Unit, by_worth, merged, rank_static
 from edgeq.tune.recover.run import Recoverer
-from edgeq.tune.recover.sensitivity import LayerSensitivity
-from edgeq.tune.recover.units import Unit
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, target, two_gates, uneven
 
 SHAPE = [1, 3, 12, 12]

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.expand`: written out, integer operators give what they gave."""
+"""`edgeq.tune.recover.artifact`: written out, integer operators give what they gave."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 
 from edgeq.data.samples import Sample
 from edgeq.errors import ModelError
-from edgeq.graph.index import GraphIndex
+from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
-from edgeq.tune.recover.expand import PLAIN, expanded
+from edgeq.tune.recover.artifact import PLAIN, expanded
 from edgeq.tune.recover.run import Recoverer
 from tests.graphs import model as text_model
 from tests.tune.recover.graphs import nets

@@ -8,12 +8,11 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.graph.convert import to_bytes
-from edgeq.graph.edit import set_constant
-from edgeq.graph.index import GraphIndex
+from edgeq.model.edit import set_constant, to_bytes
+from edgeq.model.graph import GraphIndex
 from edgeq.model.load import load_model
+from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
 from edgeq.tune.recover import fuse_attention as module
 from edgeq.tune.recover.fuse_attention import fuse_attention, may_have_attention, split_unsqueezes
 from edgeq.tune.recover.methods.smoothquant import product_groups

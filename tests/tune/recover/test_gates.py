@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.graph.convert import to_proto
-from edgeq.graph.index import GraphIndex
+from edgeq.model.edit import to_proto
+from edgeq.model.graph import GraphIndex
 from edgeq.tune.recover.gates import VALUE, Gate, find_gates, split_all
 from tests.graphs import model as text_model
 from tests.tune.recover.graphs import nets

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq.calibrate.ranges import Range
-from edgeq.measure.kernels import kernel_times
+from edgeq.measure.coverage import kernel_times
 from edgeq.tune.recover.methods.float_head import find_heads
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, run, target

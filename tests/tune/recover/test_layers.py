@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeq.tune.recover.layers import find_layers
-from edgeq.tune.recover.scaling import Weights
+from edgeq.tune.recover.layers import Weights, find_layers
 from tests.tune.recover.nets import Net, run
 
 CONVS = {

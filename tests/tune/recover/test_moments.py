@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeq.quantize.weight_only import damped
 from edgeq.tune.recover import moments as module
 from edgeq.tune.recover.layers import Layer, find_layers
-from edgeq.tune.recover.methods.weight_rounding import damped
 from edgeq.tune.recover.moments import layer_moments, spread
 from tests.tune.recover.graphs import tensors_of
 from tests.tune.recover.nets import FewSamples, Net, few, prepared_of

@@ -12,8 +12,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.tune.recover.elementwise import Followers, Function
-from edgeq.tune.recover.nonlinear import joined, range_behind
+from edgeq.tune.recover.nonlinear import Followers, Function, joined, range_behind
 from tests.tune.recover.nets import FewSamples, Net, few, prepared_of
 
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.piece`: some nodes of a model in a session of their own."""
+"""`edgeq.tune.recover.stepper`: some nodes of a model in a session of their own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.graph.convert import to_bytes
-from edgeq.graph.index import GraphIndex
+from edgeq.model.edit import to_bytes
+from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
-from edgeq.session import SessionSettings
-from edgeq.tune.recover.piece import open_piece
+from edgeq.run.session import SessionSettings
+from edgeq.tune.recover.stepper import open_piece
 from tests.graphs import model
 
 NET = """

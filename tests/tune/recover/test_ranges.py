@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from edgeq.progress import SILENT
 from edgeq.tune.recover.methods.nonlinear_ranges import NonlinearRanges
 from edgeq.tune.recover.run import Recoverer
+from edgeq.util.display import SILENT
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, target
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")

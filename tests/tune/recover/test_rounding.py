@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.backends.least_error import damped, round_rows
-from edgeq.progress import SILENT
+from edgeq.quantize.weight_only import damped, round_rows
 from edgeq.tune.recover.artifact import QuantizedFile
-from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.layers import Weights, find_layers
 from edgeq.tune.recover.methods.weight_rounding import weight_limits
 from edgeq.tune.recover.moments import layer_moments
 from edgeq.tune.recover.run import Recoverer
-from edgeq.tune.recover.scaling import Weights
+from edgeq.util.display import SILENT
 from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.graph.convert import to_bytes
+from edgeq.model.edit import to_bytes
 from edgeq.model.load import read_model
 from edgeq.tune.recover.methods import recoveries, recovery_groups
 from edgeq.tune.recover.run import Recoverer

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.scaling`: scaled where it is made and back where it is read, a network computes what it did."""
+"""`edgeq.tune.recover.layers`: scaled where it is made and back where it is read, a network computes what it did."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import name_of, readers
-from edgeq.tune.recover.layers import find_layers
-from edgeq.tune.recover.scaling import Weights, input_channels, only_layers
+from edgeq.model.graph import GraphIndex, name_of, readers
+from edgeq.tune.recover.layers import Weights, find_layers, input_channels, only_layers
 from tests.tune.recover.graphs import CHANNELS, nets, tensors_of
 from tests.tune.recover.nets import Net, run
 

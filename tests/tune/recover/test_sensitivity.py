@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.sensitivity` against one model for each layer, quantized nowhere else."""
+"""`edgeq.tune.recover.costs` against one model for each layer, quantized nowhere else."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from edgeq.backends import Artifact
-from edgeq.graph.convert import from_proto, to_proto
+from edgeq.backends.base import Artifact
+from edgeq.model.edit import from_proto, to_proto
+from edgeq.tune.recover.costs import Columns, LayerSensitivity, Unit, rank_layers
 from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.run import Recoverer
-from edgeq.tune.recover.sensitivity import Columns, LayerSensitivity, rank_layers
-from edgeq.tune.recover.units import Unit
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, target, two_gates, uneven
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")

@@ -9,11 +9,11 @@ import pytest
 from edgeq.backends.cpu import CpuBackend
 from edgeq.calibrate.statistics import Statistics
 from edgeq.model.load import model_digest
-from edgeq.progress import SILENT
+from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.session import open_session
 from edgeq.tune.recover.base import State
 from edgeq.tune.recover.methods.smoothquant import Observed, SmoothQuant, best_factor, product_groups, smooth
+from edgeq.util.display import SILENT
 from tests.backends.networks import operators, sqnr_db
 from tests.tune.recover.encoder import Sentences, encoder
 

@@ -9,12 +9,11 @@ import pytest
 
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.sampled_values import channel_extrema, drawn_rows
-from edgeq.progress import SILENT
 from edgeq.scheme import Scheme
-from edgeq.tune.recover.gate_plans import Plan, worth_it
-from edgeq.tune.recover.gates import VALUE, find_gates
+from edgeq.tune.recover.gates import VALUE, Plan, find_gates, worth_it
 from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.run import Recoverer
+from edgeq.util.display import SILENT
 from tests.tune.recover.graphs import tensors_of
 from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, prepared_of, run, target, two_gates, uneven
 

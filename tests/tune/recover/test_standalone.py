@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.standalone`: each recovery by itself, from Python and from the command line."""
+"""`edgeq.tune.recover.closer`: each recovery by itself, from Python and from the command line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import edgeq
 from edgeq.cli import group
 from edgeq.cli.quantize import command
 from edgeq.errors import CheckFailedError, UsageError
-from edgeq.graph.convert import to_bytes
-from edgeq.pipeline.quantize import Quantized
+from edgeq.jobs.quantize import Quantized
+from edgeq.model.edit import to_bytes
 from edgeq.tune.recover.methods import recoveries
 from tests.tune.recover.nets import few, two_gates, uneven
 

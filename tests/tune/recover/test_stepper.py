@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.graph.edit import set_constant
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import name_of
+from edgeq.model.edit import set_constant
+from edgeq.model.graph import GraphIndex, name_of
 from edgeq.tune.recover.stepper import Stepper
 from tests.tune.recover.graphs import nets, tensors_of
 from tests.tune.recover.nets import Net

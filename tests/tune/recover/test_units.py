@@ -1,11 +1,11 @@
-"""`edgeq.tune.recover.units`: every node of a kind in one unit, layers with what follows them."""
+"""`edgeq.tune.recover.costs`: every node of a kind in one unit, layers with what follows them."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 
+from edgeq.tune.recover.costs import find_units
 from edgeq.tune.recover.layers import find_layers
-from edgeq.tune.recover.units import find_units
 from tests.tune.recover.graphs import nets
 from tests.tune.recover.nets import two_gates
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from edgeq.registry import RECOVERIES, Registry
 from edgeq.tune.recover.base import Recovery, Stage
+from edgeq.util.registry import RECOVERIES, Registry
 
 REGISTRY: Registry[Recovery] = Registry(
     RECOVERIES, lambda found: isinstance(found, Recovery), "edgeq.tune.recover.base.Recovery"

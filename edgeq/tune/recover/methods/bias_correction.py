@@ -28,17 +28,15 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.sampled_values import spread
 from edgeq.data.samples import Sample, Samples
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import name_of
+from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.prepare import PreparedModel
-from edgeq.progress import Progress
-from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
+from edgeq.tune.recover.artifact import PLAIN, IntegerLayer, QuantizedFile, expanded
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.elementwise import Followers
-from edgeq.tune.recover.expand import PLAIN, expanded
 from edgeq.tune.recover.layers import Floats, find_layers
-from edgeq.tune.recover.output_means import OutputView, float_means
+from edgeq.tune.recover.moments import OutputView, float_means
+from edgeq.tune.recover.nonlinear import Followers
 from edgeq.tune.recover.stepper import Stepper
+from edgeq.util.display import Progress
 
 SAMPLES = 32
 MEMORY = 2**29

@@ -25,15 +25,13 @@ import onnx_ir as ir
 
 from edgeq.calibrate.sampled_values import channel_extrema, drawn_rows
 from edgeq.data.samples import Samples
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import clamp_bounds, is_op, name_of, only_reader, readers
+from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, only_reader, readers
 from edgeq.model.prepare import PreparedModel, rewritten
-from edgeq.progress import SILENT, Progress
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.layers import Floats, Layer, find_layers
+from edgeq.tune.recover.layers import Floats, Layer, Weights, find_layers, input_channels, only_layers, spread_over_taps
 from edgeq.tune.recover.methods.weight_rounding import weight_limits
-from edgeq.tune.recover.scaling import Weights, input_channels, only_layers, spread_over_taps
+from edgeq.util.display import SILENT, Progress
 
 _COMMUTING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LeakyRelu", "MaxPool", "Relu"})
 # Exponents of the channels' magnitudes in k: (of A's weights, of the tensor); that of B's weights makes the sum 1.

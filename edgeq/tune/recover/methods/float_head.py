@@ -18,13 +18,12 @@ import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.operators import DATA_MOVEMENT
-from edgeq.graph.query import name_of, readers
+from edgeq.model.graph import GraphIndex, name_of, readers
 from edgeq.model.int8_prediction import hazardous_nodes
-from edgeq.progress import Progress
+from edgeq.model.operators import DATA_MOVEMENT
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.elementwise import Followers
+from edgeq.tune.recover.nonlinear import Followers
+from edgeq.util.display import Progress
 
 HETEROGENEOUS = 4.0
 """How many times wider than the narrowest input of a Concat the widest must be: two bits lost."""

@@ -10,11 +10,10 @@ from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import OutputError
-from edgeq.progress import Progress
-from edgeq.records import json_object, parse
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.elementwise import Followers
-from edgeq.tune.recover.nonlinear import range_behind
+from edgeq.tune.recover.nonlinear import Followers, range_behind
+from edgeq.util.display import Progress
+from edgeq.util.records import json_object, parse
 
 
 @dataclass(frozen=True)

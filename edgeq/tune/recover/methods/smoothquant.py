@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 
 from edgeq.calibrate.sampled_values import tensor_values
 from edgeq.data.samples import Samples
-from edgeq.graph.edit import Editor, set_constant
-from edgeq.graph.index import GraphIndex
-from edgeq.graph.query import MICROSOFT, constant, is_op, name_of, node_input, read_count, readers
+from edgeq.model.edit import Editor, set_constant
+from edgeq.model.graph import MICROSOFT, GraphIndex, constant, is_op, name_of, node_input, read_count, readers
 from edgeq.model.prepare import PreparedModel, rewritten
-from edgeq.progress import SILENT, Progress
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import initializer
+from edgeq.util.display import SILENT, Progress
 
 ALPHAS = (0.5, 0.65, 0.8, 0.95)
 LEAST_GAIN_DB = 1.0

@@ -20,10 +20,9 @@ from pathlib import Path
 from edgeq.calibrate.range_method import grid_of
 from edgeq.data.samples import Samples
 from edgeq.model.prepare import rewritten
-from edgeq.progress import Progress
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.gate_plans import plan_gates, worth_it
-from edgeq.tune.recover.gates import VALUE, find_gates, split_all
+from edgeq.tune.recover.gates import VALUE, find_gates, plan_gates, split_all, worth_it
+from edgeq.util.display import Progress
 
 
 @dataclass(frozen=True)

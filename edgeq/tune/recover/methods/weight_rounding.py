@@ -1,6 +1,6 @@
 """Weights rounded again, for the least error of a layer's output instead of each weight's.
 
-Rounding each weight to the nearest integer is best only where inputs are uncorrelated (`edgeq.backends.least_error`).
+Rounding each weight to the nearest integer is best only where inputs are uncorrelated (`edgeq.quantize.weight_only`).
 For a layer with a bias, H is the covariance alone: the mean of the error, dW E[x], goes into the bias. The rounding of
 the input adds step^2 / 12 to the diagonal of H, since it is an error of its own in each tap.
 """
@@ -14,15 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.least_error import damped, round_rows, squared
 from edgeq.data.samples import Samples
-from edgeq.progress import Progress
+from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.tune.recover.artifact import IntegerLayer, QuantizedFile
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.block_rounding import round_blocks
-from edgeq.tune.recover.layers import Floats, find_layers
+from edgeq.tune.recover.layers import Floats, Weights, find_layers
 from edgeq.tune.recover.moments import Moments, layer_moments
-from edgeq.tune.recover.scaling import Weights
+from edgeq.util.display import Progress
 
 _KEPT = 2**22
 """Weights of a layer up to which the result is kept."""

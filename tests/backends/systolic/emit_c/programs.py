@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
-from edgeq.backends.systolic.emit_c.bundle import CBundle
-from edgeq.backends.systolic.emit_c.sources import in_c
+from edgeq.backends.systolic.emit_c.bundle import CBundle, in_c
 from edgeq.backends.systolic.program import Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.calibrate.collect import collect

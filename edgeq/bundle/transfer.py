@@ -1,0 +1,190 @@
+"""`edgeq push` and `edgeq pull`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from edgeq_device.connection import LIMITS, Limits
+from edgeq_device.exchange import Request, connected
+from edgeq_device.package import Bundle
+from edgeq_device.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
+from edgeq_device.trust import check_signature, trust_for
+
+from edgeq.bundle.verify import contents, opened, verified_key
+from edgeq.bundle.write import BUNDLE, write_archive
+from edgeq.model.clean import check_bundle_name, is_named_bundle
+from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.outputs import output_directory, output_file
+from edgeq.util.resources import device_errors
+
+_CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
+_KINDS = {".py": "code", ".json": "weight.config", ".html": "doc", ".sig": "doc", ".npz": "dataset"}
+"""Suffix → what ModelPack calls such a file; all else is weights."""
+_TITLE = "org.opencontainers.image.title"
+"""What `oras pull` takes a layer's path from."""
+
+
+@dataclass(frozen=True)
+class Pushed(Displayed):
+    """What `push_bundle` did: the reference by digest, by which `pull` gets the same bytes, and bytes uploaded."""
+
+    reference: str
+    digest: str
+    files: int
+    bytes: int
+    uploaded: int
+    signed: bool
+
+
+@dataclass(frozen=True)
+class Pulled(Displayed):
+    """What `pull_bundle` did; `signer` is None where no key is trusted."""
+
+    output: Path
+    reference: str
+    manifest_sha256: str
+    signer: Mapping[str, Any] | None
+
+
+def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, progress: Progress = SILENT) -> Pushed:
+    """Upload the bundle at `path`, with its signature: each file a layer, what the registry has already left out.
+
+    Args:
+        reference: HOST/REPOSITORY[:TAG].
+        limits: how slow the registry may be.
+
+    Raises:
+        UsageError: no such reference.
+        BundleError: it is no bundle, or a damaged one.
+        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses.
+    """
+    with device_errors():
+        place = replace(parse_reference(reference), digest="")
+        with opened(Path(path)) as bundle, progress.stage(f"pushing {path}"):
+            blobs = _blobs(bundle)
+            config = _json(_config(bundle, [digest for digest, _ in blobs.values()]))
+            layers = [
+                {**_descriptor(_kind(name), digest, content), "annotations": {FILE_PATH: name, _TITLE: name}}
+                for name, (digest, content) in blobs.items()
+            ]
+            described = _descriptor(_CONFIG_TYPE, _digest(config), config)
+            manifest = _json(
+                {
+                    "schemaVersion": 2,
+                    "mediaType": MANIFEST_TYPE,
+                    "artifactType": ARTIFACT_TYPE,
+                    "config": described,
+                    "layers": layers,
+                    "annotations": {_TITLE: bundle.name},
+                }
+            )
+            once = dict([*blobs.values(), (_digest(config), config)])
+            registry = Registry(place, limits)
+            registry.deadline.expect(len(once), sum(map(_size, once.values())))
+            sent = registry.each(lambda item: _upload(registry, *item), once.items())
+            digest, last = _digest(manifest), Request("PUT", {"Content-Type": MANIFEST_TYPE}, manifest)
+            registry.send(last, f"manifests/{place.tag or digest}").body.close()
+    total = sum(layer["size"] for layer in layers)
+    return Pushed(
+        str(replace(place, digest=digest)), digest, len(layers), total, sum(sent), bundle.signature is not None
+    )
+
+
+def pull_bundle(
+    reference: str,
+    output: str | Path,
+    *,
+    trust: str | Path | None = None,
+    require_signature: bool = False,
+    force: bool = False,
+    limits: Limits = LIMITS,
+    progress: Progress = SILENT,
+) -> Pulled:
+    """Write the bundle at `reference` (HOST/REPOSITORY@sha256:…) to `output`.
+
+    Args:
+        output: a directory, or a file that ends in ".edgeq".
+        trust, require_signature: as `edgeq.verify`.
+        limits: how slow the registry may be.
+
+    Raises:
+        UsageError: no such reference, or one without a digest.
+        RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have it.
+        BundleError: what came does not have that digest, is no bundle, or is not signed as it must be.
+        OutputError: there is something at `output` (without `force`), or it cannot be written.
+    """
+    with device_errors():
+        place, output = parse_reference(reference), Path(output)
+        check_bundle_name(output)
+        archived = is_named_bundle(output)
+        trusted = trust_for(Path(trust) if trust is not None else None, required=require_signature)
+        with progress.stage(f"pulling {reference}"), ExitStack() as stack:
+            if archived:
+                draft = stack.enter_context(output_file(output, force=force))
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-")))
+            else:
+                folder = stack.enter_context(output_directory(output, force=force, check=BUNDLE.check))
+            fetch(place, folder, limits)
+            with opened(folder) as bundle:
+                signer = check_signature(bundle, trusted, verified_key)
+                digest = bundle.manifest_sha256
+                if archived:
+                    write_archive(contents(bundle), draft)
+    return Pulled(output, str(place), digest, signer.to_dict() if signer is not None else None)
+
+
+def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
+    """Path inside the bundle → digest and content of every file of it, sorted."""
+    return {
+        name: (_digest(content) if isinstance(content, bytes) else f"sha256:{bundle.files[name].sha256}", content)
+        for name, content in contents(bundle).items()
+    }
+
+
+def _upload(registry: Registry, digest: str, content: bytes | Path) -> int:
+    """Upload one blob unless it is there, and return how many bytes that were."""
+    if registry.has(f"blobs/{digest}"):
+        return 0
+    with registry.send(Request("POST", body=b""), "blobs/uploads/") as begun, connected(str(registry.reference)):
+        place = begun.leads_to()
+    target = f"{place.target}{'&' if '?' in place.target else '?'}digest={digest}"
+    upload = Request("PUT", {"Content-Type": "application/octet-stream"}, content)
+    registry.send(upload, replace(place, target=target)).body.close()
+    return _size(content)
+
+
+def _config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
+    """ModelPack's description of a model."""
+    licence = bundle.metadata.get("license")
+    return {
+        "descriptor": {"name": bundle.name, **({"licenses": [licence]} if isinstance(licence, str) else {})},
+        "config": {"format": "onnx"},
+        "modelfs": {"type": "layers", "diffIds": list(digests)},
+    }
+
+
+def _kind(name: str) -> str:
+    return f"application/vnd.cncf.model.{_KINDS.get(PurePosixPath(name).suffix, 'weight')}.v1.raw"
+
+
+def _descriptor(media_type: str, digest: str, content: bytes | Path) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": digest, "size": _size(content)}
+
+
+def _size(content: bytes | Path) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode("utf-8")

@@ -1,0 +1,354 @@
+"""Artifacts of one job: what several targets need alike is built and proven once.
+
+What runs in int8 on a target: measured on its own kernels wherever those run here, else a forecast by rules. What a
+plug-in runs is measured in the plug-in, or not known.
+
+Another CPU's fusions say nothing: ONNX Runtime's optimiser fuses int8 convolutions on one architecture that it leaves
+in float on another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from edgeq_device.engines import installed_version
+
+from edgeq.backends.base import Alternative, OptionsBackend, TargetedBackend, backend_named
+from edgeq.emulate.check import COMPILED, route_for
+from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
+from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.target import Target, runs_natively
+from edgeq.jobs.checks import explainer, with_unclipped
+from edgeq.jobs.improvements import with_improvements
+from edgeq.jobs.job import Built, Job, build
+from edgeq.jobs.proof import Proof, prove, unchecked
+from edgeq.jobs.target_arithmetic import computed_as_there
+from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage
+from edgeq.measure.node_runs import sized_macs
+from edgeq.measure.task import Task
+from edgeq.model.int8_prediction import int8_rules, predict_int8, rules_title
+from edgeq.model.load import model_bytes
+from edgeq.run.engines import Engine
+from edgeq.run.workers import REQUEST_S, Engines
+from edgeq.scheme import Scheme
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import plain
+
+_SAMPLES = 2
+
+
+def with_compiled(job: Job, built: Built, folder: Path, *, progress: Progress = SILENT) -> Built:
+    """`built` with its compiled form among its alternatives, where the engine simulates its hardware here and can
+    compile for it: loaded again, its answers are those of the model that it was made from.
+
+    Args:
+        folder: a private one, which does not exist.
+
+    Raises:
+        EngineError: the engine refuses the model.
+        CheckFailedError: the compiled form answers otherwise.
+    """
+    artifact, target = built.artifact, built.target
+    plugin = artifact.plugin
+    if plugin is None or not artifact.in_simulator:
+        return built
+    folder.mkdir()
+    file = folder / "compiled.onnx"
+    with progress.stage(f"Compiling for {target.name}"), Engines() as engines:
+        engines.compile(plugin.engine, artifact.model, file)
+        sessions = [engines.open(model, artifact.settings()) for model in (artifact.model, file)]
+        for sample in itertools.islice(job.validation, _SAMPLES):
+            online, compiled = (session.run(None, dict(sample.inputs)) for session in sessions)
+            if not all(map(np.array_equal, online, compiled)):
+                raise CheckFailedError(f"{target.name}: what was compiled here answers otherwise", "Report this model")
+    maker = f"{plugin.engine.packages[0]} {installed_version(plugin.engine)}"
+    built_for = {"target": target.name, "profile": target.profile.name}
+    requires = {**artifact.requires, **built_for, COMPILED: maker, **target.device.get("engine_options", {})}
+    compiled_artifact = replace(artifact, model=file, requires=requires, alternatives=(), coverage=None)
+    rank = target.profile.rank + 1
+    title = f"{target.title}, compiled by {maker}"
+    alternative = Alternative(f"{target.name}-compiled", title, rank, compiled_artifact, target.architecture)
+    return replace(built, artifact=replace(artifact, alternatives=(alternative, *artifact.alternatives)))
+
+
+_LEFT_OUT = "--no-emulate leaves its kernels out"
+_NOTED_S = 60.0
+
+
+def target_coverage(
+    job: Job,
+    built: Built,
+    machine: Machine,
+    *,
+    emulate: bool = True,
+    route: ExecutionRoute | None = None,
+    progress: Progress = SILENT,
+) -> Coverage:
+    """The coverage of `built` on its target.
+
+    Args:
+        machine: this one.
+        route: to the target's kernels, where it is known: a board of that kind.
+        emulate: whether the target's kernels are emulated where that is possible.
+
+    Raises:
+        CheckFailedError: the target's own kernels refuse it.
+        RuntimeUnavailableError: this machine's do, for a target that this machine is.
+    """
+    if built.artifact.coverage is not None:
+        return built.artifact.coverage
+    target, feed, source = built.target, next(iter(job.validation)).inputs, job.prepared.model
+    rules = int8_rules(target.backend)
+    predicted = predict_int8(source, rules, built.artifact.scheme, hazards=job.prepared.hazards)
+    explain = explainer(built, predicted)
+    if route is None and runs_natively(target, machine):
+        with progress.stage("What runs in int8"):
+            return measure_coverage(built.artifact.model, built.artifact.settings(), feed, source, explain)
+    if route is None:
+        route = route_for(target, machine, built.artifact.settings().engine, progress=progress)
+    reason = _why_not(route, emulate=emulate)
+    if not reason and route.speed is not None:
+        about = forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), "")
+        reason = too_slow(route, about, 1, target, progress)
+    if not reason:
+        found = _measure(built, route, feed, source, explain, progress)
+        if isinstance(found, Coverage):
+            return found
+        reason = found
+    if built.artifact.plugin is not None:
+        return Coverage(basis="unknown", how=reason)
+    return forecast_coverage(predicted, sized_macs(source, feed), rules_title(target.backend), reason)
+
+
+def check_measurable(
+    targets: Iterable[Target], machine: Machine, *, engine: Engine | None = None, emulate: bool = True
+) -> None:
+    """Refuse a bar on the coverage of targets whose kernels, or those of `engine` for them, cannot be run here, before
+    any work is done.
+
+    Raises:
+        RuntimeUnavailableError: names the first, and what to do.
+    """
+    for target in targets:
+        if runs_natively(target, machine) or isinstance(backend_named(target.backend), TargetedBackend):
+            continue  # a compiler of edgeq's own knows what it placed where
+        reason = _why_not(route_for(target, machine, engine), emulate=emulate)
+        if reason:
+            raise unchecked(f"{target.name}: {reason}")
+
+
+def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target: Target, progress: Progress) -> str:
+    """Why the target's kernels are not waited for; "" where they are, after a note where that takes a minute or more.
+
+    Args:
+        coverage: of the model, for its multiply-accumulates.
+    """
+    one = route.seconds(coverage.int8_macs, coverage.float_macs)
+    if one > REQUEST_S:
+        return f"one inference would take about {one / 3600:.1f} h on {route.how}"
+    if one * inferences >= _NOTED_S:
+        takes = f"running it on {route.how} takes about {one * inferences / 60:.0f} min"
+        progress.note(f"{target.name}: {takes}; --no-emulate leaves that out")
+    return ""
+
+
+def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:
+    """Why the target's kernels are not run; "" where they are."""
+    if route.where not in (NATIVE, EMULATED) or route.start is None:
+        return route.reason or f"{route.how} has no kernels to look at"
+    return "" if emulate or route.where == NATIVE else _LEFT_OUT
+
+
+def _measure(
+    built: Built, route: ExecutionRoute, feed: Mapping[str, Any], source: ir.Model, explain: Explain, progress: Progress
+) -> Coverage | str:
+    """The coverage by running it as `route` says; or why the kernels could not be started."""
+    assert route.start is not None
+    settings = built.artifact.settings(threads=0 if route.native_speed else 1)
+    basis: Basis = "native" if route.where == NATIVE else "emulated"
+    with ExitStack() as stack:
+        stack.enter_context(progress.stage(f"Coverage on {route.how}"))
+        try:
+            opener = stack.enter_context(route.start()).open
+        except BoardError:  # it says nothing of the model
+            raise
+        except EdgeqError as error:
+            return str(error)
+        try:
+            model = built.artifact.model
+            return measure_coverage(model, settings, feed, source, explain, basis=basis, how=route.how, opener=opener)
+        except BoardError:  # it says nothing of the model
+            raise
+        except (RuntimeUnavailableError, ValueError) as error:
+            raise CheckFailedError(
+                f"the model fails on {built.target.name} ({route.how}): {error}",
+                "Do not deploy it there; choose another scheme",
+            ) from error
+
+
+# Of the work in int8, and of the bytes saved: with less of both, nothing was quantized worth the name.
+_LEAST_SHARE = 0.01
+
+
+def artifact_key(target: Target, scheme: Scheme) -> str:
+    """What decides the artifact for `target`: targets with the same need share one."""
+    own = target.name if isinstance(backend_named(target.backend), TargetedBackend) else ""
+    return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
+
+
+class Builds:
+    """The artifacts of `job`, in a private folder.
+
+    Args:
+        task: for the proofs.
+        timed: whether proofs time the artifacts against float32.
+        emulate: whether a target's kernels are emulated to see what runs in int8 there.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        folder: Path,
+        *,
+        task: Task | None = None,
+        timed: bool = True,
+        emulate: bool = True,
+        progress: Progress = SILENT,
+    ) -> None:
+        self.job, self.task = job, task
+        self._folder, self._timed, self._emulate, self._progress = folder, timed, emulate, progress
+        self._built: dict[str, Built] = {}
+        self._proofs: dict[tuple[str, bool, str], Proof] = {}
+        self._coverage: dict[tuple[str, str, str], Coverage] = {}
+
+    def build(self, target: Target, scheme: Scheme) -> Built:
+        """The artifact for `target` by exactly this scheme.
+
+        Raises:
+            EdgeqError: as the backend has it.
+        """
+        key = artifact_key(target, scheme)
+        if key not in self._built:
+            place = self._folder / f"build-{len(self._built)}"
+            place.mkdir()
+            self._built[key] = self._build(target, scheme, place / "model.onnx")
+        return self._for(target, self._built[key])
+
+    def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
+        """`build`, with the model at `destination`: a copy where it was built before and is one file.
+
+        Raises:
+            EdgeqError: as the backend has it.
+        """
+        known = self._built.get(artifact_key(target, scheme))
+        if known is None or not _is_one_file(known):
+            return self._build(target, scheme, destination)
+        shutil.copyfile(known.artifact.model, destination)
+        return self._for(
+            target, dataclasses.replace(known, artifact=dataclasses.replace(known.artifact, model=destination))
+        )
+
+    def _build(self, target: Target, scheme: Scheme, destination: Path) -> Built:
+        """A new artifact, made of one that differs in session options alone where there is one."""
+
+        def alike(known: Built) -> bool:
+            same = known.target.backend == target.backend and scheme.equals_but_options(known.artifact.scheme)
+            return same and _is_one_file(known)
+
+        backend, known = backend_named(target.backend), next(filter(alike, self._built.values()), None)
+        with self._progress.stage("Quantizing"):
+            if known is None or not isinstance(backend, OptionsBackend):
+                return build(self.job, target, scheme, destination)
+            artifact = backend.with_options(known.artifact, scheme, destination)
+        return self._for(target, dataclasses.replace(known, artifact=artifact))
+
+    def _for(self, target: Target, built: Built) -> Built:
+        """What was built for another target, proven on kernels as this one has them."""
+        artifact = computed_as_there(built.artifact, target, self.job.host)
+        return dataclasses.replace(built, target=target, artifact=artifact)
+
+    def prove(self, built: Built, scheme: Scheme, machine: Machine, *, native: bool) -> Proof:
+        """The proof of what `build` gave for `scheme`, in the engine that the artifact names.
+
+        Args:
+            machine: this one.
+            native: whether this machine's kernels are the target's, so that timings are those of the target.
+        """
+        timed = self._timed and native
+        artifact = artifact_key(built.target, scheme)
+        engine = built.artifact.engine.name if built.artifact.engine is not None else ""
+        there = json.dumps(built.artifact.proof_options, sort_keys=True)
+        place, key = (artifact, built.target.name, engine), (artifact + there, timed, engine)
+        if place not in self._coverage:
+            self._coverage[place] = target_coverage(
+                self.job, built, machine, emulate=self._emulate, progress=self._progress
+            )
+        coverage = self._coverage[place]
+        check_gain(self.job, built, coverage)
+        if key not in self._proofs:
+            proof = prove_built(self.job, built, coverage, task=self.task, timed=timed, progress=self._progress)
+            proof = with_unclipped(self.job, built, proof, progress=self._progress)
+            self._proofs[key] = with_improvements(self.job, scheme, built, proof, progress=self._progress)
+        return dataclasses.replace(self._proofs[key], coverage=coverage)
+
+
+def _is_one_file(built: Built) -> bool:
+    return list(built.artifact.model.parent.iterdir()) == [built.artifact.model]
+
+
+def prove_built(
+    job: Job,
+    built: Built,
+    coverage: Coverage,
+    *,
+    task: Task | None,
+    timed: bool,
+    threads: int = 0,
+    count: int | None = None,
+    progress: Progress = SILENT,
+) -> Proof:
+    """`prove` of an artifact on the job's validation samples."""
+    return prove(
+        job.prepared,
+        built.artifact,
+        job.validation,
+        coverage,
+        held_out=job.held_out,
+        task=task,
+        timed=timed,
+        threads=threads,
+        workers=job.workers,
+        count=count,
+        float_outputs=job.float_outputs,
+        progress=progress,
+    )
+
+
+def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
+    """Refuse a dynamic or weight-only model that is float as before, in a file that is no smaller.
+
+    Raises:
+        ModelError: names the operator that has most of the work.
+    """
+    scheme, total = built.artifact.scheme, coverage.int8_macs + coverage.float_macs
+    if scheme.mode == "static" or coverage.int8_macs >= max(1, _LEAST_SHARE * total) or not total:
+        return
+    most = max(coverage.float_nodes, key=lambda node: node.macs, default=None)
+    if most is None or model_bytes(built.artifact.model) < (1 - _LEAST_SHARE) * model_bytes(job.source):
+        return
+    raise ModelError(
+        f"{job.source}: {scheme.mode} quantization leaves {coverage.float_macs / total:.2%} of the "
+        f"multiply-accumulates in float and makes the file no smaller; {most.op_type} ({most.name}): {most.reason}",
+        "Quantize it statically: leave out --dynamic or --weight-only (with the older calibrate.py, --static=true)",
+    )

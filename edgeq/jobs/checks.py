@@ -1,0 +1,229 @@
+"""Check a built model: its agreement with the float model, what ranges cut off, and the reasons for a poor result."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgeq.backends.base import Artifact, backend_for
+from edgeq.bundle.write import BUNDLE
+from edgeq.calibrate.range_method import grid_of
+from edgeq.calibrate.ranges import range_noise, scheme_ranges
+from edgeq.data.open_source import Data
+from edgeq.data.samples import Samples, Subset
+from edgeq.errors import OutputError, UsageError
+from edgeq.hardware.target import Target
+from edgeq.jobs.job import Built, Job, build, scheme_for
+from edgeq.jobs.proof import FLOAT, INT8, POOR_DROP, Proof
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.agreement import GOOD_DB, Agreement
+from edgeq.measure.coverage import Explain
+from edgeq.measure.task import Task
+from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8
+from edgeq.model.load import data_beside, data_name, model_files
+from edgeq.run.engines import Engine
+from edgeq.run.session import open_session
+from edgeq.scheme import ALL_NODES, Scheme
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.outputs import Kind, check_apart, check_free
+
+
+def check_output(
+    output: Path,
+    *,
+    kind: Kind,
+    force: bool,
+    model: Path,
+    samples: Sequence[Data | None],
+    statistics: Path | None,
+) -> None:
+    """Refuse an output that cannot be written, that is in the way, or that would replace something that is read.
+
+    Raises:
+        OutputError: and ModelError where `model` cannot be read.
+    """
+    check_free(output, force=force, kind=kind)
+    if force or (kind == "file" and data_beside(output, model)):
+        inputs = read_paths(model, samples, statistics)
+        check_apart(output, inputs)
+        check_apart(output.with_name(data_name(output)), inputs)
+    if kind == "directory":
+        BUNDLE.check(output)
+        for folder in sample_paths(samples):
+            if folder.is_dir() and folder.resolve() in output.resolve().parents:
+                raise OutputError(
+                    f"{output} lies in the data folder {folder}",
+                    "Choose an output outside: the bundle's test vectors would be read as samples next time",
+                )
+
+
+def read_paths(model: Path, samples: Sequence[Data | None], statistics: Path | None) -> list[Path]:
+    """Files and folders that a run reads.
+
+    Raises:
+        ModelError: `model` cannot be read.
+    """
+    return [*model_files(model), *sample_paths(samples), *([statistics] if statistics is not None else [])]
+
+
+def as_overrides(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of the scheme by name.
+
+    Raises:
+        UsageError: they are given as something else.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(
+            f"the overrides are given as {type(given).__name__}", 'Give a dict such as {"weight_type": "int8"}'
+        )
+    return dict(given or {})
+
+
+def check_request(
+    targets: Sequence[Target], overrides: Mapping[str, Any], *, task: Task | None, max_drop: float | None
+) -> None:
+    """Refuse what no build could meet: a backend that is not there, a scheme that it cannot build, a bound on the
+    accuracy without anything that measures it."""
+    if max_drop is not None and task is None:
+        raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
+    for target in targets:
+        backend_for(target).check(scheme_for(target, overrides))
+
+
+def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
+    """Files and folders that the samples name. Text that names none (a pattern, a preprocessing) is left out."""
+    for data in samples:
+        for value in (data.source, data.preprocess, data.labels) if data is not None else ():
+            if isinstance(value, (str, Path)) and _exists(Path(value)):
+                yield Path(value)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder that cannot be entered, or a text too long to be a name
+        return False
+
+
+WHOLE = "minmax"
+"""The method whose ranges hold every value that calibration saw."""
+# Half of the noise: by the statistics for it to be tried, and by the outputs for it to be named.
+_WORTH_DB = 3.0
+_SAMPLES = 16
+_PLAIN = "int8, nothing cut off"
+
+
+def with_unclipped(job: Job, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
+    """The proof with `unclipped`, where the outputs are poor and the statistics say that clipping may be why: the model
+    is built once more with ranges that hold every value, and run on a few samples."""
+    scheme, statistics = built.artifact.scheme, job.statistics
+    if scheme.mode != "static" or scheme.method == WHOLE or statistics is None or built.artifact.plugin is not None:
+        return proof
+    if (
+        not proof.agreement.compared
+        or proof.agreement.sqnr_db >= GOOD_DB
+        or (proof.drop is not None and proof.drop <= POOR_DROP)
+    ):
+        return proof
+    whole = scheme.replace(method=WHOLE, method_options={})
+    grid, worth = grid_of(scheme.activation_type, scheme.activation_symmetric), 10 ** (_WORTH_DB / 10)
+    found, best = (
+        sum(range_noise(statistics, ranges, grid).values())
+        for ranges in (built.ranges, scheme_ranges(statistics, whole))
+    )
+    if found < worth * best:
+        return proof
+    place = tempfile.TemporaryDirectory(prefix="unclipped-", dir=job.prepared.path.parent)
+    with progress.stage("Trying ranges that cut nothing off"), place as folder:
+        other = build(job, built.target, whole, Path(folder) / "model.onnx")
+        sessions = {FLOAT: open_session(job.prepared.path)}
+        for name, artifact in ((INT8, built.artifact), (_PLAIN, other.artifact)):
+            sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
+        agreement = evaluate_sessions(sessions, job.validation, reference=FLOAT, count=_SAMPLES).agreement
+    clipped, unclipped = agreement[INT8].sqnr_db, agreement[_PLAIN].sqnr_db
+    if unclipped < clipped + _WORTH_DB:
+        return proof
+    return dataclasses.replace(proof, unclipped=(scheme.method, clipped, unclipped))
+
+
+def agreements(job: Job, artifacts: Mapping[str, Artifact], samples: Samples) -> Mapping[str, Agreement]:
+    """Return the agreement of each artifact with the float model over `samples`.
+
+    Raises:
+        RuntimeUnavailableError: an artifact does not load, or fails while it runs.
+    """
+    sessions = {FLOAT: open_session(job.prepared.path)}
+    for name, artifact in artifacts.items():
+        sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
+    known = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
+    return evaluate_sessions(sessions, samples, reference=FLOAT, known=known).agreement
+
+
+def spread(samples: Samples, count: int, *, others: bool = False) -> Samples:
+    """Return `count` of the samples, spread over all: data are often sorted by class.
+
+    Args:
+        others: take those halfway between the ones that are taken without it, if there are twice as many.
+    """
+    if len(samples) <= count:
+        return samples
+    step = len(samples) // count
+    return Subset(samples, range(step // 2 if others else 0, len(samples), step)[:count])
+
+
+def int8_share(job: Job, built: Built) -> float:
+    """Return the share of the multiply-accumulates that run in int8, by the backend's own account or by its rules; 1
+    where there are none."""
+    if built.artifact.coverage is not None:
+        return built.artifact.coverage.int8_mac_share or 0.0
+    predicted = predict_int8(job.prepared.model, int8_rules(built.target.backend), built.artifact.scheme)
+    total = sum(node.macs for node in predicted)
+    return sum(node.macs for node in predicted if node.verdict == "int8") / total if total else 1.0
+
+
+def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
+    """(node, operator type) → the reason: the scheme first, then the backend's rules, then the optimiser's fusions.
+
+    Args:
+        predicted: of the prepared model under the scheme that was built.
+    """
+    scheme, plugin = built.artifact.scheme, built.artifact.plugin
+    known = {node.name: node for node in predicted}
+
+    def explain(name: str, op_type: str) -> str:
+        """See `explainer`."""
+        node = known.get(name)
+        if node is not None and node.verdict == "float":
+            return node.reason
+        if plugin is not None:
+            return _in_plugin(plugin.engine, scheme, node.op_type if node else op_type)
+        if scheme.mode == "weight-only" and {name, ALL_NODES}.intersection(scheme.float_compute or ()):
+            return "its weights in blocks are expanded to float as it computes"
+        if scheme.mode == "static":
+            if node is None:
+                return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
+            return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
+        whole = known.get(name.partition("/")[0])
+        if node is None and whole is not None and whole.op_type == "GRU":
+            return f"of {whole.name}, only the products run in int8"
+        kind = node.op_type if node else op_type
+        if kind not in (scheme.quantized_types or ()):
+            return foreign(kind)
+        if kind == "GRU":
+            return "it is too narrow to gain by integer products, or of a form that is not written out with them"
+        return "onnxruntime's quantizer left it in float"
+
+    return explain
+
+
+def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
+    if scheme.mode == "float":
+        return "nothing is quantized"
+    if scheme.pair not in engine.int8.pairs:
+        return f"{engine.name} has no integer kernels for {scheme.pair}"
+    if engine.int8.operators and op_type not in engine.int8.operators:
+        return f"{engine.name} has no integer form of {op_type}"
+    return f"it could run in int8, but what surrounds it is not all in int8, so {engine.name} did not fuse it"

@@ -1,0 +1,213 @@
+"""`edgeq doctor`: what is installed here, what works, and, with a GPU, the real thing."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from edgeq_device.arrays import read_arrays
+from edgeq_device.cuda import capability_text, read_gpus
+from edgeq_device.errors import DeviceError
+from edgeq_device.package import open_bundle
+from edgeq_device.select import judge
+from edgeq_device.selftest import run_selftest
+from edgeq_device.sessions import open_session as open_on_device
+from edgeq_device.sessions import read_device
+from edgeq_device.tensorrt import read_tensorrt
+from edgeq_device.variants import Variant
+
+from edgeq import demo
+from edgeq.backends.tensorrt import options
+from edgeq.data.open_source import Data
+from edgeq.errors import CheckFailedError, EdgeqError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.engines import detect_engines, hardware_problem, simulates
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.jobs.engine_checks import check_engine
+from edgeq.jobs.package import package
+from edgeq.run.engines import load_engines
+from edgeq.run.session import onnxruntime, open_session
+from edgeq.util.display import SILENT, Progress
+
+Status = Literal["ok", "absent", "failed", "not run"]
+_TIMED_RUNS = 50
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. "absent" is no fault: not every machine has a GPU."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All checks, in order."""
+
+    checks: tuple[Check, ...]
+
+    def check(self, *, gpu: bool) -> None:
+        """Raise CheckFailedError where something failed, or where required GPU checks did not run."""
+        bad = [c for c in self.checks if c.status == "failed" or (gpu and c.status == "not run")]
+        if bad:
+            raise CheckFailedError(f"{bad[0].name}: {bad[0].detail}", "See the checks above")
+
+
+def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
+    """Check this machine.
+
+    Args:
+        gpu: also build, run and time the demo model on the GPU. Takes minutes: TensorRT builds an engine.
+    """
+    machine = detect_machine()
+    checks = [
+        *_software(machine),
+        _runs_on_cpu(),
+        *_engines(machine, progress),
+        *_nvidia(machine),
+        *_provider_options(),
+    ]
+    if gpu:
+        checks += _on_gpu(progress)
+    return Diagnosis(tuple(checks))
+
+
+def _software(machine: Machine) -> Iterator[Check]:
+    yield Check("Python", "ok", platform.python_version())
+    ort = onnxruntime()
+    both = {"onnxruntime", "onnxruntime-gpu"} <= set(machine.runtimes)
+    providers = ", ".join(ort.get_available_providers())
+    if both:
+        yield Check("onnxruntime", "failed", "it is installed beside onnxruntime-gpu: uninstall both, then install one")
+    else:
+        yield Check("onnxruntime", "ok", f"{ort.__version__} with {providers}")
+    names = ("faster-coco-eval", "pycocotools")
+    found = next((f"{name} {version}" for name in names if (version := _version(name))), "")
+    detail = found or f"install one of {', '.join(names)} to have it"
+    yield Check("COCO evaluation", "ok" if found else "absent", detail)
+    match = match_profile(machine, load_profiles())
+    yield Check("profile", "ok", f"{match.profile.name}: {match.profile.title}")
+
+
+def _runs_on_cpu() -> Check:
+    session = open_session(demo.MODEL)
+    return Check("CPU kernels", "ok", f"the demo model loads and has {len(session.get_outputs())} output")
+
+
+def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
+    """The plug-in engines, each in a process of its own. That one is not installed is no fault."""
+    known = load_engines()
+    for state in detect_engines(machine, known):
+        name = f"engine {state.name}"
+        if not known[state.name].module:
+            continue
+        if not state.usable:
+            there = state.version and not hardware_problem(known[state.name], machine, state.version)
+            broken = there and not simulates(known[state.name], machine)
+            status: Status = "failed" if broken else "ok" if there else "absent"
+            yield Check(name, status, state.problem or f"{state.title}: {state.install}")
+            continue
+        with progress.stage(f"Loading {state.name}"):
+            right, found = check_engine(known[state.name], state.precisions)
+        yield Check(name, "ok" if right else "failed", f"{state.version}: {found}")
+
+
+def _nvidia(machine: Machine) -> Iterator[Check]:
+    gpus, problem = read_gpus()
+    for gpu in gpus:
+        capability = capability_text(gpu.compute_capability)
+        size = f", {gpu.memory_bytes >> 20} MiB" if gpu.memory_bytes else ""
+        driver = f", driver {gpu.driver}" if gpu.driver else ""
+        yield Check("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")
+    if not gpus:
+        yield Check("GPU", "absent", problem)
+    ort = onnxruntime()
+    version, problem = read_tensorrt(ort)
+    # A machine with a GPU is expected to have one of the two that run on it.
+    nothing = gpus and options.CUDA not in ort.get_available_providers()
+    yield Check("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
+    cuda = machine.runtimes.get("cuda", "")
+    yield Check("CUDA", "ok" if cuda else "absent", cuda or "no CUDA runtime is installed as a Python package")
+
+
+def _provider_options() -> Iterator[Check]:
+    given = {"explicit": options.explicit_options("float16"), "table": options.table_options("calibration.flatbuffers")}
+    for name, chosen in given.items():
+        try:
+            options.check_options(options.TENSORRT, chosen)
+        except EdgeqError as error:
+            yield Check(f"provider options ({name})", "failed", str(error))
+            continue
+        _, source = options.known_options(options.TENSORRT)
+        yield Check(f"provider options ({name})", "ok", f"all known by {source}")
+
+
+def _on_gpu(progress: Progress) -> Iterator[Check]:
+    gpus, problem = read_gpus()
+    if not gpus:
+        yield Check("GPU run", "not run", problem)
+        return
+    best = max(gpus, key=lambda gpu: gpu.compute_capability)
+    fitting = [
+        profile
+        for profile in load_profiles().values()
+        if profile.min_compute_capability is not None and profile.min_compute_capability <= best.compute_capability
+    ]
+    if not fitting:
+        yield Check("GPU run", "not run", f"no profile is for {best.name}")
+        return
+    target = max(fitting, key=lambda profile: profile.rank).name
+    with tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+        bundle = Path(folder) / "bundle"
+        package(demo.MODEL, Data(demo.CALIBRATION), bundle, targets=(target,), timed=False, progress=progress)
+        with open_bundle(bundle) as opened:
+            device = read_device()
+            for variant in itertools.chain.from_iterable(opened.components.values()):
+                verdict = judge(variant, device)
+                if verdict.fits:
+                    yield _run(variant)
+                else:
+                    yield Check(f"run {variant.name}", "not run", "; ".join(verdict.reasons))
+
+
+def _run(variant: Variant, clock: Callable[[], float] = time.perf_counter) -> Check:
+    """Open a variant, compare it with the simulation, and time it."""
+    name = f"run {variant.name}"
+    try:
+        start = clock()
+        session = open_on_device(variant)
+        opened = clock() - start
+        result = run_selftest(variant, session)
+    except DeviceError as error:
+        return Check(name, "failed", str(error))
+    worst = max((check.max_error / check.tolerance for check in result.outputs if check.tolerance), default=0.0)
+    if not result.passed:
+        return Check(name, "failed", f"its outputs are {worst:.2g} tolerances from the simulation's")
+    feeds = read_arrays(variant.cases[0].inputs)
+    times = []
+    for _ in range(_TIMED_RUNS):
+        start = clock()
+        session.run(None, feeds)
+        times.append(clock() - start)
+    notes = "".join(f"; {note}" for note in getattr(session, "notes", ()))
+    p50 = statistics.median(times) * 1e3
+    detail = f"p50 {p50:.3f} ms, {worst:.2g} tolerances from the simulation, {opened:.1f} s to open{notes}"
+    return Check(name, "ok", detail)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

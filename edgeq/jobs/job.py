@@ -1,0 +1,412 @@
+"""One model with its data, made ready once for any number of targets, and the artifact for one of them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.backends.base import (
+    Artifact,
+    Backend,
+    FittingBackend,
+    TargetedBackend,
+    backend_for,
+    backend_named,
+    check_names,
+)
+from edgeq.backends.systolic.recognise import adopt
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.files import load_statistics
+from edgeq.calibrate.float_pass import FloatOutputs
+from edgeq.calibrate.hazards import calibrated
+from edgeq.calibrate.methods import REGISTRY as METHODS
+from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, scheme_ranges
+from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.data.open_source import Data
+from edgeq.data.preprocess import NoPreprocessingError
+from edgeq.data.samples import Samples, SourceSamples, open_samples
+from edgeq.distributed.workers import Workers
+from edgeq.emulate.saturation.reach import largest_sums
+from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import Profile, load_profiles, match_profile
+from edgeq.hardware.target import Target
+from edgeq.jobs.opening import check_preparation
+from edgeq.jobs.target_arithmetic import computed_as_there
+from edgeq.measure.node_runs import source_names
+from edgeq.measure.preprocess_trial import propose
+from edgeq.measure.task import make_task, split_task_options
+from edgeq.model.compatibility import parse_sizes
+from edgeq.model.load import is_quantized, read_model
+from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
+from edgeq.util.display import SILENT, Progress
+
+# Of decoded samples that stay in memory from the calibration to the proof.
+_HELD_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prepared model, its samples, and the statistics of one float32 pass over them.
+
+    Attributes:
+        source: the user's model.
+        calibration: samples for ranges; None where statistics were given, or nothing static is built.
+        validation: samples for the proof.
+        held_out: whether validation samples come from somewhere else than the calibration's.
+        statistics: None where nothing static is built.
+        adopted: ranges that a model which was quantized already came with; they go before the statistics'.
+        workers: that what is not timed may be shared among.
+        float_outputs: what the float model made of each validation sample when it was calibrated on them; empty where
+            that is not known.
+        host: the profile of this machine; None makes no difference between its kernels and a target's.
+    """
+
+    source: Path
+    prepared: PreparedModel
+    calibration: Samples | None
+    validation: Samples
+    held_out: bool
+    statistics: Statistics | None
+    adopted: Mapping[str, Range] = field(default_factory=dict)
+    workers: Workers | None = None
+    host: Profile | None = None
+    float_outputs: Sequence[Mapping[str, NDArray[Any]]] = ()
+
+
+@dataclass(frozen=True)
+class Built:
+    """An artifact with what it was built from."""
+
+    target: Target
+    artifact: Artifact
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+def open_job(
+    model: Path,
+    data: Data | None,
+    validation: Data | None,
+    workdir: Path,
+    *,
+    statistics: Path | None = None,
+    static: bool = True,
+    exclude: Sequence[str] = (),
+    adopting: bool = False,
+    fix: Mapping[str, int] | None = None,
+    workers: Workers | None = None,
+    machine: Machine | None = None,
+    progress: Progress = SILENT,
+) -> Job:
+    """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
+
+    Args:
+        data: calibration samples; may be None with `statistics`, or where nothing is static.
+        validation: held-out samples; None takes `data`.
+        statistics: a folder that `edgeq calibrate` wrote, instead of a float32 pass.
+        static: whether any scheme needs ranges.
+        exclude: names of nodes to be kept in float, looked up before anything is calibrated.
+        adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
+        fix: numbers for free sizes of the inputs, by name.
+        workers: that the calibration samples, and those of proofs, are shared among.
+        machine: this one; None makes no difference between its kernels and a target's.
+
+    Raises:
+        UsageError: samples are needed and were not given; `exclude` names a node that is not there.
+        ModelError: the model has no input, or no float tensor to quantize.
+        CalibrationError: `statistics` belong to another model.
+    """
+    if data is None and validation is None:
+        raise UsageError("there are no samples to prove the result on", "Give --data or --val")
+    adopted: Mapping[str, Range] = {}
+    if adopting and is_quantized(read_model(model)):
+        adoption = adopt(model, workdir / "adopted.onnx")
+        adopted = adoption.ranges
+        prepared = prepare_model(adoption.model, workdir, fix=fix, progress=progress)
+        prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
+    else:
+        prepared = prepare_model(model, workdir, fix=fix, progress=progress)
+    if not prepared.signature.inputs:
+        raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
+    if static and not quantizable_tensors(prepared.model):
+        if any(value.dtype == ir.DataType.DOUBLE for value in prepared.model.graph.initializers.values()):
+            raise ModelError(
+                f"{model} computes in float64, and quantization starts from float32",
+                "Export it in float32 (PyTorch: model.float())",
+            )
+        raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
+    check_names(prepared, exclude)
+    calibration = _open(data, prepared, progress) if data is not None else None
+    held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
+    proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
+    assert proof_samples is not None
+    if not adopted:
+        with progress.stage("Checking the preparation"):
+            prepared = check_preparation(prepared, proof_samples)
+    collected: Statistics | None = None
+    outputs: FloatOutputs | None = None
+    if static and statistics is not None:
+        collected = load_statistics(statistics)
+        collected.check_model(prepared.digest, str(statistics))
+        if not collected.complete:
+            raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
+    elif static:
+        if calibration is None:
+            raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
+        outputs = FloatOutputs(prepared.model, len(calibration)) if validation is None else None
+        collected = collect(
+            prepared.model,
+            calibration,
+            model_digest=prepared.digest,
+            workers=workers,
+            outputs=outputs,
+            progress=progress,
+        )
+    if collected is not None:
+        prepared = calibrated(prepared, collected)
+    return Job(
+        model,
+        prepared,
+        calibration,
+        proof_samples,
+        held_out,
+        collected,
+        adopted,
+        workers,
+        match_profile(machine, load_profiles()).profile if machine is not None else None,
+        outputs.all() if outputs is not None else (),
+    )
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What follows from statistics under a scheme: ranges; and for backends that need it, the unclipped ranges, and
+    the share of each tensor's power that its range cuts off."""
+
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    observed: Mapping[str, Range] = field(default_factory=dict)
+    cut: Mapping[str, float] = field(default_factory=dict)
+
+
+def build(job: Job, target: Target, scheme: Scheme, destination: Path) -> Built:
+    """Build the artifact for `target` by `scheme` at `destination`."""
+    return build_derived(job, target, scheme, derive(job, target, scheme), destination)
+
+
+def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, destination: Path) -> Built:
+    """`build` with what was derived before: it depends on the scheme's calibration method and type, not on the rest."""
+    backend = backend_for(target, derived.observed, derived.cut)
+    if scheme.fit_seen:
+        backend = _fitting(job, backend, scheme, derived, destination)
+    artifact = backend.build(job.prepared, derived.ranges, scheme, destination, samples=job.calibration)
+    return Built(target, computed_as_there(artifact, target, job.host), derived.ranges)
+
+
+def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
+    """The backend that knows the largest sums of two products in the model with full ranges."""
+    if not isinstance(backend, FittingBackend) or job.calibration is None:
+        raise UsageError("fit_seen needs calibration samples and onnxruntime's CPU kernels", "Use fit_pairs")
+    full = scheme.replace(fit_pairs=False, fit_seen=False)
+    with tempfile.TemporaryDirectory(prefix="edgeq-full-", dir=beside.parent) as folder:
+        place = Path(folder) / "model.onnx"
+        artifact = backend.build(job.prepared, derived.ranges, full, place, samples=job.calibration)
+        source = source_names(job.prepared.model)
+        return backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source))
+
+
+def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
+    """What follows from the job's statistics under `scheme`; nothing where it is not static."""
+    if scheme.mode != "static":
+        return Derived()
+    return with_extrema(job, target, job_ranges(job, scheme))
+
+
+def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
+    """Return the ranges of a static scheme by the job's statistics; those that the model came with go before them."""
+    assert job.statistics is not None
+    ranges = scheme_ranges(job.statistics, scheme)
+    return {**ranges, **{name: known for name, known in job.adopted.items() if name in ranges}}
+
+
+def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Derived:
+    """Return `ranges` with what the target's backend needs beside them of the job's statistics."""
+    if job.statistics is None or not isinstance(backend_named(target.backend), TargetedBackend):
+        return Derived(ranges)
+    return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
+
+
+def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
+    """The profile's scheme with what the user set instead; None means not set."""
+    return target.profile.scheme.replace(**overrides)
+
+
+def _same_source(one: Any, other: Any) -> bool:
+    """Whether two sources are one file or folder, or one object: both are read from their beginning."""
+    if isinstance(one, str | Path) and isinstance(other, str | Path):
+        return Path(one).absolute() == Path(other).absolute()
+    return one is other
+
+
+def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
+    try:
+        opened = open_samples(data, prepared.signature, model=prepared.source, progress=progress)
+    except NoPreprocessingError as error:
+        raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error
+    return replace(opened, hold=_HELD_BYTES) if isinstance(opened, SourceSamples) else opened
+
+
+_SCHEME_FIELDS = (
+    "method",
+    "per_channel",
+    "reduce_range",
+    "fit_pairs",
+    "format",
+    "activation_type",
+    "weight_type",
+    "activation_symmetric",
+    "rest",
+)
+
+
+# What says nothing where activations stay float in the file: dynamic quantization has its own form, blocks theirs.
+_NOT_DYNAMIC = ("method", "activation_type", "activation_symmetric", "format", "fit_pairs")
+_NOT_IN_BLOCKS = (*_NOT_DYNAMIC, "per_channel", "reduce_range", "weight_type")
+
+
+def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that `quantize` and `package` have in common, from the options of `edgeq.cli._options`."""
+    return {
+        **_data_arguments(options),
+        "overrides": _overrides(options),
+        "max_drop": share("--max-drop", options["max_drop"]),
+        "require_coverage": share("--require-coverage", options["require_coverage"]),
+        "emulate": not options["no_emulate"],
+        "timed": not options["no_timing"],
+        "force": options["force"],
+    }
+
+
+def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `edgeq.tune` but for its goal, and "max_drop" for that."""
+    same = ("target", "with_float", "resume", "force")
+    return {
+        **_data_arguments(options),
+        "max_drop": share("--max-drop", options["max_drop"]),
+        **{name: options[name] for name in same},
+        "memory": not options["no_memory"],
+    }
+
+
+def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    task = None
+    named, _ = split_task_options(options)
+    if options["task"]:
+        if not options["val"]:
+            raise UsageError("--task needs labelled samples", "Give them with --val")
+        task = make_task(options["task"], named)
+    elif named.given():
+        raise UsageError("task options without a task", "Give a --task")
+    if options["labels"] and not options["val"]:
+        raise UsageError("--labels says where the labels of --val are", "Give --val, or leave it out")
+    if options["count"] is not None and not options["data"]:
+        raise UsageError("--count is how many samples of --data are taken", "Give --data, or leave it out")
+    preprocess = options["preprocess"]
+    return {
+        "data": Data(options["data"], preprocess, count=options["count"]) if options["data"] else None,
+        "validation": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
+        "statistics": options["calibration"],
+        "task": task,
+        "fix": parse_sizes(options["fixed"]),
+        "workers": options["workers"],
+    }
+
+
+def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = {name: options[name] for name in _SCHEME_FIELDS if options[name] is not None}
+    given = [_setting(text) for text in options["method_options"]]
+    if options["percentile"] is not None:
+        if options["method"] != "percentile":
+            raise UsageError("--percentile goes with --method percentile")
+        given.append(("percentile", options["percentile"]))
+    settings = dict(given)
+    if len(settings) < len(given):
+        raise UsageError("an option of the method is given twice", "Give --percentile, or --method-option, once")
+    if settings:
+        if options["method"] is None:
+            raise UsageError("--method-option goes with --method", "Name the method that has this option")
+        chosen["method_options"] = METHODS.load(options["method"]).settings(settings)
+    if options["dynamic"]:
+        chosen |= _dynamic(options)
+    if options["weight_only"]:
+        if options["dynamic"]:
+            raise UsageError("--dynamic and --weight-only exclude each other", "Give one of them")
+        _refuse_given(options, _NOT_IN_BLOCKS, "--weight-only", "Weights are in blocks, and nothing else is quantized")
+        bits = int(options["weight_only"])
+        chosen |= {"mode": "weight-only", "weight_bits": bits, "weight_symmetric": SYMMETRIC_BLOCKS[bits]}
+        if options["block_compute"] == "float32" and bits != 4:
+            raise UsageError(
+                "--block-compute float32 goes with 4 bits: with 8, float is many times slower", "Leave it out"
+            )
+        if options["block_compute"]:
+            chosen["float_compute"] = (ALL_NODES,) if options["block_compute"] == "float32" else ()
+    if options["block_compute"] and not options["weight_only"]:
+        raise UsageError("--block-compute goes with --weight-only", "Make it --weight-only 4")
+    if options["op_types"]:
+        chosen["op_types"] = options["op_types"]
+    if options["eight_bit"] and options["weight_only"] != "4":
+        raise UsageError("--eight-bit goes with --weight-only 4", "Make it that, or leave --eight-bit out")
+    for name in ("exclude", "wide", "eight_bit"):
+        if options[name]:
+            chosen[name] = options[name]
+    return chosen
+
+
+def _setting(text: str) -> tuple[str, float]:
+    """The name and value of "NAME=VALUE"."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise UsageError(f"--method-option {text!r} is not NAME=NUMBER", "Write it as percentile=99.9") from None
+
+
+def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
+    why = "Dynamic quantization takes unsigned activations and measures their ranges at run time"
+    _refuse_given(options, _NOT_DYNAMIC, "--dynamic", why)
+    if options["weight_type"] is None:
+        return {"mode": "dynamic"}
+    if not options["op_types"]:
+        raise UsageError("dynamic weight types are per operator type", "Name it with --op-type")
+    return {"mode": "dynamic", "dynamic_weight_types": dict.fromkeys(options["op_types"], options["weight_type"])}
+
+
+def _refuse_given(options: Mapping[str, Any], names: Sequence[str], other: str, why: str) -> None:
+    given = next((name for name in names if options[name] is not None), None)
+    if given is not None:
+        raise UsageError(f"--{given.replace('_', '-')} and {other} exclude each other", why)
+
+
+def share(option: str, text: str | None) -> float | None:
+    """A fraction from "0.01", "1%" or "1pt"."""
+    if text is None:
+        return None
+    number, scale = text.strip(), 1.0
+    for suffix in ("%", "pt"):
+        if number.endswith(suffix):
+            number, scale = number.removesuffix(suffix), 0.01
+    try:
+        value = float(number) * scale
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is not a number", "Write 0.01, 1% or 1pt") from None
+    if not 0 <= value <= 1:
+        raise UsageError(f"{option} {text!r} is not between 0 and 1", "Write 0.01, 1% or 1pt")
+    return value

@@ -1,0 +1,376 @@
+"""The file that ships, opened as devices open it: at their optimisation level, with the options that it comes with.
+
+ONNX Runtime rewrites a graph when it opens it, most of that before it knows which provider runs what. So a file that is
+proven in a simulation is opened here too, on CPU kernels, and so is the same file without optimisation. Where
+the first answers worse than the second, or than the simulation, it is not the file that was proven."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from edgeq.backends.base import Artifact
+from edgeq.data.records import Array
+from edgeq.data.sample import Sample
+from edgeq.data.samples import Samples
+from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.agreement import Agreement
+from edgeq.measure.comparison import Comparison, compare_sessions
+from edgeq.measure.latency import Outputs, Session, infer
+from edgeq.model.graph import RANDOM, every_node
+from edgeq.model.prepare import PreparedModel
+from edgeq.run.engines import DEFAULT
+from edgeq.run.session import SessionSettings, onnxruntime, open_session
+from edgeq.run.workers import Engines
+from edgeq.signature import Signature
+
+_OPENED, _WRITTEN = "as opened", "as written"
+# The graph as written runs on reference kernels, which are slow.
+_SAMPLES = 8
+# In dB: fusing changes roundings, which cost less; a simulation rounds in more places, which can change more.
+_LOSS_DB, _UNLIKE_DB = 3.0, 10.0
+# Nothing that int8 does is to be seen above this, in dB.
+_EXACT_DB = 60.0
+# Noise is half of the output's power, or a tenth. From there on, the figures of orders and indices differ by chance.
+_GARBAGE_DB, _POOR_DB = 3.0, 10.0
+# The optimizer that is known to change answers, and the session option that leaves it out.
+_DISABLED = "optimization.disable_specified_optimizers"
+_REQUANTIZER = "WeightBiasQuantization"
+# Characters of another library's message.
+_REASON = 120
+
+
+@dataclass(frozen=True)
+class Opening:
+    """SQNR against float32 of one file, in dB, on the same few samples.
+
+    Attributes:
+        opened: with the level and the options with which devices open it.
+        written: without graph optimisation.
+        claimed: of the simulation that stands for the file in the proof; None where the file itself is proven.
+        changer: the engine that opened it.
+        cure: the session option that brings back what is lost, and the SQNR with it; None where none is known.
+        notes: files that were not opened here, with the reason, one sentence each.
+    """
+
+    opened: float
+    written: float
+    claimed: float | None = None
+    changer: str = DEFAULT
+    cure: tuple[str, float] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def loss(self) -> bool:
+        """Return whether the session answers worse than the file as written, or far worse than its simulation."""
+        claimed = self.opened if self.claimed is None else self.claimed
+        due = max(min(self.written, _EXACT_DB) - _LOSS_DB, min(claimed, _EXACT_DB) - _UNLIKE_DB)
+        return self.opened < due
+
+    @property
+    def sentence(self) -> str:
+        """Say what opening the file changes, and what helps."""
+        changer = "ONNX Runtime's optimiser" if self.changer == DEFAULT else self.changer
+        claimed = "" if self.claimed is None else f", {self.claimed:.1f} dB in simulation"
+        cure = "" if self.cure is None else f"; with the session option {self.cure[0]} it is {self.cure[1]:.1f} dB"
+        return (
+            f"{changer} changes the answer: {self.opened:.1f} dB SQNR against float32 on the optimised graph, "
+            f"{self.written:.1f} dB on the graph as written{claimed}{cure}"
+        )
+
+    def check(self, model: Path) -> None:
+        """Refuse a file of which opening makes garbage, or anything else than the simulation claims.
+
+        Raises:
+            CheckFailedError: names the file, the loss and what helps.
+        """
+        good = max(self.written, self.claimed or self.written) >= _POOR_DB
+        if self.loss and good and (self.claimed is not None or self.opened < _GARBAGE_DB):
+            raise CheckFailedError(
+                f"{model.name}: {self.sentence}",
+                "Keep other nodes in float with --exclude, and report the model",
+            )
+
+
+def open_as_device(
+    artifact: Artifact,
+    proven: Mapping[str, Any],
+    samples: Samples,
+    *,
+    threads: int = 0,
+    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
+) -> Opening:
+    """Open the file of `artifact` as devices do, and as it is written, on this machine's CPU kernels.
+
+    Args:
+        proven: the session of the float model, then that of what stands for the artifact in its proof.
+        known: what the float model makes of each sample, if that is known.
+    """
+    reference, subject = proven
+    shipped = SessionSettings(config=artifact.session_options, intra_op_threads=threads)
+    settings = {_WRITTEN: dataclasses.replace(shipped, optimization="none")}
+    if artifact.simulation is not None:
+        settings[_OPENED] = shipped
+
+    def compare(settings: Mapping[str, SessionSettings]) -> Mapping[str, Agreement]:
+        sessions = {**proven, **{name: open_session(artifact.model, how) for name, how in settings.items()}}
+        return evaluate_sessions(sessions, samples, reference=reference, count=_SAMPLES, known=known).agreement
+
+    notes = tuple(_unopened_files(artifact, threads))
+    runner = artifact.engine.name if artifact.engine is not None else artifact.provider
+    try:
+        found = compare(settings)
+    except (RuntimeUnavailableError, DataError) as error:
+        own = _level(compare({})[subject])
+        return Opening(own, own, notes=(_unopened(f"the file for {runner}", artifact.model, error), *notes))
+    changer = artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT
+    opening = Opening(
+        opened=_level(found[_OPENED if artifact.simulation is not None else subject]),
+        written=_level(found[_WRITTEN]),
+        claimed=_level(found[subject]) if artifact.simulation is not None else None,
+        changer=changer,
+        notes=notes,
+    )
+    disabled = artifact.session_options.get(_DISABLED, "")
+    if not opening.loss or changer != DEFAULT or _REQUANTIZER in disabled:
+        return opening
+    option = ";".join(filter(None, [disabled, _REQUANTIZER]))
+    without = dataclasses.replace(shipped, config={**artifact.session_options, _DISABLED: option})
+    cured = _level(compare({_OPENED: without})[_OPENED])
+    if cured < opening.opened + _LOSS_DB:
+        return opening
+    return dataclasses.replace(opening, cure=(f"{_DISABLED}={option}", cured))
+
+
+def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples) -> Opening:
+    """`open_as_device` of an artifact that is not proven itself, because it stands in for one that is."""
+    with Engines() as engines:
+        subject = engines.open(artifact.proof_model, artifact.proof_settings())
+        proven = {"float32": open_session(float_model), artifact.proof_model.name: subject}
+        return open_as_device(artifact, proven, samples)
+
+
+def _level(found: Agreement) -> float:
+    """Return SQNR in dB, which leaves out what is not finite: minus infinity where anything is."""
+    return float("-inf") if any(output.nonfinite for output in found.outputs) else found.sqnr_db
+
+
+def _unopened_files(artifact: Artifact, threads: int) -> Iterator[str]:
+    """Name the models that travel with the artifact's own and that no session of onnxruntime opens here."""
+    for name, file in artifact.files.items():
+        if file.suffix == ".onnx":
+            try:
+                open_session(file, SessionSettings(intra_op_threads=threads))
+            except RuntimeUnavailableError as error:
+                yield _unopened(name, file, error)
+
+
+def _unopened(name: str, file: Path, error: Exception) -> str:
+    text = one_line(error.__cause__ or error).replace(str(file), "it")
+    reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)[:_REASON]
+    return f"{name} was not run here: onnxruntime {onnxruntime().__version__} says {reason!r}"
+
+
+# The largest power of two that divides a size, up to this, divides the sizes that are tried too: strides need it.
+_STEP = 32
+_LOST_DB = 20.0
+"""More than other values alone make of it. A wrong shape or a baked size loses all."""
+_SIZED_BY_DATA = frozenset({"Compress", "Loop", "NonMaxSuppression", "NonZero", "Unique"})
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Input → shape."""
+
+
+def check_other_sizes(
+    prepared: PreparedModel,
+    sessions: tuple[Session, Session],
+    samples: Samples,
+    *,
+    takes: Signature,
+    form: str,
+    sqnr_db: float,
+    least: float,
+) -> None:
+    """Run the first sample, repeated or cut to other sizes, where the source leaves sizes of its inputs free.
+
+    Sizes that the source refuses count for nothing.
+
+    Args:
+        sessions: of the source or its prepared form, and of what was made of it, the candidate.
+        takes: the inputs of the candidate; sizes that they rule out count for nothing either.
+        form: the candidate in the message, as "its quantized form".
+        sqnr_db: of the candidate against the reference at the samples' own sizes, in dB.
+        least: dB that are enough at other sizes, however good the candidate is at the samples' own.
+
+    Raises:
+        CheckFailedError: the candidate fails, or gives something else, at a size that the source takes.
+    """
+    reference, candidate = sessions
+    operators = {node.op_type for node in every_node(prepared.model)}
+    if not operators.isdisjoint(RANDOM):
+        return
+    sizes_follow = operators.isdisjoint(_SIZED_BY_DATA)
+    sample = next(iter(samples))
+    given = {name: array.shape for name, array in sample.inputs.items()}
+    for group in _groups(prepared.signature, given):
+        for shapes in (shapes for shapes in group if _takes(takes, shapes)):
+            inputs = {name: _resized(array, shapes[name]) for name, array in sample.inputs.items()}
+            resized = replace(sample, name=f"{sample.name}, resized", inputs=inputs)
+            wanted = _outputs(reference, resized)
+            if wanted is None:
+                continue
+            problem = _problem(wanted, candidate, resized, min(least, sqnr_db - _LOST_DB), sizes_follow)
+            if not problem:
+                break
+            if _outputs(open_session(prepared.source), resized) is not None:
+                listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+                raise CheckFailedError(
+                    f"{prepared.source}: {form} is wrong at a size that the model takes, {listed}: {problem}",
+                    f"Fix the sizes that you need: {_fixes(prepared.signature, given, shapes)}",
+                )
+
+
+def _groups(signature: Signature, given: Shapes) -> Iterator[list[Shapes]]:
+    """Yield groups of shapes to try, of which the first that the source takes stands for the others: another batch,
+    larger sizes, smaller sizes without a common divisor. Names that differ get sizes that differ, where that works."""
+
+    def shapes(axes: Callable[[int], bool], change: Callable[[int, int], int], *, apart: bool) -> Shapes:
+        places: dict[object, int] = {}
+        found = {}
+        for spec in signature.inputs:
+            sizes = list(given[spec.name])
+            for axis, named in enumerate(spec.shape or ()):
+                if not isinstance(named, int) and axes(axis):
+                    place = places.setdefault(named or (axis, sizes[axis]), len(places)) if apart else 0
+                    sizes[axis] = change(sizes[axis], place + 1)
+            found[spec.name] = tuple(sizes)
+        return found
+
+    def larger(size: int, place: int) -> int:
+        return size + place * _step(size)
+
+    def smaller(size: int, place: int) -> int:
+        return size - place * _step(size)
+
+    def odd(size: int, place: int) -> int:
+        return size - size // 4 - place
+
+    batch = [shapes(lambda axis: axis == 0, lambda size, place: size + 1, apart=False)]
+    even = [shapes(bool, change, apart=apart) for change in (larger, smaller) for apart in (True, False)]
+    uneven = [shapes(bool, odd, apart=apart) for apart in (True, False)]
+    for group in (batch, even, uneven):
+        tried = [s for s in group if s != given and all(size > 0 for sizes in s.values() for size in sizes)]
+        if tried:
+            yield tried
+
+
+def _step(size: int) -> int:
+    return min(_STEP, size & -size) if size else 1
+
+
+def _resized(array: Array, shape: tuple[int, ...]) -> Array:
+    """Repeat or cut an array on each axis: its values stay those of a sample."""
+    if not array.size:
+        return np.zeros(shape, array.dtype)
+    for axis, size in enumerate(shape):
+        array = np.take(array, np.arange(size) % array.shape[axis], axis)
+    return array
+
+
+def _takes(signature: Signature, shapes: Shapes) -> bool:
+    """Tell whether no size contradicts a number in the shapes of inputs."""
+    pairs = (pair for spec in signature.inputs for pair in zip(spec.shape or (), shapes[spec.name], strict=False))
+    return all(not isinstance(own, int) or own == size for own, size in pairs)
+
+
+def _outputs(session: Session, sample: Sample) -> Outputs | None:
+    try:
+        return infer(session, sample)
+    except EdgeqError:
+        return None
+
+
+def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, sizes_follow: bool) -> str:
+    """Return what is wrong with what the candidate makes of a sample; "" where nothing is.
+
+    Args:
+        least: decibels against `wanted` that are enough.
+        sizes_follow: whether the shapes of outputs follow from those of inputs.
+    """
+    comparison = Comparison()
+    try:
+        comparison.update(wanted, infer(candidate, sample))
+    except EdgeqError as error:
+        return error.problem
+    found = comparison.result()
+    for output in found.outputs:
+        if output.mismatched and sizes_follow:
+            return f"output {output.name!r} has another shape"
+        if output.nonfinite:
+            return f"output {output.name!r} is not finite"
+    # Of whole outputs: in one sample, a small value beside large ones is no part of another unit.
+    sqnr_db = min((output.sqnr_db for output in found.outputs if output.same is None), default=math.inf)
+    return f"{sqnr_db:.1f} dB SQNR" if sqnr_db < least else ""
+
+
+def _fixes(signature: Signature, given: Shapes, tried: Shapes) -> str:
+    known: dict[str, int] = {}
+    for spec in signature.inputs:
+        for axis, named in enumerate(spec.shape or ()):
+            if tried[spec.name][axis] != given[spec.name][axis]:
+                known.setdefault(str(named or f"{spec.name}:{axis}"), given[spec.name][axis])
+    return " ".join(f"--fix {name}={size}" for name, size in known.items())
+
+
+LEAST_DB = 30.0
+"""Sources of 16-bit floats round otherwise than their float32 form, mostly by 40 to 60 dB."""
+_FAR_DB = 10.0
+"""Below what the source's own roundings bring, from one optimisation level of onnxruntime to another."""
+
+
+def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:
+    """`prepared`, with a note where its outputs for the first samples are others than its source's.
+
+    Nothing is noted where the two cannot be compared: a model with random operators, one that onnxruntime runs only as
+    it was prepared, or one whose roundings decide what it gives, as where a detector finds nothing and gives 1e-9.
+
+    Raises:
+        CheckFailedError: they differ at another size that the source takes, see `check_other_sizes`.
+    """
+    if any(node.op_type in RANDOM for node in every_node(prepared.model)):
+        return prepared
+    try:
+        source, made = open_session(prepared.source), open_session(prepared.path)
+        agreement = compare_sessions(source, made, samples, count=1)
+        if not agreement.compared or agreement.same is not None or agreement.sqnr_db >= LEAST_DB:
+            check_other_sizes(
+                prepared,
+                (source, made),
+                samples,
+                takes=prepared.signature,
+                form="its prepared form",
+                sqnr_db=agreement.sqnr_db,
+                least=LEAST_DB,
+            )
+            return prepared
+        agreement = compare_sessions(source, made, samples, count=_SAMPLES)
+        plain = open_session(prepared.source, SessionSettings(optimization="none"))
+        rounded = compare_sessions(source, plain, samples, count=_SAMPLES)
+    except (RuntimeUnavailableError, DataError):
+        return prepared
+    if agreement.sqnr_db >= min(LEAST_DB, rounded.sqnr_db - _FAR_DB):
+        return prepared
+    note = (
+        f"its preparation changed what the model computes: {agreement.sqnr_db:.1f} dB SQNR against {prepared.source} "
+        "on the first samples, and what follows is measured against the prepared model; please report this model"
+    )
+    return replace(prepared, notes=(*prepared.notes, note))

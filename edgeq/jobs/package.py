@@ -1,0 +1,331 @@
+"""`edgeq package`: quantize for any number of targets and write one bundle, or one for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgeq.backends.base import backend_named
+from edgeq.bundle.write import check_archive
+from edgeq.data.open_source import Data, as_data
+from edgeq.distributed.workers import open_workers
+from edgeq.errors import EdgeqError, UsageError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import refuse_ties
+from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
+from edgeq.jobs.builds import Builds, check_measurable, with_compiled
+from edgeq.jobs.checks import as_overrides, check_output, check_request
+from edgeq.jobs.emit_c import with_c
+from edgeq.jobs.emulated import check_built, checks_of
+from edgeq.jobs.engine_checks import check_engines, exists_for, in_engine
+from edgeq.jobs.job import Built, open_job, scheme_for
+from edgeq.jobs.saturation import Decision, decide, decision_key, must_decide
+from edgeq.jobs.target_checks import artifact_checks, refuse_left_out, runtime_requirements
+from edgeq.jobs.variant_bundle import as_text, bundle_variants
+from edgeq.jobs.variants import PackagedVariant, variant_name, with_fallback
+from edgeq.measure.checks import strongest
+from edgeq.measure.task import Task, as_task
+from edgeq.model.clean import BUNDLE as SUFFIX
+from edgeq.model.clean import check_bundle_name, is_named_bundle
+from edgeq.model.load import model_bytes, path_of
+from edgeq.run.engines import EngineChoice, as_engines
+from edgeq.scheme import Scheme
+from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.outputs import Kind
+from edgeq.util.records import computed, plain
+
+
+@dataclass(frozen=True)
+class TargetVariants:
+    """Makes the variants of one target after the other. Targets with the same grounds share a decision.
+
+    Attributes:
+        machine: this one.
+        overrides: fields of the scheme that the user has set.
+        plugins: each target gets one more variant for each of these engines.
+        selftest: how many samples travel as self-test vectors.
+        emulate: whether what is for other machines is checked on their kernels.
+        max_drop, require_coverage: bars of each target's first variant.
+        workdir: for what is made on the way.
+    """
+
+    builds: Builds
+    machine: Machine
+    overrides: Mapping[str, Any]
+    plugins: Sequence[EngineChoice]
+    selftest: int
+    emulate: bool
+    max_drop: float | None
+    require_coverage: float | None
+    workdir: Path
+    progress: Progress
+    _decisions: dict[str, Decision] = field(default_factory=dict)
+
+    def of(self, target: Target, scheme: Scheme) -> tuple[PackagedVariant, list[PackagedVariant]]:
+        """What runs in onnxruntime's own kernels, and what plug-ins run in its place where they are, the best first.
+
+        Raises:
+            CheckFailedError: a bar is not met, or it fails on the target's kernels.
+        """
+        decision, chosen = None, scheme
+        if must_decide(target, scheme, self.overrides):
+            decision = self._decision(target, scheme)
+            chosen = decision.chosen.scheme
+        job, name = self.builds.job, variant_name(target)
+        built = self.builds.build(target, chosen)
+        built = with_c(built, job.validation, self.workdir / f"c-{name}", images=self.selftest)
+        built = with_compiled(job, built, self.workdir / f"compiled-{name}", progress=self.progress)
+        variant = self._variant(built, chosen, decision)
+        variant.proof.check(max_drop=self.max_drop, require_coverage=self.require_coverage)
+        fitting = [choice for choice in self.plugins if exists_for(choice.engine, target)]
+        preferred = [self._in_engine(choice, target, scheme, chosen, variant) for choice in fitting]
+        if self.emulate and not variant.native:
+            return self._emulated(variant), [self._emulated(own) for own in preferred]
+        return variant, preferred
+
+    def _decision(self, target: Target, scheme: Scheme) -> Decision:
+        key = decision_key(target, scheme)
+        if key not in self._decisions:
+            self._decisions[key] = decide(self.builds, target, scheme, self.machine, progress=self.progress)
+        return self._decisions[key]
+
+    def _in_engine(
+        self, choice: EngineChoice, target: Target, scheme: Scheme, chosen: Scheme, variant: PackagedVariant
+    ) -> PackagedVariant:
+        """`variant`, of the scheme `chosen`, in a plug-in; where the plug-in's kernels saturate, what is decided for
+        them."""
+        decision = None
+        if must_decide(target, scheme, self.overrides, choice.engine):
+            decision = decide(self.builds, target, scheme, self.machine, engine=choice.engine, progress=self.progress)
+            chosen = decision.chosen.scheme
+            variant = self._variant(self.builds.build(target, chosen), chosen, decision)
+        return in_engine(self.builds, variant, chosen, choice, self.machine, decision)
+
+    def _variant(self, built: Built, scheme: Scheme, decision: Decision | None) -> PackagedVariant:
+        needed, runtime = runtime_requirements(built.target, built.artifact)
+        refuse_left_out(built.target, built.artifact)
+        native = runs_natively(built.target, self.machine)
+        proof = self.builds.prove(built, scheme, self.machine, native=native)
+        return PackagedVariant(
+            built,
+            proof,
+            native,
+            model_bytes(built.artifact.model),
+            checks=(*artifact_checks(built, proof, self.machine, decision), runtime),
+            decision=decision,
+            compatibility=needed,
+        )
+
+    def _emulated(self, variant: PackagedVariant) -> PackagedVariant:
+        """`variant` with the result of the check on the target's own kernels.
+
+        Raises:
+            CheckFailedError: it fails there.
+        """
+        job, task = self.builds.job, self.builds.task
+        coverage = variant.proof.coverage
+        found = check_built(
+            job, variant.built, coverage, self.machine, task=task, selftest=self.selftest, progress=self.progress
+        )
+        return dataclasses.replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
+
+
+@dataclass(frozen=True)
+class Packaged(Page):
+    """What `package` did: the bundles, the variants by name in the order of a bundle, and how many models they share.
+
+    `bundle` is where all variants are, or the folder of one bundle for each.
+    """
+
+    bundle: Path
+    bundles: Mapping[str, Path]
+    variants: Mapping[str, PackagedVariant]
+    notes: tuple[str, ...]
+
+    @computed
+    def models(self) -> int:
+        """Different models among the variants."""
+        return len({variant.built.artifact.model for variant in self.variants.values()})
+
+    def __page__(self) -> dict[str, Any]:
+        variants = {
+            name: {**plain(variant), "title": variant.built.target.title} for name, variant in self.variants.items()
+        }
+        return {"name": self.bundle.name, "variants": variants, "notes": list(self.notes)}
+
+
+def package(
+    model: str | Path,
+    data: Data | Any | None,
+    output: str | Path,
+    *,
+    targets: str | Path | Sequence[str | Path] = ("this-machine",),
+    validation: Data | Any | None = None,
+    statistics: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    fix: Mapping[str, int] | None = None,
+    task: Task | str | None = None,
+    max_drop: float | None = None,
+    require_coverage: float | None = None,
+    with_float: bool = False,
+    selftest: int = 2,
+    split: bool = False,
+    engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
+    timed: bool = True,
+    emulate: bool = True,
+    force: bool = False,
+    workers: int | str | None = None,
+    progress: Progress = SILENT,
+) -> Packaged:
+    """Calibrate `model` once, build and prove what each target needs, once for those that need the same, and write it.
+
+    Args:
+        output: a directory, or a file that ends in ".edgeq".
+        targets: names of targets or profiles, or paths to TOML files, one or several; the order does not matter.
+        with_float: put the float32 model in too, so that the device can time both.
+        selftest: how many samples travel as self-test vectors.
+        split: write one bundle for each target, `output`/NAME.edgeq, instead of one for all.
+        engines: plug-ins that each target gets one more variant for, the best first: the same model, proven in the
+            engine. Names such as "openvino:bf16", one or several. A device without the plug-in, or where it is not
+            right, runs the variant that needs none.
+        emulate: whether variants for other machines are checked on their own kernels where they can be run here.
+        Others as `quantize`.
+
+    Raises:
+        CheckFailedError: a bar is not met by some variant, or its target's onnxruntime cannot load it, or it
+            fails on its target's kernels; nothing is written then but, with `split`, the bundles of the others.
+        RuntimeUnavailableError: an engine is not installed here.
+        UsageError: an argument of another type, or an unknown task or engine.
+        EdgeqError: as the stages have it.
+    """
+    model, output = path_of(model), path_of(output, "output")
+    statistics = path_of(statistics, "statistics") if statistics is not None else None
+    task, engines, targets = as_task(task), as_engines(engines), as_targets(targets)
+    data, validation = as_data(data), as_data(validation)
+    if split and is_named_bundle(output):
+        raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")
+    machine = detect_machine()
+    resolved = {str(target): resolve(target, machine) for target in targets}
+    chosen = _in_package_order([resolved[str(target)] for target in targets])
+    plugins = check_engines(engines, chosen)
+    asked = {variant_name(target): name for name, target in resolved.items()}
+    places = _places(output, list(asked), split=split)
+    for place in places:
+        check_bundle_output(place, force=force, model=model, samples=(data, validation), statistics=statistics)
+        if split:  # the user did not name these files
+            check_archive(place)
+    overrides = as_overrides(overrides)
+    check_request(chosen, overrides, task=task, max_drop=max_drop)
+    if require_coverage is not None:
+        check_measurable(chosen, machine, emulate=emulate)
+    schemes = [scheme_for(target, overrides) for target in chosen]
+    with tempfile.TemporaryDirectory(prefix="edgeq-") as folder, open_workers(workers) as pool:
+        workdir = Path(folder)
+        job = open_job(
+            model,
+            data,
+            validation,
+            workdir,
+            statistics=statistics,
+            static=any(scheme.mode == "static" for scheme in schemes),
+            exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
+            adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
+            fix=fix,
+            workers=pool,
+            machine=machine,
+            progress=progress,
+        )
+        if selftest > len(job.validation):
+            progress.note(f"the self-test has {len(job.validation)} samples, not {selftest}: there are no more")
+        builds = Builds(job, workdir, task=task, timed=timed, emulate=emulate, progress=progress)
+        made = TargetVariants(
+            builds, machine, overrides, plugins, selftest, emulate, max_drop, require_coverage, workdir, progress
+        )
+        done: dict[str, PackagedVariant] = {}
+        failed: dict[str, EdgeqError] = {}
+        for target, scheme in zip(chosen, schemes, strict=True):
+            try:
+                done.update(with_fallback(variant_name(target), *made.of(target, scheme)))
+            except EdgeqError as error:
+                if not split or len(chosen) == 1:
+                    raise
+                failed[variant_name(target)] = error  # the others are bundles of their own
+        places = {place: names for place, names in places.items() if not failed.keys() & set(names)}
+        artifacts = itertools.chain.from_iterable(
+            (*v.built.artifact.notes, *v.proof.opening.notes) for v in done.values()
+        )
+        notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
+        for place, names in places.items():
+            named = " ".join(
+                [
+                    *(f"-t {shlex.quote(asked[name])}" for name in sorted(names, key=asked.__getitem__)),
+                    *(f"--engine {choice.name}" for choice in plugins),
+                ]
+            )
+            own = workdir / f"bundle-{place.name}"
+            own.mkdir()
+            if split:
+                output.mkdir(parents=True, exist_ok=True)
+                check_archive(place)
+            bundle_variants(
+                job,
+                {name: variant for name, variant in done.items() if variant_name(variant.built.target) in names},
+                place,
+                workdir=own,
+                command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
+                selftest=selftest,
+                with_float=with_float,
+                notes=notes,
+                force=force,
+                progress=progress,
+            )
+    if failed:
+        raise _all_in_one(failed, written=list(places))
+    written = {name: place for place, names in places.items() for name in names}
+    bundles = {name: written[variant_name(variant.built.target)] for name, variant in done.items()}
+    return Packaged(output, bundles, done, notes)
+
+
+def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tuple[str, ...]]:
+    """Bundle → the names of its variants."""
+    if not split:
+        return {output: tuple(names)}
+    return {output / f"{name}{SUFFIX}": (name,) for name in names}
+
+
+def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) -> EdgeqError:
+    """One error for the targets that failed, of the kind of the first; it says which bundles are there all the same."""
+    first = next(iter(failed.values()))
+    problems = "; ".join(
+        error.problem if error.problem.startswith(name) else f"{name}: {error.problem}"
+        for name, error in failed.items()
+    )
+    done = f"written: {', '.join(map(str, written))}" if written else "no bundle is written"
+    return type(first)(f"{problems}; {done}", first.fix)
+
+
+def check_bundle_output(
+    output: Path, *, force: bool, model: Path, samples: Sequence[Data | None], statistics: Path | None
+) -> None:
+    """`check_output` for a bundle, which is a directory or a file by its name."""
+    kind: Kind = "file" if is_named_bundle(output) else "directory"
+    check_output(output, kind=kind, force=force, model=model, samples=samples, statistics=statistics)
+    check_bundle_name(output)
+
+
+def _in_package_order(targets: Sequence[Target]) -> list[Target]:
+    """Least demanding first: ONNX Runtime itself takes the first variant that fits, edgeq's runner the best."""
+    names = [variant_name(target) for target in targets]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated:
+        raise UsageError(f"target {repeated} is named twice", "Name each target once, and give two files two names")
+    # A profile named by its path was not among those whose ranks were compared on loading.
+    refuse_ties(list({target.profile.name: target.profile for target in targets}.values()))
+    return sorted(targets, key=lambda target: (target.architecture, target.profile.rank, target.name))

@@ -1,0 +1,353 @@
+"""What is checked after every build, before anything is called done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgeq_device.claim import SLOWER, Claim, claim
+from edgeq_device.latency import Distribution
+
+from edgeq.backends.base import Artifact
+from edgeq.data.samples import Samples, Subset
+from edgeq.distributed.workers import Workers
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq.jobs.opening import Opening, check_other_sizes, open_as_device
+from edgeq.measure.accuracy import Accuracy, evaluate_sessions
+from edgeq.measure.agreement import HEALTHY_DB, Agreement, closeness
+from edgeq.measure.bench import race, runners
+from edgeq.measure.coverage import Coverage
+from edgeq.measure.evaluation import ModelAt, evaluate_on, evaluate_timed
+from edgeq.measure.latency import Outputs, sessions_to_time
+from edgeq.measure.task import Task
+from edgeq.model.load import model_signature
+from edgeq.model.macs import node_macs
+from edgeq.model.prepare import PreparedModel
+from edgeq.run.engines import DEFAULT
+from edgeq.run.session import SessionSettings
+from edgeq.run.workers import Engines
+from edgeq.util.display import SILENT, Displayed, Progress
+
+FLOAT, INT8 = "float32", "int8"
+
+# Multiply-accumulates that a simulator of an engine's hardware runs in about half a minute.
+_SIMULATED_MACS = 1_000_000_000
+_LEAST_SIMULATED = 16
+# At another size than the samples': below this, half of the power is noise.
+_WRONG_DB = 3.0
+# Of a part of an output: half of its power is noise.
+_DEAD_SQNR_DB = 3.0
+POOR_DROP = 0.05
+"""Accuracy lost, as a fraction, from which on a warning is given; --max-drop sets what is refused."""
+# From so many samples with another top-1 on they say something about others.
+_LEAST_CHANGED = 3
+_POOR_COVERAGE = 0.25
+# Of the nodes that an improvement keeps in float, so many are named.
+_NAMED = 4
+# With less of the work in int8, an improvement says how much it leaves there.
+_MOST_INT8 = 0.9
+
+
+@dataclass(frozen=True)
+class Speed:
+    """float32 against the artifact on this machine, interleaved.
+
+    Attributes:
+        latency: of the runs that nothing disturbed; of all where there are none.
+        ratio: what can be claimed of the artifact's speed against float32's.
+    """
+
+    latency: Mapping[str, Distribution]
+    ratio: Claim
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One option that may help a poor result, as far as it was tried.
+
+    Attributes:
+        option: what to type in addition.
+        sqnr_db: of the outputs with it, in dB; None where it was too costly to try.
+        int8_mac_share: of the multiply-accumulates, by the backend's own account or by its rules; None with `sqnr_db`.
+        plain_db: of the outputs without it, on the same samples.
+        samples: how many these are.
+        nodes: names of the nodes that it keeps in float.
+    """
+
+    option: str
+    sqnr_db: float | None
+    int8_mac_share: float | None
+    plain_db: float
+    samples: int
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The option and what it gave."""
+        if self.sqnr_db is None or self.int8_mac_share is None:
+            return f"`{self.option}` may help, and was too costly to try"
+        nodes = ""
+        if self.nodes:
+            more = f" and {len(self.nodes) - _NAMED} more" if len(self.nodes) > _NAMED else ""
+            nodes = f", with {', '.join(self.nodes[:_NAMED])}{more} in float"
+        left = f", {self.int8_mac_share:.0%} of the work in int8" if self.int8_mac_share < _MOST_INT8 else ""
+        return f"`{self.option}` gave {self.sqnr_db:.1f} dB on {self.samples} samples{nodes}{left}"
+
+
+@dataclass(frozen=True)
+class Proof(Displayed):
+    """The figures of one artifact.
+
+    Attributes:
+        coverage: what runs on integers on the target, after the runtime's optimisation, and how that is known.
+        agreement: the artifact against the float model, with the session options that ship.
+        accuracy: by labels, of "float32" and "int8"; empty without a task.
+        opening: the file that ships, as devices open it and as it is written.
+        speed: None where it was not timed.
+        samples: how many samples `agreement` and `accuracy` rest on.
+        held_out: whether those samples are others than the calibration's.
+        engine: what executed the artifact for all of this.
+        unclipped: where its ranges cut values off at a cost: their method, its SQNR against float32 in dB, and that of
+            ranges that hold every value, on the same samples.
+        improvements: where the result is poor, what brings it closer to float32, the best first; see
+            `edgeq.jobs.improvements`.
+    """
+
+    coverage: Coverage
+    agreement: Agreement
+    accuracy: Mapping[str, Accuracy]
+    opening: Opening
+    speed: Speed | None
+    samples: int
+    held_out: bool
+    engine: str = DEFAULT
+    unclipped: tuple[str, float, float] | None = None
+    improvements: tuple[Tried, ...] = ()
+
+    @property
+    def drop(self) -> float | None:
+        """Accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
+        return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
+
+    @property
+    def optimiser(self) -> tuple[float, float]:
+        """SQNR against float32 in dB of the file as devices open it, and as it is written, on the same samples."""
+        return self.opening.opened, self.opening.written
+
+    def __brief__(self) -> dict[str, Any]:
+        return {
+            "int8_mac_share": self.coverage.int8_mac_share,
+            "sqnr_db": self.agreement.sqnr_db,
+            "top1": self.agreement.top1,
+            "drop": self.drop,
+            "speedup": self.speed.ratio.estimate if self.speed is not None else None,
+            "samples": self.samples,
+            "held_out": self.held_out,
+            "warnings": self.warnings(),
+        }
+
+    def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
+        """What a user should not miss, one sentence each; without `timed`, nothing about speed."""
+        found = []
+        count, worst = self.agreement.count, self.agreement.worst
+        changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
+        if timed and self.speed is not None and self.speed.ratio.verdict == SLOWER:
+            found.append(f"{self.speed.ratio.sentence('int8', 'float32')}; `edgeq tune` looks for what is faster")
+        near = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
+        unlike = worst.unlike if worst is not None else ""
+        sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
+        if self.drop is not None and self.drop > POOR_DROP:
+            found.append(
+                f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: "
+                f"{self._advice()}"
+            )
+        # A metric need not show what is dead: it may read other parts of the output.
+        dead = self.drop is not None and worst is not None and unlike and worst.least_db < _DEAD_SQNR_DB
+        if near == "poor" or dead:
+            found.append(f"{unlike or f'the outputs follow float32 to only {sqnr}'}: {self._advice()}; {measure}")
+        elif self.drop is None and changed > POOR_DROP * count and changed >= _LEAST_CHANGED:
+            found.append(
+                f"int8 has another top-1 than float32 in {changed} of {count} samples: {self._advice()}; {measure}"
+            )
+        elif near == "noisy" and self.agreement.sqnr_db < HEALTHY_DB:
+            found.append(f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}")
+        left_out = self.agreement.left_out()
+        found.extend(left_out)
+        if self.drop is None and not self.agreement.compared and not left_out:
+            found.append(f"no output could be compared with float32's: {measure}")
+        if self.unclipped is not None:
+            method, clipped, whole = self.unclipped
+            found.append(
+                f"ranges by {method} cut off too much: {clipped:.1f} dB SQNR against float32, {whole:.1f} dB with "
+                "--method minmax on the same samples"
+            )
+        left = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
+        if left is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and left.macs:
+            found.append(
+                f"most of the arithmetic stays in float; the largest part is {left.name} ({left.op_type}: "
+                f"{left.reason}); `edgeq tune` tries other schemes"
+            )
+        if self.opening.loss:
+            found.append(self.opening.sentence)
+        if not self.held_out:
+            found.append("accuracy was measured on the calibration samples; give --val others, which were held out")
+        return tuple(found)
+
+    def _advice(self) -> str:
+        """The improvement that helps most; where none is known, where to look for one."""
+        if self.improvements:
+            return self.improvements[0].sentence
+        if self.agreement.worst is not None and self.agreement.worst.unlike:
+            return (
+                "`edgeq quantize --recover float-head` keeps the layers that make it in float, and `edgeq debug` names "
+                "them"
+            )
+        return "`edgeq debug` names the layers that cause it, `edgeq tune` looks for what is closer"
+
+    def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
+        """Raise CheckFailedError where a bar that the user set is not met, and RuntimeUnavailableError where coverage
+        has one and is only a forecast."""
+        lost = self.drop
+        if max_drop is not None and lost is not None and lost > max_drop:
+            raise CheckFailedError(
+                f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
+                f"What may help: {self._advice()}",
+            )
+        share = self.coverage.int8_mac_share
+        if require_coverage is not None and (share is None or not self.coverage.measured):
+            coverage = self.coverage
+            forecast = f"; {coverage.summary()}" if share is not None else ""
+            raise unchecked((coverage.reason or coverage.how) + forecast)
+        if require_coverage is not None and share is not None and share < require_coverage:
+            worst = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
+            reason = f"; the largest left in float is {worst.name} ({worst.reason})" if worst is not None else ""
+            raise CheckFailedError(
+                f"{share:.1%} of the multiply-accumulates run in int8, less than the "
+                f"{require_coverage:.1%} required{reason}",
+                "Lower --require-coverage, or see `edgeq inspect -v` for what could run in int8",
+            )
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "coverage": self.coverage,
+            "agreement": self.agreement,
+            "accuracy": self.accuracy,
+            "accuracy_drop": self.drop,
+            "optimiser_sqnr_db": {"optimised": self.optimiser[0], "unoptimised": self.optimiser[1]},
+            "speed": self.speed,
+            "samples": self.samples,
+            "held_out": self.held_out,
+            "engine": self.engine,
+            "improvements": self.improvements,
+            "warnings": self.warnings(),
+        }
+
+
+def unchecked(reason: str) -> RuntimeUnavailableError:
+    """That a bar on coverage could not be checked: neither another CPU's kernels nor a forecast prove anything."""
+    return RuntimeUnavailableError(
+        f"--require-coverage cannot be checked here: {reason}",
+        "Do that, or check on such a device, or leave --require-coverage out",
+    )
+
+
+def prove(
+    prepared: PreparedModel,
+    artifact: Artifact,
+    samples: Samples,
+    coverage: Coverage,
+    *,
+    held_out: bool,
+    task: Task | None = None,
+    timed: bool = True,
+    threads: int = 0,
+    workers: Workers | None = None,
+    count: int | None = None,
+    float_outputs: Sequence[Outputs] = (),
+    progress: Progress = SILENT,
+) -> Proof:
+    """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
+
+    A plug-in engine runs it in a process of its own; the float model runs in onnxruntime's own kernels.
+
+    Args:
+        coverage: of the artifact on its target.
+        workers: that the samples are shared among; what is timed is timed here.
+        count: of the samples, spread over all; None takes all, in a simulator of an engine's hardware
+            `simulated_count`.
+        float_outputs: what the float model makes of each sample, where that is known; it need not be run then.
+
+    Raises:
+        RuntimeUnavailableError: it does not load.
+        CheckFailedError: it gives NaN or infinities where the float model does not, the file answers otherwise when it
+            is opened as devices open it, or it is wrong at another size that the model takes.
+    """
+    files = {FLOAT: prepared.path, INT8: artifact.proof_model}
+    opened = {FLOAT: SessionSettings(intra_op_threads=threads), INT8: artifact.proof_settings(threads=threads)}
+    count = simulated_count(prepared, artifact) if count is None else count
+    if count is not None and workers is None:  # spread over all: data are often sorted by class
+        samples = Subset(samples, range(0, len(samples), max(1, len(samples) // count))[:count])
+        float_outputs = ()
+    known = {FLOAT: float_outputs} if float_outputs else {}
+    timed = timed and artifact.simulation is None
+    latency: Mapping[str, Distribution] = {}
+    with Engines(keep=True) as engines:
+        with progress.stage("Opening the models"):
+            several = range(sessions_to_time(prepared.path) if timed else 1)
+            sessions = {name: [engines.open(file, opened[name]) for _ in several] for name, file in files.items()}
+        singles = {name: own[0] for name, own in sessions.items()}
+        measured: dict[str, Any] = {"task": task, "reference": FLOAT, "settings": opened, "progress": progress}
+        if workers is not None:
+            models = {name: ModelAt(file, opened[name]) for name, file in files.items()}
+            evaluation = evaluate_on(workers, models, samples, count=count, **measured)
+        elif timed:
+            evaluation, latency = evaluate_timed(sessions, samples, known=known, **measured)
+        else:
+            evaluation = evaluate_sessions(singles, samples, known=known, **measured)
+        agreement = evaluation.agreement[INT8]
+        broken = [output.name for output in agreement.outputs if output.nonfinite]
+        if broken:
+            raise CheckFailedError(
+                f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
+                "Keep what makes it so in float with --min-sqnr 20, or look at the ranges with `edgeq calibrate show`",
+            )
+        if artifact.plugin is None:
+            check_other_sizes(
+                prepared,
+                (singles[FLOAT], singles[INT8]),
+                samples,
+                takes=model_signature(artifact.model),
+                form="its quantized form",
+                sqnr_db=agreement.sqnr_db,
+                least=_WRONG_DB,
+            )
+        with progress.stage("The optimiser's effect"):
+            opening = open_as_device(artifact, singles, samples, threads=threads, known=known)
+            opening.check(artifact.model)
+        if timed and not latency:
+            with progress.stage("Timing int8 against float32") as advance:
+                latency = race(runners(sessions, [next(iter(samples)).inputs]), lambda: advance(0))
+    return Proof(
+        coverage=coverage,
+        agreement=agreement,
+        accuracy=evaluation.accuracy,
+        opening=opening,
+        speed=_speed(latency) if latency else None,
+        samples=evaluation.count,
+        held_out=held_out,
+        engine=artifact.engine.name if artifact.engine is not None and artifact.simulation is None else DEFAULT,
+    )
+
+
+def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
+    """How many samples are run where the engine is a simulator: by the work in one, so that it is the same everywhere;
+    None for all of them."""
+    if not artifact.in_simulator:
+        return None
+    return max(_LEAST_SIMULATED, _SIMULATED_MACS // max(1, sum(node_macs(prepared.model).values())))
+
+
+def _speed(latency: Mapping[str, Distribution]) -> Speed:
+    found = claim(latency[FLOAT], latency[INT8])
+    return Speed({name: distribution.undisturbed() for name, distribution in latency.items()}, found)

@@ -1,0 +1,314 @@
+"""`edgeq quantize`: one model, one target, one proven artifact.
+
+Whether products with 4-bit weights compute in int8 or in float on this machine: both are raced on samples.
+
+With few rows the int8 kernels win, with many float's do; where the turn is depends on the machine and the shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from edgeq_device.claim import SLOWER, UNKNOWN, claim
+
+from edgeq.backends.base import backend_named
+from edgeq.backends.cpu import described
+from edgeq.backends.systolic.save import belongs_to_program
+from edgeq.calibrate.table import is_table
+from edgeq.data.open_source import Data, as_data
+from edgeq.data.samples import Samples, Subset
+from edgeq.distributed.workers import open_workers
+from edgeq.errors import UsageError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.target import Target, resolve, runs_natively
+from edgeq.jobs.builds import Builds, check_gain, check_measurable, prove_built, target_coverage
+from edgeq.jobs.checks import as_overrides, check_output, check_request, with_unclipped
+from edgeq.jobs.improvements import with_improvements
+from edgeq.jobs.job import Built, Job, open_job, scheme_for
+from edgeq.jobs.proof import Proof
+from edgeq.jobs.saturation import Decision, decide, must_decide
+from edgeq.jobs.target_checks import runtime_requirements
+from edgeq.measure.bench import race, runners
+from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.task import Task, as_task
+from edgeq.model.clean import check_model_name
+from edgeq.model.load import data_beside, model_bytes, path_of, read_model, save_model
+from edgeq.quantize.block_products import DETAIL, BlockCompute, kinds_of, set_compute
+from edgeq.run.engines import EngineChoice, as_engine
+from edgeq.run.session import open_session
+from edgeq.scheme import ALL_NODES, Scheme
+from edgeq.util.display import SILENT, Page, Progress, Stopwatch
+from edgeq.util.outputs import output_file
+from edgeq.util.records import plain
+
+# Samples whose sizes are looked at, and those of them, from the smallest to the largest, that are raced on.
+_SEEN, _RACED = 64, 4
+_INT8, _FLOAT = "int8", "float32"
+
+
+def must_race(compute: BlockCompute | None) -> bool:
+    """Whether an artifact has products of 4-bit weights that compute in int8."""
+    return compute is not None and any(kind.bits < 8 and kind.compute == _INT8 for kind in compute.kinds)
+
+
+def race_compute(job: Job, built: Built, workdir: Path, *, progress: Progress = SILENT) -> Built:
+    """The artifact with its 4-bit products in float, in its own place, where that is not slower here beyond doubt;
+    else as it was, with what was measured.
+
+    Args:
+        built: for this machine, by its own kernels.
+
+    Raises:
+        DataError: ONNX Runtime refuses a sample.
+    """
+    artifact = built.artifact
+    compute: BlockCompute = artifact.details[DETAIL]
+    model = read_model(artifact.model)
+    ir.external_data.load_to_model(model)  # what is saved may take the place of what was read
+    in_float = tuple(sorted({*compute.float_compute, ALL_NODES}))
+    set_compute(model, in_float)
+    other = workdir / "float-compute.onnx"
+    save_model(model, other)
+    feeds = raced_feeds(job.calibration or job.validation)
+    count = sessions_to_time(job.prepared.path)
+    with progress.stage("Racing int8 against float compute") as advance:
+        sessions = {
+            name: [open_session(file, artifact.settings()) for _ in range(count)]
+            for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
+        }
+        latency = race(runners(sessions, feeds), lambda: advance(0))
+    found = claim(latency[_INT8], latency[_FLOAT])
+    measured = found.sentence("float compute", _INT8)
+    compute = replace(compute, race=found)
+    if found.verdict in (SLOWER, UNKNOWN):
+        return replace(built, artifact=described(artifact, replace(compute, why=f"{compute.why}; {measured}")))
+    save_model(model, artifact.model)
+    why = f"float, the more accurate: {measured}"
+    kinds = kinds_of(model, compute.noise)
+    chosen = replace(compute, float_compute=in_float, why=why, kinds=kinds)
+    return replace(built, artifact=described(artifact, chosen))
+
+
+def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:
+    """A few samples that stand for all by their sizes."""
+    step = max(1, len(samples) // _SEEN)
+    seen = [sample.inputs for sample in Subset(samples, range(0, len(samples), step)[:_SEEN])]
+    by_size = sorted(seen, key=lambda inputs: sum(array.size for array in inputs.values()))
+    shapes = {tuple((name, array.shape) for name, array in sorted(inputs.items())) for inputs in by_size}
+    count = min(_RACED, len(shapes))
+    return [by_size[(2 * i + 1) * len(by_size) // (2 * count)] for i in range(count)]
+
+
+Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
+"""Writes the artifact of a scheme to a path."""
+
+
+@dataclass(frozen=True)
+class Quantized(Page):
+    """What `quantize` did.
+
+    Attributes:
+        output: the quantized model.
+        scheme: what was built, after overrides.
+        session_options: must be set when the model is run, or its answers change.
+        bytes_float, bytes_int8: size on disk of the source and the output, with external data.
+        native: whether this machine runs the target's kernels itself; if not, the proof is of this machine's.
+        decision: what was done about kernels that can saturate; None where there are none.
+        seconds: what each stage took, by its title.
+        block_compute: what products with weights in blocks compute in; None where there are none.
+    """
+
+    output: Path
+    target: Target
+    scheme: Scheme
+    session_options: Mapping[str, str]
+    proof: Proof
+    bytes_float: int
+    bytes_int8: int
+    native: bool
+    notes: tuple[str, ...]
+    decision: Decision | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    block_compute: BlockCompute | None = None
+
+    def __brief__(self) -> dict[str, Any]:
+        known = {"output": self.output, "target": self.target.name, "scheme": self.scheme.title}
+        return {
+            **known,
+            "bytes": self.bytes_int8,
+            "of_float32": self.bytes_int8 / self.bytes_float,
+            **self.proof.__brief__(),
+        }
+
+    def __page__(self) -> dict[str, Any]:
+        variant = {**plain(self), "title": self.target.title, "bytes": self.bytes_int8}
+        notes = {"model": {"bytes": self.bytes_float}, "notes": list(self.notes)}
+        return {"name": self.output.name, "variants": {self.target.name: variant}, **notes}
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "output": str(self.output),
+            "target": self.target.name,
+            "profile": self.target.profile.name,
+            "scheme": self.scheme,
+            "session_options": self.session_options,
+            "bytes": {"float32": self.bytes_float, "int8": self.bytes_int8},
+            "native": self.native,
+            "notes": self.notes,
+            "saturation": self.decision,
+            "block_compute": self.block_compute,
+            "seconds": self.seconds,
+            **plain(self.proof),
+        }
+
+
+def quantize(
+    model: str | Path,
+    data: Data | Any | None,
+    output: str | Path,
+    *,
+    target: str | Path = "auto",
+    validation: Data | Any | None = None,
+    statistics: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    fix: Mapping[str, int] | None = None,
+    task: Task | str | None = None,
+    max_drop: float | None = None,
+    require_coverage: float | None = None,
+    builder: Builder | None = None,
+    engine: EngineChoice | str | None = None,
+    timed: bool = True,
+    emulate: bool = True,
+    force: bool = False,
+    workers: int | str | None = None,
+    progress: Progress = SILENT,
+) -> Quantized:
+    """Quantize `model` for `target` and prove the result before it takes its place at `output`.
+
+    Args:
+        model: float32 ONNX model.
+        data: calibration samples: Data, or a source alone (a path, a list, a CalibrationDataReader).
+        target: "auto", a target, a profile, or a path to a TOML file.
+        validation: held-out samples for the proof, labelled where `task` is given; None proves on `data`.
+        statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
+        overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
+        fix: numbers for free sizes of the inputs, by name; some hardware needs every size fixed.
+        task: what to measure by labels: a task, or the name of one that needs no options.
+        max_drop: accuracy that may be lost at most, as a fraction (0.01 is one point); needs `task`.
+        require_coverage: share of MACs that must run on integers.
+        builder: what builds the artifact from the job and the scheme, instead of the target's backend alone; see
+            `edgeq.recovering`.
+        engine: what executes the artifact in the proof, as "onnxruntime" or "openvino:bf16"; None takes onnxruntime's
+            own kernels.
+        timed: whether to time it against float32 on this machine.
+        emulate: whether coverage is measured on an emulation of the target's kernels where those do not run here.
+        workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
+            timed here.
+
+    Raises:
+        CheckFailedError: a bar is not met; nothing is written then.
+        RuntimeUnavailableError: `require_coverage` is given and cannot be measured here.
+        UsageError: an argument of another type, or an unknown task or engine.
+        EdgeqError: as the stages have it.
+    """
+    progress = watch = Stopwatch(progress)
+    model, output = path_of(model), path_of(output, "output")
+    if builder is not None and not callable(builder):
+        raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
+    statistics = path_of(statistics, "statistics") if statistics is not None else None
+    task, engine = as_task(task), as_engine(engine) if engine is not None else None
+    data, validation = samples = as_data(data), as_data(validation)
+    check_model_name(output)
+    check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
+    machine = detect_machine()
+    chosen = resolve(target, machine)
+    overrides = as_overrides(overrides)
+    check_request([chosen], overrides, task=task, max_drop=max_drop)
+    if require_coverage is not None:
+        check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
+    native = runs_natively(chosen, machine)
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
+        output_file(
+            output,
+            force=force,
+            ours=lambda place: belongs_to_program(place) or is_table(place),
+            beside=data_beside(output, model),
+        ) as draft,
+        open_workers(workers) as pool,
+    ):
+        scheme = scheme_for(chosen, overrides)
+        job = open_job(
+            model,
+            data,
+            validation,
+            Path(workdir),
+            statistics=statistics,
+            static=scheme.mode == "static",
+            exclude=scheme.exclude,
+            adopting=backend_named(chosen.backend).adopts_quantized,
+            fix=fix,
+            workers=pool,
+            machine=machine,
+            progress=progress,
+        )
+        decision = None
+        plugin = engine.engine if engine is not None and engine.engine.module else None
+        builds = Builds(job, Path(workdir), task=task, progress=progress)
+        if builder is None and must_decide(chosen, scheme, overrides, plugin):
+            decision = decide(builds, chosen, scheme, machine, engine=plugin, progress=progress)
+            scheme = decision.chosen.scheme
+        if builder is None:
+            built = builds.build_at(chosen, scheme, draft)
+        else:
+            built = builder(job, chosen, scheme, draft, progress)
+        compute = built.artifact.details.get(DETAIL)
+        timed = timed and not chosen.profile.missing(machine)
+        if engine is None and native and timed and scheme.float_compute is None and must_race(compute):
+            built = race_compute(job, built, Path(workdir), progress=progress)
+        runtime_requirements(chosen, built.artifact)
+        if engine is not None:
+            built = dataclasses.replace(built, artifact=built.artifact.in_engine(engine))
+        coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
+        check_gain(job, built, coverage)
+        proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
+        proof = with_unclipped(job, built, proof, progress=progress)
+        proof = with_improvements(job, scheme, built, proof, progress=progress)
+        proof.check(max_drop=max_drop, require_coverage=require_coverage)
+        bytes_int8 = model_bytes(draft)
+        beside = [f"{draft.stem}.{file.name}" for file in built.artifact.tables]
+        for name, file in zip(beside, built.artifact.tables, strict=True):
+            shutil.copyfile(file, draft.with_name(name))
+    notes = [
+        *job.prepared.notes,
+        *built.artifact.notes,
+        *proof.opening.notes,
+        *(f"it needs {output.with_name(name)}" for name in beside),
+    ]
+    if engine is not None and engine.engine.module:
+        notes.append(f"proven in {engine.name}")
+    if built.artifact.simulation is not None:
+        notes.append(f"checked in simulation on a CPU: nothing of {chosen.name} was run")
+    elif not native and built.artifact.device == "cpu":
+        notes.append(f"answers were checked on this machine's kernels, which are not those of {chosen.name}")
+    return Quantized(
+        output=output,
+        target=chosen,
+        scheme=built.artifact.scheme,
+        session_options=built.artifact.session_options,
+        proof=proof,
+        bytes_float=model_bytes(model),
+        bytes_int8=bytes_int8,
+        native=native,
+        notes=tuple(notes),
+        decision=decision,
+        seconds=watch.seconds(),
+        block_compute=built.artifact.details.get(DETAIL),
+    )

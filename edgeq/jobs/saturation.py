@@ -1,0 +1,379 @@
+"""What to do about kernels that add two products in 16 bits: nothing, smaller weights, other types, or slower kernels.
+
+Each mitigation is built and measured; the cheapest that keeps the accuracy of exact kernels is taken."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edgeq.backends.base import Artifact
+from edgeq.emulate.saturation.audit import Audit, SimulatedSession, Simulation, audit, sample_count
+from edgeq.errors import EdgeqError
+from edgeq.hardware.machine import Machine
+from edgeq.hardware.profile import load_profiles, match_profile
+from edgeq.hardware.target import Target
+from edgeq.jobs.builds import Builds, artifact_key
+from edgeq.jobs.proof import FLOAT
+from edgeq.jobs.target_arithmetic import exact_settings, on_exact_kernels
+from edgeq.measure.accuracy import Evaluation, evaluate_sessions
+from edgeq.model.macs import node_macs
+from edgeq.model.saturation import SaturationTable, exact_options, saturation_table
+from edgeq.run.engines import Engine
+from edgeq.run.session import open_session
+from edgeq.scheme import Scheme
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import NOT_WRITTEN, plain
+
+
+class MitigationTrial:
+    """The artifacts of several schemes for one target, beside the float model.
+
+    Args:
+        builds: what is built and on which samples it is run.
+        full: the scheme that uses all eight bits and nothing against saturation.
+        machine: this one.
+        table: which of the target's kernels saturate.
+
+    Raises:
+        EdgeqError: `full` cannot be built.
+    """
+
+    def __init__(
+        self,
+        builds: Builds,
+        target: Target,
+        full: Scheme,
+        machine: Machine,
+        *,
+        table: SaturationTable,
+        progress: Progress = SILENT,
+    ) -> None:
+        self.job = builds.job
+        self._builds, self._target, self._scheme = builds, target, full
+        self._table, self._progress = table, progress
+        self._reference = open_session(builds.job.prepared.path)
+        self.full = builds.build(target, full).artifact
+        self._saturates = match_profile(machine, load_profiles()).profile.saturates
+        # None: the machine's own kernels are exact, or a model of exact ones stands in.
+        self._exact = exact_settings(self.full) if self._saturates(full) else None
+        self._sessions: dict[Path, Any] = {}
+
+    def artifact(self, scheme: Scheme) -> Artifact:
+        """What is built by `scheme`; one that adds session options to the full range leaves its file as it is.
+
+        Raises:
+            EdgeqError: as the backend has it, or onnxruntime refuses the options.
+        """
+        if self.adds_options_alone(scheme):
+            options = {**self.full.session_options, **scheme.session_options}
+            artifact = replace(self.full, scheme=scheme, session_options=options)
+            if scheme != self._scheme and artifact.settings() != self._exact:
+                open_session(artifact.model, artifact.settings())  # onnxruntime refuses the options for some graphs
+            return artifact
+        return self._builds.build(self._target, scheme).artifact
+
+    def adds_options_alone(self, scheme: Scheme) -> bool:
+        """Whether `scheme` differs from the full range in nothing but session options."""
+        return scheme.equals_but_options(self._scheme)
+
+    def weights(self, artifact: Artifact) -> Audit:
+        """What its weights alone say of saturation on the target's kernels."""
+        return audit(artifact.model, artifact.settings(), table=self._table)
+
+    def audit(self, artifact: Artifact, samples: int) -> Audit:
+        """What saturation does to its answers on the target's kernels, on so many samples."""
+        return audit(
+            artifact.model,
+            artifact.settings(),
+            samples=self.job.validation,
+            reference=self._reference,
+            exact=self._session(artifact),
+            count=samples,
+            table=self._table,
+            progress=self._progress,
+        )
+
+    def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
+        """What exact kernels make of each, by name, against the float model; on so many samples, or with a task on all
+        that the proof takes. Artifacts of one file differ in nothing that exact kernels compute."""
+        first: dict[Path, str] = {}
+        for name, artifact in artifacts.items():
+            first.setdefault(artifact.model, name)
+        task = self._builds.task
+        found = evaluate_sessions(
+            {FLOAT: self._reference, **{name: self._session(artifacts[name]) for name in first.values()}},
+            self.job.validation,
+            task=task,
+            reference=FLOAT,
+            progress=self._progress,
+            count=None if task else samples,
+            known={FLOAT: self.job.float_outputs} if self.job.float_outputs else {},
+        )
+        stands = {name: first[artifact.model] for name, artifact in artifacts.items()}
+        return replace(
+            found,
+            agreement={name: found.agreement[other] for name, other in stands.items()},
+            accuracy={name: found.accuracy[other] for name, other in stands.items() if found.accuracy},
+        )
+
+    def _session(self, artifact: Artifact) -> Any:
+        """A session of it on kernels that do not saturate; artifacts of one file share it."""
+        if artifact.model not in self._sessions:
+            self._sessions[artifact.model] = self._opened(artifact)
+        return self._sessions[artifact.model]
+
+    def _opened(self, artifact: Artifact) -> Any:
+        settings = artifact.settings()
+        if not self._saturates(artifact.scheme):
+            return open_session(artifact.model, settings)
+        if self._exact is None:
+            return SimulatedSession(Simulation(artifact.model, settings, saturating=False))
+        return open_session(artifact.model, on_exact_kernels(settings))
+
+
+FULL = "full range"
+# Scheme fields by which a user has decided already.
+_DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
+# What may be lost against exact kernels: decibels of SQNR, or of the task's metric in hundredths.
+TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
+_SAMPLES = 16
+# Of the full range, which is taken only where its weights are safe: what it would lose is for people.
+_AUDITED = 2
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """One way to deal with saturation, and what it gives on the target.
+
+    Attributes:
+        name: for people.
+        scheme: what is built.
+        cost: time relative to the full range, by the profile.
+        safe: whether nothing can saturate, whatever the input.
+        sqnr_db: against float32, as the target answers: by its exact model where something can saturate.
+        metric: the task's primary metric, likewise; None without a task, and where something can saturate.
+        failed: why it cannot be built; "" where it can.
+    """
+
+    name: str
+    scheme: Scheme = field(metadata=NOT_WRITTEN)
+    cost: float
+    safe: bool = False
+    sqnr_db: float = -math.inf
+    metric: float | None = None
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for one target, and on what grounds.
+
+    Attributes:
+        chosen: the mitigation that is built.
+        mitigations: all that were considered, the full range first; none that takes longer than one that is as good as
+            exact.
+        exact_db, exact_metric: what the full range gives on kernels that do not saturate.
+        audit: of the full range.
+        samples: that the figures rest on; those of what saturates on `audit.samples`.
+        why: one sentence without a full stop.
+    """
+
+    chosen: Mitigation
+    mitigations: tuple[Mitigation, ...]
+    exact_db: float
+    exact_metric: float | None
+    audit: Audit
+    samples: int
+    why: str
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "chosen": self.chosen.name,
+            "why": self.why,
+            "exact": {"sqnr_db": self.exact_db, "metric": self.exact_metric},
+            "samples": self.samples,
+            "remedies": self.mitigations,
+            "audit": {key: value for key, value in plain(self.audit).items() if key != "layers"},
+        }
+
+
+def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:
+    """Whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
+
+    Args:
+        engine: the plug-in whose kernels count; None: ONNX Runtime's own.
+    """
+    if engine is None:
+        return target.profile.saturates(scheme)
+    on_cpu = target.profile.min_compute_capability is None and not target.systolic
+    static = on_cpu and scheme.mode == "static"
+    return static and engine.saturates(scheme.pair, target.architecture, target.features)
+
+
+def kernel_table(target: Target, engine: Engine | None = None) -> SaturationTable:
+    """Which kernels do so there; `engine` as for `kernels_saturate`."""
+    return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
+
+
+def decision_key(target: Target, scheme: Scheme) -> str:
+    """What a decision rests on: targets with the same grounds share it."""
+    return json.dumps([artifact_key(target, _full(scheme)), dict(target.profile.hazards.get("remedy_cost", {}))])
+
+
+def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
+    """Whether there is something to decide: saturating kernels, known mitigations, and a user who has not decided.
+
+    Args:
+        engine: as for `kernels_saturate`.
+    """
+    undecided = not _DECIDED.intersection(overrides)
+    return undecided and bool(_costs(target, engine)) and kernels_saturate(target, _full(scheme), engine)
+
+
+def _costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
+    return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
+
+
+def decide(
+    builds: Builds,
+    target: Target,
+    scheme: Scheme,
+    machine: Machine,
+    *,
+    engine: Engine | None = None,
+    progress: Progress = SILENT,
+) -> Decision:
+    """Choose how `scheme` is best built for a target whose kernels can saturate.
+
+    Args:
+        engine: as for `kernels_saturate`.
+
+    Raises:
+        EdgeqError: the full range cannot be built or run.
+    """
+    table = kernel_table(target, engine)
+    trial = MitigationTrial(builds, target, _full(scheme), machine, table=table, progress=progress)
+    found = trial.audit(trial.full, _AUDITED)
+    considered: list[Mitigation] = []
+
+    def consider(candidates: Sequence[Mitigation]) -> Evaluation | None:
+        """Build and measure each, or enter why it cannot be built; None where that is so of all."""
+        artifacts: dict[str, Artifact] = {}
+        failed: dict[str, str] = {}
+        for mitigation in candidates:
+            try:
+                artifacts[mitigation.name] = trial.artifact(mitigation.scheme)
+            except EdgeqError as error:
+                failed[mitigation.name] = str(error)
+        evaluation = trial.evaluate(artifacts, _SAMPLES) if artifacts else None
+        for mitigation in candidates:
+            artifact = artifacts.get(mitigation.name)
+            if artifact is None or evaluation is None:
+                considered.append(replace(mitigation, failed=failed[mitigation.name]))
+            elif mitigation.scheme.fit_seen:
+                count = sample_count(sum(node_macs(builds.job.prepared.model).values()))
+                considered.append(_seen(mitigation, evaluation, trial.audit(artifact, count)))
+            else:
+                safe = found.safe if mitigation.name == FULL else trial.weights(artifact).safe
+                considered.append(_measured(mitigation, safe, evaluation, found))
+        return evaluation
+
+    full, *others = _mitigations(_costs(target, engine), scheme)
+    seen = [m for m in others if m.scheme.fit_seen]
+    others = [m for m in others if not m.scheme.fit_seen and not found.safe]
+    # A build takes longer than anything else here: only of the cheapest, and what needs none, before the rest.
+    least = min((m.cost for m in others), default=0.0)
+    first = [m for m in others if m.cost == least or trial.adds_options_alone(m.scheme)]
+    evaluation = consider([full, *first])
+    assert evaluation is not None  # the full range was built
+    exact_db, exact_metric = evaluation.agreement[FULL].sqnr_db, _metric(evaluation, FULL)
+    loss = _loss(evaluation, exact_db, exact_metric)
+
+    def close() -> list[Mitigation]:
+        held = (m for m in considered if m.safe or (m.scheme.fit_seen and not m.failed))
+        return [m for m in held if loss(m) <= 1]
+
+    affordable = min((m.cost for m in close()), default=math.inf)
+    if cheaper := [m for m in others if m not in first and m.cost < affordable]:
+        consider(cheaper)
+    if not close():
+        # No range that bears any input is close enough: one that bears the samples', with what it loses beside others.
+        for mitigation in seen:
+            consider([mitigation])
+    chosen = min(close(), key=lambda m: (m.cost, loss(m)), default=None)
+    if chosen is None:
+        chosen = min([m for m in considered if m.safe] or considered[:1], key=loss)
+    why = _why(chosen, found, exact_db)
+    return Decision(chosen, tuple(considered), exact_db, exact_metric, found, evaluation.count, why)
+
+
+def _full(scheme: Scheme) -> Scheme:
+    return scheme.replace(reduce_range=False, fit_pairs=False, fit_seen=False)
+
+
+def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation, ...]:
+    full = _full(scheme)
+    precise = full.replace(session_options={**full.session_options, **exact_options()})
+    (option,) = exact_options()
+    changed = {
+        "fit_pairs": ("fitted range", full.replace(fit_pairs=True)),
+        "fit_seen": ("range fitted to the samples", full.replace(fit_pairs=True, fit_seen=True)),
+        "reduce_range": ("7-bit weights", full.replace(reduce_range=True)),
+        "weight_type": ("U8U8", full.replace(activation_type="uint8", weight_type="uint8")),
+        option: (option.rpartition(".")[2], precise),
+    }
+    return (
+        Mitigation(FULL, full, 1.0),
+        *(Mitigation(name, changed[key][1], cost[key]) for key, (name, _) in changed.items() if key in cost),
+    )
+
+
+def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: Audit) -> Mitigation:
+    if safe:
+        return replace(
+            mitigation,
+            safe=True,
+            sqnr_db=evaluation.agreement[mitigation.name].sqnr_db,
+            metric=_metric(evaluation, mitigation.name),
+        )
+    return replace(mitigation, sqnr_db=full.float_db[0] if mitigation.name == FULL and full.float_db else -math.inf)
+
+
+def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
+    """What can saturate, though hardly beside samples, by its exact model: what it loses there counts as SQNR, and the
+    task's metric is that of exact kernels only where it loses nothing."""
+    sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
+    if found.float_db is not None and found.clipped:
+        return replace(mitigation, sqnr_db=sqnr_db - max(0.0, found.float_db[1] - found.float_db[0]))
+    metric = _metric(evaluation, mitigation.name)
+    return replace(mitigation, sqnr_db=sqnr_db, metric=metric, safe=found.safe)
+
+
+def _metric(evaluation: Evaluation, name: str) -> float | None:
+    return evaluation.accuracy[name].value if evaluation.accuracy else None
+
+
+def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -> Callable[[Mitigation], float]:
+    """By how many tolerances a mitigation falls short of exact kernels: by the task's metric where there is one."""
+    sign = 1.0 if not evaluation.accuracy or evaluation.accuracy[FULL].higher_is_better else -1.0
+
+    def loss(mitigation: Mitigation) -> float:
+        if exact_metric is not None and mitigation.metric is not None:
+            return sign * (exact_metric - mitigation.metric) / TOLERATED_METRIC
+        return (exact_db - mitigation.sqnr_db) / TOLERATED_DB if math.isfinite(exact_db) else 0.0
+
+    return loss
+
+
+def _why(chosen: Mitigation, found: Audit, exact_db: float) -> str:
+    if found.safe:
+        return f"{chosen.name}: {found.summary()}"
+    by = f"{exact_db - chosen.sqnr_db:.1f} dB below exact kernels"
+    if not chosen.safe:
+        by = f"{by} on samples, and other inputs can saturate" if chosen.scheme.fit_seen else "not free of saturation"
+    return f"{chosen.name}, at {chosen.cost:g} times the time: {found.summary()}; this is {by}"

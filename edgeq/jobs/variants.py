@@ -1,0 +1,357 @@
+"""Proven variants of one job, and what a bundle's manifest says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from edgeq_device.arrays import one_array
+from edgeq_device.engines import engine_options
+from edgeq_device.variants import SliceTolerance
+from edgeq_device.version import parse_version
+from numpy.typing import NDArray
+
+from edgeq.backends.base import Alternative, Artifact
+from edgeq.bundle.write import SelfTestCase, VariantSpec
+from edgeq.data.samples import Samples
+from edgeq.emulate.check import EmulatedCheck
+from edgeq.hardware.target import THIS_MACHINE, Target
+from edgeq.jobs.job import Built, Job
+from edgeq.jobs.opening import open_stand_in
+from edgeq.jobs.proof import Proof
+from edgeq.jobs.saturation import Decision
+from edgeq.measure.checks import Check, CheckKind
+from edgeq.measure.coverage import Coverage
+from edgeq.measure.latency import Session, infer
+from edgeq.measure.slices import SliceSums
+from edgeq.model.compatibility import Compatibility
+from edgeq.report.page import DIGITS
+from edgeq.run.session import open_session
+from edgeq.run.workers import Engines
+from edgeq.util.display import Displayed
+from edgeq.util.records import plain, rounded
+
+Array = NDArray[Any]
+
+# Two architectures round differently: up to 1.6 % of an output's largest value was seen between x86 and ARM on the same
+# integers (requantization and QLinearAdd). A wrong kernel, one that saturates, is off by far more.
+_SELFTEST_TOLERANCE = 0.025
+# A simulation rounds in places of its own, and so does the device: the difference of two independent noises has √2 of
+# each one's RMS. Seen on an H100 in float16, at the largest: 1.6 times what the simulation differs from float32 by.
+_SIMULATED = 2.0
+# Of the largest value of a slice of another unit. What follows the integers there is often a Sigmoid or an Exp in
+# float, which makes a rounding of its argument a change of several percent.
+_SLICE_TOLERANCE = 0.1
+_MOST_SLICES = 64
+# From a multiple of the step, in steps: a float32 holds a multiple of 2^16 of them.
+_OFF_GRID = 0.01
+
+
+def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
+    """The first `count` samples with what the artifact makes of them here, in its engine."""
+    with Engines() as engines:
+        session = engines.open(artifact.proof_model, artifact.proof_settings())
+        return tuple(
+            SelfTestCase(dict(sample.inputs), infer(session, sample)) for sample in itertools.islice(samples, count)
+        )
+
+
+@dataclass(frozen=True)
+class SelfTestVectors:
+    """The vectors, and the absolute differences that are allowed: on each output, and on its slices of another unit."""
+
+    cases: tuple[SelfTestCase, ...]
+    tolerance: Mapping[str, float]
+    slices: Mapping[str, tuple[SliceTolerance, ...]]
+
+
+def expected_outputs(
+    cases: tuple[SelfTestCase, ...],
+    check: EmulatedCheck | None,
+    float_model: Path,
+    *,
+    native: bool,
+    simulated: bool = False,
+) -> SelfTestVectors:
+    """The vectors, made of what this machine answers, and what each output may differ by on the device.
+
+    The outputs are the target's own where they could be computed there. Else they are this machine's, and the
+    target's may differ by as much as quantization itself changed them: roundings differ between architectures, and a
+    network spreads them as it spreads those.
+
+    Args:
+        check: on the target's own kernels; None where none was made.
+        float_model: the model that was quantized.
+        native: whether this machine's kernels are the target's.
+        simulated: whether the vectors are those of a simulation that rounds elsewhere than the device.
+    """
+    if check is not None and check.answers:
+        cases = tuple(SelfTestCase(c.inputs, answer) for c, answer in zip(cases, check.answers, strict=True))
+    others: list[Mapping[str, Array]] = [case.outputs for case in cases]
+    if not native and not (check is not None and check.answers):
+        session = open_session(float_model)
+        others = [_answers(session, case) for case in cases]
+    factor = _SIMULATED if simulated else 1.0
+    tolerance, slices = {}, {}
+    for name in dict.fromkeys(name for case in cases for name in case.outputs):
+        pairs = [(case, other[name]) for case, other in zip(cases, others, strict=True) if name in case.outputs]
+        tolerance[name], parts = _allowed(name, pairs, factor)
+        if parts:
+            slices[name] = parts
+    return SelfTestVectors(cases, tolerance, slices)
+
+
+def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
+    names = list(case.outputs)
+    return dict(zip(names, map(one_array, session.run(names, dict(case.inputs))), strict=True))
+
+
+def _allowed(
+    name: str, pairs: Sequence[tuple[SelfTestCase, Array]], factor: float
+) -> tuple[float, tuple[SliceTolerance, ...]]:
+    """Return what an output may differ by, and its slices: a share of its size, or `factor` times its distance from the
+    other answers."""
+    if any(case.outputs[name].dtype.kind != "f" for case, _ in pairs):
+        return 0.0, ()
+    sums, largest, changed = SliceSums(), 0.0, 0.0
+    for case, other in pairs:
+        expected = case.outputs[name].astype(np.float64)
+        other = other if other.shape == expected.shape else expected
+        largest = max(largest, float(np.abs(expected).max(initial=0.0)))
+        changed = max(changed, float(np.abs(other - expected).max(initial=0.0)))
+        sums.update(expected, other.astype(np.float64), case.inputs.values())
+    whole = max(_SELFTEST_TOLERANCE * largest, factor * changed)
+    step = 2 * _step(np.concatenate([case.outputs[name].ravel() for case, _ in pairs]))
+    parts = ((part, max(_SLICE_TOLERANCE * part.peak, factor * part.max_abs_error, step)) for part in sums.result())
+    kept = (SliceTolerance(p.axis, p.first, p.last, allowed) for p, allowed in parts if allowed < whole)
+    strictest = sorted(kept, key=lambda part: part.tolerance)[:_MOST_SLICES]
+    return whole, tuple(sorted(strictest, key=lambda part: (part.axis, part.first)))
+
+
+def _step(values: Array) -> float:
+    """Return the step of the grid on which all values lie, as they do where one scale quantizes the output; else 0."""
+    known = np.unique(values.astype(np.float64))
+    step = float(np.diff(known).min()) if len(known) > 1 else 0.0
+    on_grid = step > 0 and bool(np.all(np.abs(known / step - np.rint(known / step)) < _OFF_GRID))
+    return step if on_grid else 0.0
+
+
+@dataclass(frozen=True)
+class PackagedVariant(Displayed):
+    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
+
+    Attributes:
+        threads: those that suit it, the runner's default; 0 leaves it to the runtime.
+        checks: what was checked on whose kernels, one of each name.
+        decision: what was done about saturating kernels, and why; None where there was nothing to decide.
+        compatibility: what it needs of onnxruntime; None where that is not looked up.
+        emulated: the check on the target's own kernels, where this machine's are others; None where none was made.
+        preference: among the variants of one profile, the highest that a device can run wins; see `with_fallback`.
+    """
+
+    built: Built
+    proof: Proof
+    native: bool
+    bytes: int
+    threads: int = 0
+    checks: tuple[Check, ...] = ()
+    decision: Decision | None = None
+    compatibility: Compatibility | None = None
+    emulated: EmulatedCheck | None = None
+    preference: int = 0
+
+    def __brief__(self) -> dict[str, Any]:
+        artifact = self.built.artifact
+        known = {"target": self.built.target.name, "scheme": artifact.scheme.title, "bytes": self.bytes}
+        return {**known, "native": self.native, **self.proof.__brief__()}
+
+    @property
+    def min_onnxruntime(self) -> str:
+        """The oldest onnxruntime that is known to run it."""
+        known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
+        known += [self.compatibility.minimum] if self.compatibility else []
+        plugin = self.built.artifact.plugin
+        known += [plugin.engine.min_onnxruntime] if plugin is not None and plugin.engine.min_onnxruntime else []
+        return max(known, key=parse_version)
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "target": self.built.target.name,
+            "profile": self.built.target.profile.name,
+            "scheme": self.built.artifact.scheme,
+            "session_options": self.built.artifact.session_options,
+            "bytes": self.bytes,
+            "native": self.native,
+            "checks": self.checks,
+            "min_onnxruntime": self.min_onnxruntime,
+            "saturation": self.decision,
+            "emulated": self.emulated,
+            **plain(self.proof),
+        }
+
+
+def variant_name(target: Target) -> str:
+    """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
+    return target.profile.name if target.name == THIS_MACHINE else target.name
+
+
+def with_fallback(
+    name: str, fallback: PackagedVariant, preferred: Sequence[PackagedVariant]
+) -> dict[str, PackagedVariant]:
+    """Variants for one target by name: `fallback`, which needs nothing but onnxruntime, then those of plug-in engines.
+
+    Args:
+        preferred: the best first; a device takes the first whose engine is installed and right there.
+    """
+    found = {name: fallback}
+    for place, variant in enumerate(preferred):
+        plugin = variant.built.artifact.plugin
+        assert plugin is not None, "what onnxruntime runs by itself is the fall-back"
+        own = f"{name}-{plugin.name.replace(':', '-')}"
+        found[own] = dataclasses.replace(variant, preference=len(preferred) - place)
+    return found
+
+
+def variant_spec(
+    name: str,
+    variant: PackagedVariant,
+    job: Job,
+    cases: tuple[SelfTestCase, ...],
+    model: Path,
+    tables: Path | None = None,
+) -> VariantSpec:
+    """Describe a variant for the bundle.
+
+    Args:
+        cases: its self-test's.
+        model: its file.
+        tables: the folder with the calibration tables of its ranges.
+    """
+    built, proof = variant.built, variant.proof
+    target, artifact = built.target, built.artifact
+    vectors = expected_outputs(
+        cases,
+        variant.emulated,
+        job.prepared.path,
+        native=variant.native,
+        simulated=artifact.simulation is not None,
+    )
+    ep, options, engine = _engine(artifact)
+    return VariantSpec(
+        name=name,
+        model=model,
+        ep=ep,
+        device=artifact.device,
+        session_options=artifact.session_options,
+        provider_options=options,
+        info={
+            **artifact.requires,
+            **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
+            "title": target.title,
+            "target": target.name,
+            "profile": target.profile.name,
+            **engine,
+            "architecture": target.architecture,
+            "required_features": sorted(target.profile.requires),
+            "rank": target.profile.rank + variant.preference,
+            "min_onnxruntime": variant.min_onnxruntime,
+            **({"products": list(variant.compatibility.products)} if variant.compatibility else {}),
+            "scheme": plain(artifact.scheme),
+            "preprocessing": _preprocessing(job.validation),
+            "coverage": _coverage(proof.coverage),
+            "accuracy": _accuracy(proof),
+            "checks": [plain(check) for check in variant.checks],
+            **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
+            **({"threads": variant.threads} if variant.threads else {}),
+            **({"files": sorted(artifact.files)} if artifact.files else {}),
+        },
+        selftest=vectors.cases,
+        tolerance=vectors.tolerance,
+        slices=vectors.slices,
+        files=artifact.files,
+        calibration=tables,
+    )
+
+
+def _engine(artifact: Artifact) -> tuple[str, Mapping[str, str], dict[str, str]]:
+    """Provider, its options, and what a variant's info says of the engine. edgeq's runner has a plug-in's options from
+    its description; ONNX Runtime's own reader of packages has them from the bundle."""
+    plugin = artifact.plugin
+    if plugin is None:
+        return artifact.provider, artifact.provider_options, {}
+    options = engine_options(plugin.engine, plugin.precision)
+    return plugin.engine.provider, options, {"engine": plugin.engine.name, "precision": plugin.precision}
+
+
+def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
+    """The variant of an artifact that stands in for another, once a bundle: every target's is the same.
+
+    Raises:
+        CheckFailedError: its file answers otherwise when it is opened as devices open it.
+    """
+    artifact = alternative.artifact
+    unopened = ""
+    if artifact.plugin is None and artifact.model != job.prepared.path:  # what a plug-in compiled is compared there
+        opening = open_stand_in(artifact, job.prepared.path, job.validation)
+        opening.check(artifact.model)
+        unopened = "; ".join(opening.notes)
+    cases = selftest_cases(artifact, job.validation, selftest)
+    modelled = artifact.simulation is not None
+    vectors = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
+    ep, options, engine = _engine(artifact)
+    simulated = modelled or bool(engine)
+    where = "in simulation on a CPU" if simulated else "this machine"
+    kind: CheckKind = "modelled" if simulated else "native"
+    checks = [Check("load", kind, where, unopened, True), Check("self-test", kind, where, "", True)]
+    return VariantSpec(
+        name=alternative.name,
+        model=artifact.model,
+        ep=ep,
+        device=artifact.device,
+        session_options=artifact.session_options,
+        provider_options=options,
+        info={
+            **artifact.requires,
+            **engine,
+            "title": alternative.title,
+            "architecture": alternative.architecture,
+            "required_features": [],
+            "rank": alternative.rank,
+            "min_onnxruntime": artifact.min_onnxruntime,
+            "scheme": artifact.scheme.rest,
+            "preprocessing": _preprocessing(job.validation),
+            "checks": [plain(check) for check in checks],
+        },
+        selftest=vectors.cases,
+        tolerance=vectors.tolerance,
+        slices=vectors.slices,
+    )
+
+
+def _coverage(found: Coverage) -> dict[str, Any]:
+    """Coverage for the manifest: the share, null where it is unknown, and what it rests on."""
+    share = None if found.int8_mac_share is None else round(found.int8_mac_share, 4)
+    precisions = {"precisions": dict(found.precisions)} if found.precisions else {}
+    return {"int8_mac_share": share, "basis": found.basis, "how": found.how, **precisions}
+
+
+def _accuracy(proof: Proof) -> dict[str, Any]:
+    """Accuracy for the manifest, rounded so that the last bit of a sum does not change the bundle."""
+    record: dict[str, Any] = {"samples": proof.samples, "held_out": proof.held_out}
+    if np.isfinite(proof.agreement.sqnr_db):
+        record["sqnr_db"] = round(proof.agreement.sqnr_db, 1)
+    if proof.agreement.top1 is not None:
+        record["top1_agreement"] = round(proof.agreement.top1, 4)
+    for name, accuracy in proof.accuracy.items():
+        record[name] = {metric: round(value, 4) for metric, value in accuracy.metrics.items()}
+    return record
+
+
+def _preprocessing(samples: Samples) -> dict[str, Any] | None:
+    preprocess = getattr(samples, "preprocess", None)
+    return plain(preprocess) if preprocess is not None else None

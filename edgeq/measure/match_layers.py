@@ -1,0 +1,448 @@
+"""Match the tensors and weights of a quantized model with those of its float model.
+
+Which tensor of a quantized model stands for which activation of the float model, whatever the format.
+
+QDQ         X → QuantizeLinear → DequantizeLinear → readers         X itself, and how it is quantized behind that
+            X_QuantizeLinear_Input → Q → DQ → X                     a graph output
+QOperator   X_quantized                                             an integer tensor with a constant scale
+dynamic     X → DynamicQuantizeLinear → readers                     X itself; the scale is made at run time
+folded      Conv → Relu becomes Conv with a range that starts at 0  the convolution's tensor stands for the Relu's
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.measure.comparison import OutputComparison, decibels
+from edgeq.measure.coverage import activation_params, integer_uses
+from edgeq.model.graph import GraphIndex, constant, constant_tensor, consumers, is_constant, name_of, node_input
+from edgeq.model.operators import OPERATORS, channel_axis, operator_of
+from edgeq.model.quant_params import QuantParams
+from edgeq.model.shapes import element_types
+from edgeq.util.records import written
+
+# What quantizers append to the name of a weight and of a node.
+_WEIGHT_SUFFIX = re.compile(r"(_DequantizeLinear_Output|_quantized|_QuantizeLinear_Output)$")
+NODE_SUFFIX = re.compile(r"(_MatMul)?_quant$")
+
+# Operators that look up a weight.
+_LOOKUPS = frozenset({"Gather", "EmbedLayerNormalization"})
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+_WORST_CHANNELS = 3
+# Rounding moves a weight by half a step at most, re-rounding (AdaRound and the like) by less than one and a half.
+_LARGEST_ROUNDING = 1.5
+# A bias in int32 has steps so small that correcting it moves it by many.
+_WEIGHT_BITS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class WeightMatch:
+    """A weight in both models.
+
+    Attributes:
+        name: in the float model.
+        node, op_type: of the first float node that reads it; `place` among its inputs.
+        channel_axis: its output channels in the float model; None where it has none.
+        quantized: the integer (or still unrounded) constant of the quantized model.
+        params: scale and zero point of its integers.
+        transposed: whether the quantized one has its last two axes swapped.
+    """
+
+    name: str
+    node: str
+    op_type: str
+    place: int
+    channel_axis: int | None
+    quantized: str
+    params: QuantParams
+    transposed: bool = False
+
+
+def _channels(worst: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
+    return [{"channel": channel, "sqnr_db": db} for channel, db in worst]
+
+
+@dataclass(frozen=True)
+class WeightComparison:
+    """How well a quantized weight stands for the float one.
+
+    Attributes:
+        shape: of the float weight.
+        bits: of the integers; 32 for a bias.
+        sqnr_db, cosine, max_abs_error: as `OutputAgreement` has them, over all elements.
+        channel_axis: the axis of the output channels; None where there is none.
+        worst_channels: (channel, SQNR in dB), worst first; channels of zeros are left out.
+        range_ratio: largest over median absolute maximum of the channels: what one scale for all of them costs.
+        changed: whether it differs by more than rounding and clipping can explain, so that the quantized model was not
+            made from this weight as it is (BatchNormalization folded, layers equalized).
+    """
+
+    name: str
+    node: str
+    op_type: str
+    shape: tuple[int, ...]
+    bits: int
+    per_channel: bool
+    sqnr_db: float
+    cosine: float
+    max_abs_error: float
+    channel_axis: int | None
+    worst_channels: tuple[tuple[int, float], ...] = field(metadata=written(form=_channels))
+    range_ratio: float | None
+    changed: bool
+
+
+def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple[WeightMatch, ...]:
+    """Weights of the float model that the quantized one holds as integers, in the float model's order of execution.
+
+    Names are compared first, without what quantizers append; then the node of the same name that reads them. Per
+    tensor, per channel and per block; QDQ (constants before or behind QuantizeLinear), QOperator and dynamic operators.
+    """
+    found: dict[str, WeightMatch] = {}
+    for quantized, node, place, params in _quantized_weights(quantized_graph):
+        name = _float_name(float_graph, quantized, node, place)
+        if name is None or name in found:
+            continue
+        weight = float_graph.values[name]
+        transposed = _is_transposed(weight, quantized, params)
+        if transposed is not None:
+            reader, position = _layer_reader(weight)
+            found[name] = WeightMatch(
+                name=name,
+                node=(reader.name or "") if reader is not None else "",
+                op_type=reader.op_type if reader is not None else "",
+                place=position,
+                channel_axis=_channel_axis(reader, len(_shape(weight))),
+                quantized=name_of(quantized),
+                params=params,
+                transposed=transposed,
+            )
+    order = {name_of(v): rank for rank, node in enumerate(float_graph.graph) for v in reversed(node.inputs)}
+    return tuple(sorted(found.values(), key=lambda match: (order.get(match.name, 0), match.place)))
+
+
+def compare_weights(
+    float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[WeightMatch]
+) -> tuple[WeightComparison, ...]:
+    """SQNR of each weight and of its worst channels. One weight is in memory at a time."""
+    return tuple(_compare(float_graph, quantized_graph, match) for match in matches)
+
+
+def weight_values(
+    float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """(float weight, what the quantized model computes with), both float32 and of the float weight's shape."""
+    return float_graph.constant(match.name), dequantized(quantized_graph, match)
+
+
+def dequantized(graph: GraphIndex, match: WeightMatch) -> NDArray[np.float32]:
+    """The numbers (float32) that the quantized model computes with, in the float weight's shape."""
+    values = _dequantized(graph.constant(match.quantized), match.params)
+    return np.swapaxes(values, -1, -2) if match.transposed else values
+
+
+def count_quantized_weights(graph: GraphIndex) -> int:
+    """How many constants of a quantized model stand for weights, matched or not."""
+    return len({weight for weight, _, _, _ in _quantized_weights(graph)})
+
+
+def _dequantized(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float32]:
+    unrounded = stored.dtype.kind == "f"
+    return params.fake_quant(stored) if unrounded else params.dequantize(stored)
+
+
+def _quantized_weights(graph: GraphIndex) -> Iterator[tuple[ir.Value, ir.Node, int, QuantParams]]:
+    """(constant, node that computes with it, place among that node's inputs, parameters)."""
+    for use in integer_uses(graph):
+        weight: ir.Value | None = use.value
+        if not is_constant(weight):
+            # A float constant that goes through QuantizeLinear at run time, as TensorRT wants it.
+            maker = use.value.producer()
+            weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else None
+        if weight is None or not is_constant(weight):
+            continue
+        node, place = use.node, use.place
+        if node.op_type == "DequantizeLinear":
+            readers = consumers(node.outputs[0])
+            if not readers:
+                continue
+            node, place = readers[0]
+        yield weight, node, place, use.params
+
+
+def _float_name(float_graph: GraphIndex, quantized: ir.Value, node: ir.Node, place: int) -> str | None:
+    """Name of the float constant that a quantized one, read by `node` at `place`, was made from."""
+    read_as, stored_as = name_of(node.inputs[place]), name_of(quantized)
+    for candidate in (read_as, _WEIGHT_SUFFIX.sub("", read_as), _WEIGHT_SUFFIX.sub("", stored_as), stored_as):
+        tensor = constant_tensor(float_graph.values.get(candidate))
+        if tensor is not None and tensor.dtype in _FLOATS:
+            return candidate
+    name = node.name or ""
+    counterpart = float_graph.nodes.get(name) or float_graph.nodes.get(NODE_SUFFIX.sub("", name))
+    weight = node_input(counterpart, _float_place(node, place)) if counterpart is not None else None
+    return name_of(weight) if is_constant(weight) else None
+
+
+def _float_place(node: ir.Node, place: int) -> int:
+    """Where the float form of a node has what this one has at `place`."""
+    row = operator_of(node)
+    form = OPERATORS.get(row.float_form)
+    if form is None:
+        return place
+    own, its = ((*r.activations, *r.weights, r.bias) for r in (row, form))
+    found = dict(zip(own, its, strict=False)).get(place)
+    return place if found is None else found
+
+
+def _layer_reader(weight: ir.Value) -> tuple[ir.Node | None, int]:
+    """The first layer that reads a weight, else the first node that does."""
+    readers = consumers(weight)
+    layers = [(node, place) for node, place in readers if operator_of(node).weights or node.op_type in _LOOKUPS]
+    return next(iter([*layers, *readers]), (None, 0))
+
+
+def _shape(value: ir.Value) -> tuple[int, ...]:
+    tensor = constant_tensor(value)
+    assert tensor is not None
+    return tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
+
+
+def _is_transposed(weight: ir.Value, quantized: ir.Value, params: QuantParams) -> bool | None:
+    """Whether the last two axes are swapped; None where the shapes do not fit either way."""
+    shape, other = _shape(weight), _shape(quantized)
+    swapped = (*other[:-2], *reversed(other[-2:]))
+    if shape not in (other, swapped):
+        return None
+    if other != swapped or len(other) < 2:
+        return shape != other
+    values, stored = constant(weight), constant(quantized)
+    assert values is not None
+    assert stored is not None
+    straight = _dequantized(stored, params)
+    off = np.abs(values.astype(np.float32) - straight).sum()
+    return bool(off > np.abs(values.astype(np.float32) - np.swapaxes(straight, -1, -2)).sum())
+
+
+def _compare(float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch) -> WeightComparison:
+    values, numbers = weight_values(float_graph, quantized_graph, match)
+    total = OutputComparison(match.name)
+    total.update(values, numbers)
+    agreement = total.result()
+    axis = match.channel_axis
+    worst: tuple[tuple[int, float], ...] = ()
+    ratio = None
+    if axis is not None:
+        rows = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).astype(np.float64)
+        errors = np.moveaxis(values - numbers, axis, 0).reshape(values.shape[axis], -1).astype(np.float64)
+        signal, noise = np.square(rows).sum(1), np.square(errors).sum(1)
+        channels = [(c, decibels(float(signal[c]), float(noise[c]))) for c in np.flatnonzero(signal).tolist()]
+        worst = tuple(sorted(channels, key=lambda pair: pair[1])[:_WORST_CHANNELS])
+        extrema = np.abs(rows).max(1, initial=0)
+        middle = float(np.median(extrema))
+        ratio = float(extrema.max()) / middle if middle else None
+    return WeightComparison(
+        name=match.name,
+        node=match.node,
+        op_type=match.op_type,
+        shape=tuple(values.shape),
+        bits=match.params.bits,
+        per_channel=match.params.per_channel,
+        sqnr_db=agreement.sqnr_db,
+        cosine=agreement.cosine,
+        max_abs_error=agreement.max_abs_error,
+        channel_axis=axis,
+        worst_channels=worst,
+        range_ratio=ratio,
+        changed=_is_changed(values, numbers, match),
+    )
+
+
+def _is_changed(values: NDArray[Any], numbers: NDArray[np.float32], match: WeightMatch) -> bool:
+    if match.params.bits > _WEIGHT_BITS:
+        return False
+    if match.transposed:
+        values, numbers = np.swapaxes(values, -1, -2), np.swapaxes(numbers, -1, -2)
+    moved = np.abs(match.params.fake_quant(values) - numbers)
+    return bool((moved > _LARGEST_ROUNDING * match.params.spread(numbers.shape)[0]).any())
+
+
+def _channel_axis(reader: ir.Node | None, rank: int) -> int | None:
+    """The axis of the output channels of a weight with `rank` axes."""
+    if rank < 2 or reader is None:
+        return None if rank < 2 else rank - 1
+    # Gates and units share the second axis, behind the directions.
+    return 1 if operator_of(reader).mac_rule == "recurrent" else channel_axis(reader) % rank
+
+
+# Activations that an integer range can take over: everything outside it is clipped anyway.
+_CLIPPING = frozenset({"Relu", "Clip"})
+# Operators that quantize their first input themselves.
+_DYNAMIC = "DynamicQuantize"
+_FLOATS_OF_MATCH_ACTIVATIONS = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
+INPUT = "Input"
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationMatch:
+    """An activation in both models.
+
+    Attributes:
+        name: the tensor in the float model.
+        node, op_type: the float node that computes it, which is the one to exclude from quantization; "" and "Input"
+            for a graph input.
+        folded: type of the activation that followed that node in the float model and is part of the range now; "".
+        computed: the tensor of the quantized model as its layer gives it: float before QuantizeLinear, or integers.
+        integer: whether `computed` holds integers, of `params`.
+        params: constant scale and zero point; None where it stays float or is quantized dynamically.
+        dynamic: its scale is made at run time.
+    """
+
+    name: str
+    node: str
+    op_type: str
+    computed: str
+    folded: str = ""
+    integer: bool = False
+    params: QuantParams | None = None
+    dynamic: bool = False
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is an input of the model, which no layer computes."""
+        return self.op_type == INPUT
+
+
+def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple[ActivationMatch, ...]:
+    """Activations that both models have, in the float model's order of execution, graph inputs first.
+
+    Tensors computed from constants alone are left out. A tensor whose type cannot be inferred is kept: only the runtime
+    knows whether it holds floats (`edgeq.measure.layer_runs.floats_only`).
+    """
+    matcher = _Matcher(float_graph, quantized_graph)
+    types = element_types(float_graph.model)
+    found: dict[str, ActivationMatch] = {}
+    for name in float_graph.inputs:
+        if name in quantized_graph.inputs and types.get(name) in _FLOATS_OF_MATCH_ACTIVATIONS:
+            found[name] = matcher.describe(name, name, None)
+    for node in float_graph.graph:
+        for place, name in enumerate(map(name_of, node.outputs)):
+            if (
+                not name
+                or name in float_graph.computed_constants
+                or types.get(name) not in _FLOATS_OF_MATCH_ACTIVATIONS
+            ):
+                continue
+            counterpart = matcher.counterpart(name, node, place)
+            before = found.get(name_of(node.inputs[0])) if node.op_type in _CLIPPING else None
+            if counterpart is not None:
+                found[name] = matcher.describe(name, counterpart, node)
+            elif before is not None and matcher.is_folded(before, node):
+                del found[before.name]
+                found[name] = matcher.describe(name, before.computed, node)
+    return tuple(found.values())
+
+
+def exact_readers(
+    float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Iterable[ActivationMatch]
+) -> frozenset[tuple[str, str]]:
+    """(tensor, float node) where the quantized model's node of that name reads the tensor before it is quantized, as a
+    residual Add does beside a MatMul that quantizes its input; (tensor, "") where it is a graph output like that."""
+    found = set()
+    for match in matches:
+        if match.integer or (match.params is None and not match.dynamic):
+            continue
+        for reader, _ in consumers(quantized_graph.values[match.computed]):
+            counterpart = float_graph.nodes.get(reader.name or "")
+            if counterpart is not None and counterpart.op_type == reader.op_type:
+                found.add((match.name, reader.name or ""))
+        if match.computed in quantized_graph.outputs:
+            found.add((match.name, ""))
+    return frozenset(found)
+
+
+class _Matcher:
+    def __init__(self, float_graph: GraphIndex, quantized_graph: GraphIndex) -> None:
+        self._float = float_graph
+        self._quantized = quantized_graph
+        self._integers = activation_params(quantized_graph)
+
+    def counterpart(self, name: str, node: ir.Node, place: int) -> str | None:
+        """The quantized model's tensor of the same name, or the one that its node of the same name makes."""
+        if self._maker(name) is not None:
+            return name
+        if f"{name}_quantized" in self._integers:
+            return f"{name}_quantized"
+        for candidate in (node.name, f"{node.name}_quant") if node.name else ():
+            other = self._quantized.nodes.get(candidate)
+            if other is None or len(other.outputs) <= place:
+                continue
+            made = name_of(other.outputs[place])
+            same = made in self._integers or other.op_type == node.op_type
+            # Where an activation was folded away, the layer gives the tensor of that activation: found by its name.
+            original = self._float.values.get(made.removesuffix("_quantized").removesuffix("_QuantizeLinear_Input"))
+            if same and (original is None or original.producer() is None):
+                return made
+        return None
+
+    def describe(self, name: str, counterpart: str, node: ir.Node | None) -> ActivationMatch:
+        """Follow `counterpart` to where its layer computes it, and to how it is quantized."""
+        computed, integer, params, dynamic = self._computed(counterpart)
+        if node is None:
+            return ActivationMatch(name, "", INPUT, computed, "", integer, params, dynamic)
+        layer, folded = node, ""
+        maker = self._maker(computed)
+        if node.op_type in _CLIPPING and maker is not None and maker.op_type != node.op_type:
+            made_by = maker.name or ""
+            source = self._float.nodes.get(made_by) or self._float.nodes.get(NODE_SUFFIX.sub("", made_by))
+            if source is not None:
+                layer, folded = source, node.op_type
+        return ActivationMatch(name, layer.name or "", layer.op_type, computed, folded, integer, params, dynamic)
+
+    def is_folded(self, before: ActivationMatch, activation: ir.Node) -> bool:
+        """Whether the range of the tensor in front of an activation, which is gone, has taken its place."""
+        params = before.params
+        if params is None:
+            return False
+        if any(reader.op_type in _CLIPPING for reader in self._readers(before.computed)):
+            return False
+        return activation.op_type != "Relu" or params.range[0] >= -0.5 * float(params.scale.min())
+
+    def _maker(self, name: str) -> ir.Node | None:
+        value = self._quantized.values.get(name)
+        return value.producer() if value is not None else None
+
+    def _computed(self, counterpart: str) -> tuple[str, bool, QuantParams | None, bool]:
+        """(tensor as computed, whether integer, its parameters, whether dynamic)."""
+        maker = self._maker(counterpart)
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            integers = name_of(maker.inputs[0])
+            if integers in self._integers:
+                source = self._maker(integers)
+                if source is not None and source.op_type == "QuantizeLinear":
+                    return name_of(source.inputs[0]), False, self._integers[integers], False
+                return integers, True, self._integers[integers], False
+        if counterpart in self._integers:
+            return counterpart, True, self._integers[counterpart], False
+        readers = consumers(self._quantized.values[counterpart])
+        for reader, _ in readers:
+            if reader.op_type == "QuantizeLinear" and name_of(reader.outputs[0]) in self._integers:
+                return counterpart, False, self._integers[name_of(reader.outputs[0])], False
+        dynamic = any(reader.op_type.startswith(_DYNAMIC) and place == 0 for reader, place in readers)
+        return counterpart, False, None, dynamic
+
+    def _readers(self, computed: str) -> list[ir.Node]:
+        """Nodes that read a tensor, or what quantizing and dequantizing makes of it."""
+        values, readers = [self._quantized.values[computed]], []
+        for value in values:
+            for reader, _ in consumers(value):
+                readers.append(reader)
+                if reader.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                    values.append(reader.outputs[0])
+        return readers

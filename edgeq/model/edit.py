@@ -1,0 +1,345 @@
+"""Edit a graph in memory, and convert a model from and to protobuf."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.errors import ModelError
+from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, is_op, maker, node_input
+from edgeq.model.quant_params import QuantParams
+
+
+class Editor:
+    """Adds constants and nodes to a graph.
+
+    Attributes:
+        model: the model that is edited.
+        graph: the graph of it that is edited; the main one unless another is given.
+    """
+
+    def __init__(self, model: ir.Model, graph: ir.Graph | None = None) -> None:
+        self.model = model
+        self.graph = graph if graph is not None else model.graph
+        self._made: dict[tuple[str, bytes, str], ir.Value] = {}
+
+    # Names must be free in every scope: a body sees the names of the graphs around it. They are collected when the
+    # first one is wanted: passes that find nothing to do want none.
+    @functools.cached_property
+    def _values(self) -> _Names:
+        names = _Names()
+        for scope in self.model.graphs():
+            names.taken |= {value.name for value in scope.inputs} | set(scope.initializers)
+            for node in scope:
+                names.taken |= {v.name for v in (*node.inputs, *node.outputs) if v is not None}
+        return names
+
+    @functools.cached_property
+    def _nodes(self) -> _Names:
+        names = _Names()
+        names.taken |= {node.name for scope in self.model.graphs() for node in scope}
+        return names
+
+    def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
+        """A new initializer called `name`, or what is free; the same one again for the same name and values."""
+        tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
+        texts = tensor.string_data() if isinstance(tensor, ir.StringTensor) else None
+        content = tensor.tobytes() if texts is None else repr(texts).encode()
+        key = (name, hashlib.sha256(content).digest(), f"{tensor.dtype}{list(tensor.shape)}")
+        if key not in self._made:
+            free = self.free_value_name(name)
+            value = ir.Value(name=free, shape=_shape(tensor), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            self.graph.register_initializer(value)
+            self._made[key] = value
+        return self._made[key]
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        *,
+        before: ir.Node | None = None,
+        after: ir.Node | None = None,
+        like: ir.Value | None = None,
+        dtype: ir.DataType | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        domain: str = "",
+        output: str = "",
+    ) -> ir.Value:
+        """Insert a node with one output and give that output. Node and output are called `name`, or what is free.
+
+        Args:
+            output: name of the output, where it is not the node's.
+            before, after: where to insert; neither: at the end.
+            like: the output has this value's shape, and its type where `dtype` is not given.
+            attributes: plain values, or `ir.Attr` as they are.
+        """
+        (made,) = self.nodes(
+            op_type, inputs, name, [output or name], before=before, after=after, attributes=attributes, domain=domain
+        )
+        if like is not None:
+            made.shape, made.type = like.shape, like.type
+        if dtype is not None:
+            made.type = ir.TensorType(dtype)
+        return made
+
+    def nodes(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        outputs: Sequence[str],
+        *,
+        before: ir.Node | None = None,
+        after: ir.Node | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        domain: str = "",
+    ) -> Sequence[ir.Value]:
+        """Insert a node with several outputs, of types and shapes to be inferred, and give them; else as `node`."""
+        if domain not in MAIN_DOMAINS:
+            self.model.opset_imports.setdefault(domain, 1)
+        made = ir.Node(
+            domain,
+            op_type,
+            list(inputs),
+            attributes=[
+                value if isinstance(value, ir.Attr) else ir.convenience.convert_attribute(key, value)
+                for key, value in (attributes or {}).items()
+            ],
+            outputs=[ir.Value(name=self.free_value_name(output)) for output in outputs],
+            name=self.free_node_name(name),
+        )
+        if before is not None:
+            self.graph.insert_before(before, made)
+        elif after is not None:
+            self.graph.insert_after(after, made)
+        else:
+            self.graph.append(made)
+        return made.outputs
+
+    def quantize(self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None) -> ir.Value:
+        """Insert a QuantizeLinear."""
+        return self._converted("QuantizeLinear", source, params, name, params.dtype, before)
+
+    def dequantize(
+        self, source: ir.Value, params: QuantParams, name: str, *, before: ir.Node | None = None
+    ) -> ir.Value:
+        """Insert a DequantizeLinear to float32."""
+        return self._converted("DequantizeLinear", source, params, name, ir.DataType.FLOAT, before)
+
+    def _converted(
+        self, op_type: str, source: ir.Value, params: QuantParams, name: str, dtype: ir.DataType, before: ir.Node | None
+    ) -> ir.Value:
+        inputs = [source, *self.parameters(params, name)]
+        attributes = {"axis": params.axis} if params.per_channel or params.block else {}
+        if params.block:
+            attributes["block_size"] = params.block
+        return self.node(op_type, inputs, name, before=before, like=source, dtype=dtype, attributes=attributes)
+
+    def parameters(self, params: QuantParams, name: str) -> tuple[ir.Value, ir.Value]:
+        """Scale (float32) and zero point as initializers; scalars where there is one of each, which some operators
+        insist on."""
+        scale = params.scale.astype(np.float32)
+        zero = np.broadcast_to(params.zero_point.astype(params.dtype.numpy()), scale.shape)
+        if not params.per_channel:
+            scale, zero = scale.reshape(()), zero.reshape(())
+        zeros = ir.tensor(np.array(zero, order="C"), dtype=params.dtype)
+        return self.constant(f"{name}/scale", scale), self.constant(f"{name}/zero_point", zeros)
+
+    def set_input(self, node: ir.Node, place: int, values: NDArray[Any], name: str) -> None:
+        """Make `values` a constant input of a node: in place, in the element type that is there, where nothing else
+        reads the initializer at that input; else as a new one called `name`, or what is free."""
+        old = node_input(node, place)
+        if old is not None and old.is_initializer() and len(old.uses()) == 1 and not old.is_graph_output():
+            set_constant(old, values)
+            return
+        if place >= len(node.inputs):
+            node.resize_inputs(place + 1)
+        node.replace_input_with(place, self.constant(name, values))
+
+    def free_value_name(self, name: str) -> str:
+        """`name`, or with a number behind until no tensor is called so; it is taken from then on."""
+        return self._values.free(name)
+
+    def free_node_name(self, name: str) -> str:
+        """`name`, or with a number behind until no node is called so; it is taken from then on."""
+        return self._nodes.free(name)
+
+
+def replace_value(old: ir.Value, new: ir.Value, *, keep_name: bool = False) -> None:
+    """Let `new` stand wherever `old` stood; as a graph output, or with `keep_name`, under the name of `old` and with
+    its type and shape, where they are known."""
+    if keep_name or old.is_graph_output():
+        name = old.name
+        old.name, new.name = f"{name}/replaced", name
+        new.shape = old.shape if old.shape is not None else new.shape
+        new.type = old.type if old.type is not None else new.type
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def replace_node(node: ir.Node, result: ir.Value) -> None:
+    """Let `result` stand wherever the first output of a node stood, under its name, and remove the node."""
+    assert node.graph is not None, node.name
+    replace_value(node.outputs[0], result, keep_name=True)
+    node.graph.remove(node, safe=True)
+
+
+def rewrite_nodes(model: ir.Model, rewrite: Callable[[ir.Node, Editor], bool], *op_types: str) -> int:
+    """Rewrite the nodes of these types in every graph of a model, in place, in the order of the graph: each is looked
+    at when those before it have been rewritten.
+
+    Returns:
+        How many there are for which `rewrite` says that it did so.
+    """
+    count = 0
+    for graph in model.graphs():
+        editor = Editor(model, graph)
+        count += sum(rewrite(node, editor) for node in list(graph) if is_op(node, *op_types))
+    return count
+
+
+def insert_behind(value: ir.Value, first: ir.Value, last: ir.Value, name: str) -> None:
+    """Let `last`, which is computed from `value`, stand wherever `value` stood, under its name, type and shape.
+
+    Args:
+        first: output of the node that reads `value` and leads to `last`; it goes on reading `value`.
+        name: of `value` from then on.
+    """
+    replace_value(value, last, keep_name=True)
+    reader = maker(first)
+    reader.replace_input_with(reader.inputs.index(last), value)
+    value.name, value.type, value.shape = name, None, None
+
+
+def drop_unused_initializers(graph: ir.Graph) -> None:
+    """Remove the initializers that no node reads and that are neither inputs nor outputs of the graph."""
+    for name, value in tuple(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            del graph.initializers[name]
+
+
+def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
+    """A copy of a model that gives the tensors `names` too, behind its own outputs. Types that are not known are left
+    to the runtime."""
+    observed = model.clone()
+    graph = GraphIndex(observed)
+    present = set(graph.outputs)
+    observed.graph.outputs.extend(graph.values[name] for name in dict.fromkeys(names) if name not in present)
+    return observed
+
+
+def set_constant(value: ir.Value, values: NDArray[Any]) -> None:
+    """Give an initializer other values, of its own element type; its shape becomes theirs."""
+    assert value.dtype is not None
+    tensor = ir.tensor(np.array(values.astype(value.dtype.numpy()), order="C"), dtype=value.dtype, name=value.name)
+    value.const_value = tensor
+    value.shape = _shape(tensor)
+
+
+def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    # A tensor's sizes are numbers, though the protocol also allows symbols.
+    return ir.Shape(list(tensor.shape))  # type: ignore[arg-type]
+
+
+class _Names:
+    """Names that are taken. How often each was wanted is kept, or thousands of one name would take quadratic time."""
+
+    def __init__(self) -> None:
+        self.taken: set[str | None] = set()
+        self._counts: dict[str, int] = {}
+
+    def free(self, name: str) -> str:
+        """`name`, or with the next number behind that makes it free; it is taken from then on."""
+        count = self._counts.get(name, 0)
+        free = f"{name}_{count}" if count else name
+        while free in self.taken:
+            count += 1
+            free = f"{name}_{count}"
+        self._counts[name] = count
+        self.taken.add(free)
+        return free
+
+
+def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: object = "the model") -> ir.Model:
+    """The in-memory model of a checked protobuf. Weights are not copied.
+
+    Args:
+        base: folder that the locations of external weights are relative to; they are read when their values are.
+        where: the model's file, for messages.
+
+    Raises:
+        ModelError: something in it has no meaning, such as an element type that ONNX does not have.
+    """
+    try:
+        model = ir.serde.deserialize_model(proto)
+        for _ in ir.traversal.RecursiveGraphIterator(model.graph):
+            continue  # an attribute may lack the graph that its type announces
+    except Exception as error:  # ValueError, KeyError, AttributeError and others, each with the one that it followed
+        cause = error.__cause__ or error
+        text = " ".join(str(cause).split())[:300] or type(cause).__name__
+        raise ModelError(f"{where} cannot be read: {text}", "Export the model again") from error
+    if base is not None:
+        ir.external_data.set_base_dir(model.graph, base)
+    return model
+
+
+def external_folder(model: ir.Model) -> Path | None:
+    """The folder that the locations of external weights are relative to; None where all weights are in memory."""
+    tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
+    folder = next((t.base_dir for t in tensors if isinstance(t, ir.ExternalTensor)), None)
+    return None if folder is None else Path(folder).absolute()
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """The protobuf of a model; external weights stay references. `value_info` holds what nodes make: the type and shape
+    of an initializer are in its tensor."""
+    proto = ir.serde.serialize_model(model)
+    for graph in (proto.graph, *inner_graphs(proto.graph.node)):
+        weights = {tensor.name for tensor in graph.initializer}
+        described = [value for value in graph.value_info if value.name not in weights]
+        del graph.value_info[:]
+        graph.value_info.extend(described)
+    return proto
+
+
+def to_bytes(model: ir.Model) -> bytes:
+    """A model as one file's content, the same for the same model; external weights stay references.
+
+    Raises:
+        ValueError: it is larger than protobuf's 2 GiB.
+    """
+    content: bytes = to_proto(model).SerializeToString(deterministic=True)
+    return content
+
+
+def from_bytes(content: bytes) -> ir.Model:
+    """The in-memory model of what `to_bytes` gave."""
+    return from_proto(onnx.load_model_from_string(content))
+
+
+def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
+    """A model in ONNX's text form as one file's content; `weights` become initializers of its graph."""
+    model = onnx.parser.parse_model(text)
+    tensors = (onnx.numpy_helper.from_array(np.ascontiguousarray(values), name) for name, values in weights.items())
+    model.graph.initializer.extend(tensors)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The graphs inside nodes, those of If, Loop and Scan, depth first."""
+    for node in nodes:
+        for attribute in node.attribute:
+            for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+                yield body
+                yield from inner_graphs(body.node)

@@ -1,0 +1,292 @@
+"""Index a graph and ask it: producers, readers, constants, shapes, attributes.
+
+Queries of a graph for passes, builders and measurements: constants, readers, sizes, bodies.
+
+Most questions are onnx_ir's own (`Value.producer()`, `Value.uses()`, `Value.is_graph_output()`); a use inside the body
+of an If, Loop or Scan counts there like any other. This module has what it lacks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+MAIN_DOMAINS = ("", "ai.onnx")
+MICROSOFT = "com.microsoft"
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Whether a node is one of these operators of ONNX itself, or for Q/DQ of ONNX Runtime's copy of them."""
+    if node is None or node.op_type not in op_types:
+        return False
+    return node.domain in MAIN_DOMAINS or node.op_type in ("QuantizeLinear", "DequantizeLinear")
+
+
+def node_input(node: ir.Node, place: int | None) -> ir.Value | None:
+    """The value at an input; None where it is left out."""
+    return node.inputs[place] if place is not None and place < len(node.inputs) else None
+
+
+def name_of(value: ir.Value | None) -> str:
+    """The tensor's name as files have it; "" where the value is left out."""
+    return (value.name or "") if value is not None else ""
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of an initializer that nothing can override, or of a Constant node; None for what is computed.
+    Its values are not read."""
+    if value is None or value.is_graph_input():
+        return None
+    if value.is_initializer():
+        return value.const_value
+    return ir.convenience.get_const_tensor(value)
+
+
+def constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """The values of a constant, as `constant_tensor` has it; external data is read now."""
+    tensor = constant_tensor(value)
+    return None if tensor is None else np.asarray(tensor.numpy())
+
+
+def constant_values(value: ir.Value | None) -> NDArray[Any]:
+    """`constant` of a value that is known to be one."""
+    values = constant(value)
+    assert values is not None, name_of(value)
+    return values
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """Whether a value is an initializer that nothing can override, or made by a Constant node."""
+    return constant_tensor(value) is not None
+
+
+def maker(value: ir.Value) -> ir.Node:
+    """The node that makes a value, of which it is known that a node does."""
+    made = value.producer()
+    assert made is not None, value.name
+    return made
+
+
+def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """The interval that a Relu or a Clip of floats keeps, infinite where a side is open; None for other nodes, and
+    where a bound is computed. A Clip has its bounds as attributes up to opset 10, as inputs from 11 on."""
+    if is_op(node, "Relu"):
+        return 0.0, math.inf
+    if not is_op(node, "Clip"):
+        return None
+    found = []
+    for place, attribute, otherwise in ((1, "min", -math.inf), (2, "max", math.inf)):
+        given = node_input(node, place)
+        tensor = constant_tensor(given)
+        if given is None:
+            found.append(float(np.float32(node.attributes.get_float(attribute, otherwise))))
+        elif tensor is None or tensor.size != 1 or not tensor.dtype.is_floating_point():
+            return None
+        else:
+            found.append(float(tensor.numpy().reshape(())))
+    return found[0], found[1]
+
+
+def opset_of(model: ir.Model) -> int:
+    """Version of the main operator set; 0 where a model imports none."""
+    return max((model.opset_imports.get(domain, 0) for domain in MAIN_DOMAINS), default=0)
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value, at one input, where it is no graph output; None otherwise, and where the reader
+    stands in a body of another node."""
+    uses = value.uses()
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    reader = next(iter(uses)).node
+    return reader if reader.graph is value.graph else None
+
+
+def single_reader_clamps(model: ir.Model) -> list[ir.Node]:
+    """Relu and Clip nodes that alone read their input, which is no graph output either."""
+    clamps = [(node, node.inputs[0]) for node in model.graph if is_op(node, "Relu", "Clip")]
+    return [node for node, value in clamps if value is not None and only_reader(value) is node]
+
+
+def read_count(value: ir.Value) -> int:
+    """How often a value is read: by each input of a node, those in bodies included, and as a graph output."""
+    return len(value.uses()) + value.is_graph_output()
+
+
+def consumers(value: ir.Value) -> list[tuple[ir.Node, int]]:
+    """The nodes of a value's own graph that read it as an input, each with the place of that input."""
+    return [(use.node, use.idx) for use in value.uses() if use.node.graph is value.graph]
+
+
+def readers(value: ir.Value) -> tuple[ir.Node, ...]:
+    """The nodes of a value's own graph that read it, each once, in the order of the graph where bodies read it too: a
+    node counts that has a body which does."""
+    nodes = dict.fromkeys(use.node for use in value.uses())
+    if all(node.graph is value.graph for node in nodes) or value.graph is None:
+        return tuple(nodes)
+    return tuple(node for node in value.graph if node in nodes or value in captured(node))
+
+
+def sizes(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape of a value if every size of it is known."""
+    if value is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
+
+
+def every_node(model: ir.Model) -> Iterator[ir.Node]:
+    """All nodes of a model: of the main graph, of bodies, and of model-local functions."""
+    yield from model.graph.all_nodes()
+    for function in model.functions.values():
+        yield from function.all_nodes()
+
+
+def bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    """The graphs directly inside a node: those of If, Loop, Scan and SequenceMap."""
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def captured(node: ir.Node) -> tuple[ir.Value, ...]:
+    """Values of the graphs around a node that the bodies inside it read, each once, in order."""
+    found: dict[ir.Value, None] = {}
+    for body in bodies(node):
+        own = {id(graph) for graph in (body, *body.subgraphs())}
+        read = [v for inner in body.all_nodes() for v in inner.inputs if v is not None]
+        inside = (*read, *(g_out for graph in (body, *body.subgraphs()) for g_out in graph.outputs))
+        found.update((value, None) for value in inside if id(value.graph) not in own)
+    return tuple(found)
+
+
+def reads(node: ir.Node) -> tuple[ir.Value, ...]:
+    """Everything that a node needs from its graph: its inputs and what its bodies capture, each once."""
+    return tuple(dict.fromkeys([*(v for v in node.inputs if v is not None), *captured(node)]))
+
+
+def attributes(node: ir.Node) -> dict[str, Any]:
+    """Attribute name → plain value: numbers, strings, lists of them, tensors and graphs as they are."""
+    return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a kernel moves; one entry per spatial axis.
+
+    Attributes:
+        kernel, strides, dilations: sizes.
+        pads: (before, after).
+        group: groups of channels.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    group: int
+
+
+def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> Geometry:
+    """The geometry of a convolution or pooling node on an image of these spatial sizes."""
+    given, axes = node.attributes, len(kernel)
+    strides = tuple(given.get_ints("strides", [1] * axes))
+    dilations = tuple(given.get_ints("dilations", [1] * axes))
+    auto = given.get_string("auto_pad", "NOTSET")
+    pads = list(given.get_ints("pads", [0] * 2 * axes))
+    if auto == "VALID":
+        pads = [0] * 2 * axes
+    elif auto != "NOTSET":
+        totals = [
+            max(0, (-(-size // stride) - 1) * stride + (taps - 1) * dilation + 1 - size)
+            for size, stride, taps, dilation in zip(image, strides, kernel, dilations, strict=True)
+        ]
+        less, more = [t // 2 for t in totals], [t - t // 2 for t in totals]
+        pads = less + more if auto == "SAME_UPPER" else more + less
+    both = tuple((int(pads[axis]), int(pads[axis + axes])) for axis in range(axes))
+    return Geometry(kernel, strides, dilations, both, given.get_int("group", 1))
+
+
+RANDOM = frozenset(
+    {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+)
+
+
+class GraphIndex:
+    """The main graph of a model by the names in it. The model is not changed, and must not be while the index is used.
+
+    Attributes:
+        model: the model.
+        graph: its main graph.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.graph = model.graph
+
+    @cached_property
+    def nodes(self) -> dict[str, ir.Node]:
+        """Node name → node."""
+        return {node.name: node for node in self.graph if node.name}
+
+    @cached_property
+    def values(self) -> dict[str, ir.Value]:
+        """Tensor name → value: inputs, initializers, and what nodes make."""
+        made = [output for node in self.graph for output in node.outputs]
+        every = [*self.graph.inputs, *self.graph.initializers.values(), *made]
+        return {value.name: value for value in every if value.name}
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """Node name → position in the graph."""
+        return {node.name: position for position, node in enumerate(self.graph) if node.name}
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of graph inputs that are no weights."""
+        return tuple(v.name for v in self.graph.inputs if v.name and not v.is_initializer())
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of graph outputs."""
+        return tuple(value.name for value in self.graph.outputs if value.name)
+
+    @cached_property
+    def captured(self) -> frozenset[str]:
+        """Names of what the bodies of If, Loop and Scan nodes read from the main graph."""
+        return frozenset(value.name for node in self.graph for value in captured(node) if value.name)
+
+    @cached_property
+    def computed_constants(self) -> frozenset[str]:
+        """Names of initializers, and of what is computed from constants alone, the same at each run. What bodies of
+        If, Loop and Scan compute is not followed."""
+        known = {name for name, value in self.values.items() if is_constant(value)}
+        for node in self.graph:
+            if node.op_type in RANDOM or next(bodies(node), None) is not None:
+                continue
+            if known.issuperset(value.name for value in node.inputs if value is not None):
+                known.update(output.name for output in node.outputs if output.name)
+        return frozenset(known)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether `name` is an initializer that nothing can override, or the value of a Constant node."""
+        return name in self.values and is_constant(self.values[name])
+
+    def constant(self, name: str) -> NDArray[Any]:
+        """Values of a constant; external data is read now.
+
+        Raises:
+            KeyError: there is no such constant.
+        """
+        found = constant(self.values[name])
+        if found is None:
+            raise KeyError(name)
+        return found

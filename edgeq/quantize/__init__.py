@@ -1,0 +1,7 @@
+"""Quantization of prepared models, and `edgeq.quantize(...)`, which is `edgeq.jobs.quantize.quantize`."""
+
+from __future__ import annotations
+
+from edgeq.util.registry import make_callable
+
+make_callable(__name__, "edgeq.jobs.quantize:quantize")

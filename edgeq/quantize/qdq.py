@@ -1,0 +1,354 @@
+"""Write a float graph in Q/DQ form, for runtimes that fuse an operator with the pairs around it.
+
+Each tensor that a quantized node reads or makes gets one pair, QuantizeLinear and DequantizeLinear, which all readers
+share. Weights are stored as integers behind a DequantizeLinear, biases as int32 with the scale of the products they are
+added to. Operators that only move values keep the parameters of their input; a Relu or Clip that the quantization of
+its result implies disappears (`edgeq.quantize.qdq`).
+
+A tensor that a float node makes is dequantized for quantized readers alone: float ones read it as it was made.
+
+    bias: scale = scale of the input x scale of the weight, zero point 0
+
+Scales of activations and weights are those of `edgeq.quantize.quantizer`.
+What ONNX Runtime's quantizer writes with the same settings is the reference of the tests.
+
+Decide when a Relu or Clip may disappear into the quantization of its result.
+
+QuantizeLinear saturates at both ends of its integers. A clamp to low..high changes nothing in front of it where those
+ends are the integers of `low` and `high`:
+
+    quantize(low) = smallest integer    and    quantize(high) = largest integer
+
+Then, and only then, does every number become the same integer with and without the clamp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.calibrate.ranges import Range
+from edgeq.errors import CalibrationError
+from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind, replace_value
+from edgeq.model.graph import clamp_bounds, constant_tensor, is_constant, is_op, name_of, node_input, only_reader
+from edgeq.model.graph import maker as maker_of
+from edgeq.model.operators import DATA_MOVEMENT, channel_axis, operator_of
+from edgeq.model.quant_params import QuantParams
+from edgeq.quantize.quantizer import scheme_params, spreads_thin, weight_params
+from edgeq.scheme import Scheme
+
+
+def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
+    """Return whether quantization with `params` saturates wherever a clamp to `low`..`high` would.
+
+    Args:
+        params: of the clamp's result, with one scale.
+        low, high: bounds of the clamp, infinite where it has none.
+    """
+    scale, zero = float(params.scale.reshape(())), int(params.zero_point.reshape(()))
+    below = math.isinf(low) or float(np.rint(low / scale)) + zero <= params.low
+    above = math.isinf(high) or float(np.rint(high / scale)) + zero >= params.high
+    return below and above
+
+
+def clamps(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the Relu and Clip nodes of a graph that alone read the tensor in front of them, last one first."""
+    for node in reversed(graph):
+        if is_op(node, "Relu", "Clip") and node.inputs[0] is not None and only_reader(node.inputs[0]) is node:
+            yield node
+
+
+def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
+    """Return whether a clamp that alone reads its input may go where its result is quantized with `params`.
+
+    Every reader of the result must read it behind that quantization: the caller sees to it.
+    """
+    bounds = clamp_bounds(clamp)
+    return params is not None and bounds is not None and implies_clamp(params, *bounds)
+
+
+def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams | None]) -> frozenset[str]:
+    """Return the names of the Relu and Clip nodes that no quantizer may drop.
+
+    They are those that do not alone read their input, whose result a body of control flow reads as it is, or that the
+    quantization of their result does not imply.
+
+    Args:
+        params_of: the parameters that a tensor is quantized with; None where it stays in float.
+    """
+    alone = set(clamps(graph))
+    kept = set()
+    for node in graph:
+        if is_op(node, "Relu", "Clip"):
+            result = node.outputs[0]
+            inside = any(use.node.graph is not graph for use in result.uses())
+            if node not in alone or inside or not may_disappear(node, params_of(result)):
+                kept.add(str(node.name))
+    return frozenset(kept)
+
+
+QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
+_SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
+# The largest integer of a bias, less what the rounding of float32 scales may add.
+_BIAS_LEVELS = (2**31 - 1) / 1.0001
+
+
+def write_qdq(
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    nodes: Collection[str],
+    *,
+    source: Path,
+    weight_bounds: Mapping[str, NDArray[np.floating]] | None = None,
+) -> None:
+    """Quantize `nodes` of a model in place.
+
+    Args:
+        model: a prepared float model: named nodes, known types, weights as initializers.
+        ranges: of every activation that the nodes read or make.
+        scheme: types, symmetry, per_channel and reduce_range of it count.
+        nodes: names of nodes to quantize. Operators that move or clamp values are passed over where their input stays
+            in float.
+        source: the model's file, for messages.
+        weight_bounds: weight → `bound` of `weight_params`, for weights with a wider range than their own.
+
+    Raises:
+        CalibrationError: an activation has no range.
+    """
+    chosen = _choose(model.graph, ranges, scheme, nodes, source)
+    _drop_clamps(model.graph, chosen)
+    _Writer(model, chosen, scheme, weight_bounds or {}).write()
+    drop_unused_initializers(model.graph)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Nodes to quantize, in the order of the graph, and activations with their parameters. Dropped nodes and replaced
+    tensors are removed from both."""
+
+    nodes: dict[ir.Node, None]
+    tensors: dict[ir.Value, QuantParams]
+
+
+def _choose(
+    graph: ir.Graph, ranges: Mapping[str, Range], scheme: Scheme, names: Collection[str], source: Path
+) -> _Chosen:
+    chosen = _Chosen({}, {})
+    among = frozenset(names)
+    # A clamp that alone reads a tensor decides which of its values matter.
+    clamped = {
+        node.inputs[0]: node.outputs[0]
+        for node in clamps(graph)
+        if node.name in among and clamp_bounds(node) is not None
+    }
+
+    def choose(value: ir.Value) -> None:
+        """Quantize a tensor by its own range, unless that is settled."""
+        if value in chosen.tensors or value.dtype != ir.DataType.FLOAT:
+            return
+        last = value
+        while last in clamped:
+            last = clamped[last]
+        found = ranges.get(name_of(last), ranges.get(name_of(value)))
+        if found is None:
+            problem = f"{source}: tensor {name_of(value)!r} has no range"
+            raise CalibrationError(problem, "The calibration is of another model: calibrate this one again")
+        if is_op(value.producer(), "Softmax") and not spreads_thin(found):
+            found = Range(0.0, 1.0)
+        chosen.tensors[value] = scheme_params(found, scheme)
+
+    for node in graph:
+        if node.name not in among:
+            continue
+        data = [value for value in node.inputs if value is not None]
+        if is_op(node, "Relu", "Clip"):
+            if data[0] not in chosen.tensors:
+                continue
+            choose(node.outputs[0])
+        elif node.op_type in _SELECTING:
+            if data[0] not in chosen.tensors:
+                continue
+            made = [value for value in node.outputs if value.dtype == ir.DataType.FLOAT]
+            chosen.tensors.update(dict.fromkeys(made, chosen.tensors[data[0]]))
+        elif is_op(node, "Where"):
+            if not chosen.tensors.keys() >= {*data[1:]}:
+                continue
+            choose(node.outputs[0])
+        else:
+            bias = operator_of(node).bias
+            for value in [value for place, value in enumerate(node.inputs) if place != bias]:
+                if value is not None and not is_constant(value):
+                    choose(value)
+            for value in node.outputs:
+                choose(value)
+        chosen.nodes[node] = None
+    return chosen
+
+
+def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
+    """Remove each chosen clamp that the quantization of its result implies. Its result then is what a chosen node
+    makes, so that every reader reads it behind the pair."""
+    for node in [node for node in clamps(graph) if node in chosen.nodes]:
+        before, after = node.inputs[0], node.outputs[0]
+        assert before is not None
+        if before.producer() in chosen.nodes and may_disappear(node, chosen.tensors[after]):
+            chosen.tensors[before] = chosen.tensors.pop(after)
+            del chosen.nodes[node]
+            replace_value(after, before, keep_name=True)
+            graph.remove(node, safe=True)
+
+
+class _Writer:
+    def __init__(
+        self, model: ir.Model, chosen: _Chosen, scheme: Scheme, bounds: Mapping[str, NDArray[np.floating]]
+    ) -> None:
+        self._editor, self._graph, self._chosen = Editor(model), model.graph, chosen
+        self._scheme, self._bounds = scheme, bounds
+        self._weights: dict[tuple[ir.Value, int | None], QuantParams] = {}
+        self._restored: dict[tuple[ir.Value, object], ir.Value] = {}
+
+    def write(self) -> None:
+        """Write the weights and biases of all chosen nodes, then the pairs."""
+        for node in self._chosen.nodes:
+            self._measure_weights(node)
+        for node in self._chosen.nodes:
+            if not is_op(node, "Relu", "Clip", "Where"):
+                self._write_constants(node)
+        for value, params in self._chosen.tensors.items():
+            self._write_pair(value, params)
+
+    def _measure_weights(self, node: ir.Node) -> None:
+        """Choose the parameters of a node's weights, with scales that let its bias fit 32 bits."""
+        for place in operator_of(node).weights:
+            value, weight = node.inputs[place], _floats(node.inputs[place])
+            if value is None or weight is None:
+                continue
+            axis = self._axis(node, weight.ndim)
+            params = self._weights.get((value, axis))
+            if params is None:
+                params = weight_params(weight, axis, self._scheme, self._bounds.get(name_of(value)))
+            bias, data = _bias(node, params.scale), self._chosen.tensors.get(_first(node))
+            if bias is not None and data is not None and not params.zero_point.any():
+                largest = np.abs(bias.astype(np.float64)) if params.scale.ndim else np.abs(bias).max(initial=0)
+                needed = largest / _BIAS_LEVELS / float(data.scale)
+                params = replace(params, scale=np.maximum(params.scale, needed).astype(np.float32))
+            self._weights[value, axis] = params
+
+    def _write_constants(self, node: ir.Node) -> None:
+        row = operator_of(node)
+        weight: QuantParams | None = None
+        for place, value in enumerate(node.inputs):
+            if value is None or place == row.bias or (place and node.op_type in _SELECTING):
+                continue
+            values = _floats(value)
+            if place in row.weights:
+                axis = self._axis(node, values.ndim) if values is not None else None
+                weight = self._weights[value, axis] if values is not None else self._chosen.tensors.get(value)
+                if values is not None and weight is not None:
+                    node.replace_input_with(place, self._restore((value, axis), values, weight, node))
+            elif values is not None:
+                spread = Range(float(values.min(initial=0)), float(values.max(initial=0)))
+                params = scheme_params(spread, self._scheme)
+                node.replace_input_with(place, self._restore((value, "activation"), values, params, node))
+        if weight is not None and row.bias is not None:
+            self._write_bias(node, row.bias, weight)
+
+    def _write_bias(self, node: ir.Node, place: int, weight: QuantParams) -> None:
+        data, bias = self._chosen.tensors.get(_first(node)), _bias(node, weight.scale)
+        if data is None or bias is None:
+            return
+        scale = (data.scale * weight.scale).astype(np.float64)  # float32 would not tell all of int32 apart
+        params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT32)
+        value = node.inputs[place]
+        assert value is not None
+        node.replace_input_with(place, self._restore((value, scale.tobytes()), bias, params, node))
+
+    def _restore(
+        self, key: tuple[ir.Value, object], values: NDArray[np.float32], params: QuantParams, node: ir.Node
+    ) -> ir.Value:
+        """Return a constant restored from its integers, which are written in front of `node` at the first call."""
+        if key not in self._restored:
+            name = name_of(key[0])
+            integers = self._editor.constant(f"{name}_quantized", params.quantize(values))
+            self._restored[key] = self._editor.node(
+                "DequantizeLinear",
+                [integers, *self._parameters(name, params)],
+                name + DEQUANTIZE,
+                output=f"{name}{DEQUANTIZE}_Output",
+                like=integers,
+                dtype=ir.DataType.FLOAT,
+                before=node,
+                attributes={"axis": params.axis} if params.scale.ndim else {},
+            )
+        return self._restored[key]
+
+    def _write_pair(self, value: ir.Value, params: QuantParams) -> None:
+        """Put a pair behind a tensor: for every reader where a chosen node makes it, else for chosen readers."""
+        name, maker = name_of(value), value.producer()
+        made = maker in self._chosen.nodes
+        readers = [(use.node, use.idx) for use in value.uses() if use.node in self._chosen.nodes]
+        if not made and not readers:
+            return
+        place: dict[str, Any] = {"before": self._graph[0]} if maker is None else {"after": maker}
+        parameters, pair = self._parameters(name, params), [value]
+        for suffix, dtype in ((QUANTIZE, params.dtype), (DEQUANTIZE, ir.DataType.FLOAT)):
+            inserted = self._editor.node(
+                suffix.removeprefix("_"),
+                [pair[-1], *parameters],
+                name + suffix,
+                output=f"{name}{suffix}_Output",
+                like=value,
+                dtype=dtype,
+                **place,
+            )
+            pair.append(inserted)
+            place = {"after": maker_of(inserted)}
+        _, quantized, restored = pair
+        if made and value.is_graph_output():
+            insert_behind(value, quantized, restored, self._editor.free_value_name(f"{name}{QUANTIZE}_Input"))
+            value.type, value.shape = restored.type, restored.shape
+        elif made:
+            value.replace_all_uses_with(restored)
+            maker_of(quantized).replace_input_with(0, value)
+        else:
+            for reader, index in readers:
+                reader.replace_input_with(index, restored)
+
+    def _parameters(self, name: str, params: QuantParams) -> tuple[ir.Value, ir.Value]:
+        name = f"{name}_quantized" if params.dtype == ir.DataType.INT32 else name
+        scale = params.scale.astype(np.float32)
+        zero = np.asarray(np.broadcast_to(params.zero_point, scale.shape).astype(params.dtype.numpy()))
+        return self._editor.constant(f"{name}_scale", scale), self._editor.constant(f"{name}_zero_point", zero)
+
+    def _axis(self, node: ir.Node, rank: int) -> int | None:
+        return channel_axis(node) % rank if self._scheme.per_channel and rank > 1 else None
+
+
+def _first(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None, node.name
+    return value
+
+
+def _floats(value: ir.Value | None) -> NDArray[np.float32] | None:
+    """Return the values of a constant of float32; None for everything else."""
+    tensor = constant_tensor(value)
+    return np.asarray(tensor.numpy()) if tensor is not None and tensor.dtype == ir.DataType.FLOAT else None
+
+
+def _bias(node: ir.Node, scale: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """Return a node's constant bias in the shape of its weight's scales; None where there is none of such a shape."""
+    bias = _floats(node_input(node, operator_of(node).bias))
+    if bias is None or not scale.ndim:
+        return bias
+    if bias.size == 1:
+        return np.full(scale.shape, bias.reshape(()))
+    return bias.reshape(scale.shape) if bias.size == scale.size else None

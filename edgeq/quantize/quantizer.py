@@ -1,0 +1,342 @@
+"""Quantize with onnxruntime's own quantizer where its formats are wanted, with edgeq's parameters.
+
+Choose the scale and zero point of a tensor that is written as integers, as ONNX Runtime's quantizer chooses them.
+
+activations    scale = (high - low) / steps, zero point = round(smallest - low / scale)
+weights        scale = largest magnitude / largest integer, zero point 0, where they are symmetric
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from edgeq_device.version import parse_version
+from numpy.typing import NDArray
+
+from edgeq.calibrate.ranges import Range
+from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, one_line
+from edgeq.model.clean import clashing_names
+from edgeq.model.external import parse_model
+from edgeq.model.graph import name_of
+from edgeq.model.load import model_bytes
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.quant_params import LIMITS, QuantParams
+from edgeq.model.tensors import is_external, iter_tensors
+from edgeq.run.session import onnxruntime
+from edgeq.scheme import IntegerType, Scheme
+
+# Scales below are float32's subnormal numbers, which processors may take for zero.
+_LEAST_SCALE = float(np.finfo(np.float32).tiny)
+
+
+def integer_type(name: IntegerType) -> ir.DataType:
+    """Return the element type that a scheme calls "int8" or "uint8"."""
+    return ir.DataType[name.upper()]
+
+
+def activation_params(found: Range, dtype: ir.DataType, *, symmetric: bool) -> QuantParams:
+    """Return the parameters (float32 scale) of an activation with values in `found`.
+
+    An empty range gets scale 1, and unless `symmetric` the smallest integer as its zero point: what the samples never
+    showed is likelier to be positive, as behind a Relu that let nothing through.
+    """
+    low, high = np.float32(found.low), np.float32(found.high)
+    narrow = symmetric and LIMITS[dtype][0] < 0
+    made = QuantParams.from_range(float(low), float(high), dtype, symmetric=symmetric, narrow=narrow)
+    if float(made.scale) >= _LEAST_SCALE:
+        return replace(made, scale=made.scale.astype(np.float32))
+    zero = made.zero_point if symmetric else np.asarray(LIMITS[dtype][0])
+    return replace(made, scale=np.asarray(1, np.float32), zero_point=zero)
+
+
+def spreads_thin(softmax: Range) -> bool:
+    """Return whether a Softmax, by the range of its result, is over so much that a scale of 1/255 would leave it few
+    levels. One over few elements may give any value up to 1, whatever the samples gave."""
+    return softmax.high < 1 / 2
+
+
+def scheme_params(found: Range, scheme: Scheme) -> QuantParams:
+    """Return `activation_params` with the types of a scheme."""
+    return activation_params(found, integer_type(scheme.activation_type), symmetric=scheme.activation_symmetric)
+
+
+def weight_params(
+    weight: NDArray[np.float32], axis: int | None, scheme: Scheme, bound: NDArray[np.floating] | None = None
+) -> QuantParams:
+    """Return the parameters (float32 scale) of a weight.
+
+    Args:
+        axis: of the channels that have a scale each; None for one scale. Scales per channel are symmetric.
+        bound: magnitudes that the largest integer stands for, one per channel or one; None takes the weight's largest.
+    """
+    dtype = integer_type(scheme.weight_type)
+    symmetric = axis is not None or scheme.weight_symmetric
+    least, most = LIMITS[dtype]
+    if scheme.reduce_range:
+        least, most = (0, 127) if least == 0 else (-64, 64)
+    elif symmetric and least < 0:
+        least = -most
+    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    low = np.minimum(weight.min(axis=others, initial=0), 0).astype(np.float64)
+    high = np.maximum(weight.max(axis=others, initial=0), 0).astype(np.float64)
+    if symmetric or bound is not None:
+        high = np.maximum(-low, high) if bound is None else np.asarray(bound, np.float64)
+        low = -high
+    scale = (high - low) / (most - least)
+    scale = np.where(scale < _LEAST_SCALE, 1.0, scale)
+    middle = np.full(scale.shape, np.rint((least + most) / 2))
+    zero = middle if symmetric else np.clip(np.rint(least - low / scale), least, most)
+    return QuantParams(
+        scale.astype(np.float32), zero.astype(np.int64), dtype, axis=axis or 0, narrow=least == -LIMITS[dtype][1]
+    )
+
+
+@contextmanager
+def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
+    """A path for the quantizer to write; afterwards the model is at `destination`, its weights in `<name>.data` beside.
+
+    onnx refuses to name a data file as one in the *current* folder is called, wherever the model is written, and a
+    model to be quantized often lies there with its own. So it is written under a random name.
+
+    Args:
+        external: whether weights are to be in a file of their own; without it the path is `destination`.
+    """
+    if not external:
+        yield destination
+        return
+    draft = destination.with_name(f"{secrets.token_hex(16)}.onnx")
+    written, data = Path(f"{draft}.data"), Path(f"{destination}.data")
+    yield draft
+    model = onnx.load(draft, load_external_data=False)
+    for tensor in iter_tensors(model):
+        if is_external(tensor):
+            place = next(entry for entry in tensor.external_data if entry.key == "location")
+            place.value = data.name
+    destination.write_bytes(model.SerializeToString(deterministic=True))
+    draft.unlink()
+    if written.exists():
+        os.replace(written, data)
+
+
+OLDEST = "1.27"
+"""The onnxruntime whose quantizer takes ranges from a file. pyproject.toml has the same."""
+# Of a range; the scale of a narrower one is below what float32 holds to its full accuracy.
+_LEAST_WIDTH = 2.0**-100
+# Protobuf refuses messages from 2 GiB on; the quantized file is smaller, but the intermediate ones may not be.
+_EXTERNAL_DATA_FROM = 2**31 - 2**20
+# The quantizer raises all of these for models and options that it cannot handle.
+_REFUSALS = (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError, IndexError, AttributeError)
+
+
+def quant_type(name: IntegerType) -> Any:
+    """onnxruntime's `QuantType` of an integer type."""
+    from onnxruntime.quantization import QuantType
+
+    return {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}[name]
+
+
+def needs_external_data(model: Path) -> bool:
+    """Whether a model is too large to be one file."""
+    return model_bytes(model) >= _EXTERNAL_DATA_FROM
+
+
+class _Silence:
+    """Python's logging switched off while any thread wants it: the switch is the process's, and threads overlap."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = self._before = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._wanted:
+                self._before = logging.root.manager.disable
+                logging.disable(logging.ERROR)
+            self._wanted += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if not self._wanted:
+                logging.disable(self._before)
+
+
+_SILENCE = _Silence()
+
+
+def quiet() -> _Silence:
+    """Silence onnxruntime's tools, which log every node, inside a `with`."""
+    return _SILENCE
+
+
+@contextmanager
+def refusals(source: str | Path, fix: str, *, fix_ranges: str = "") -> Iterator[None]:
+    """Run the quantizer inside: its log is silenced, and what it raises becomes an error of edgeq.
+
+    Args:
+        source: the model, for the message.
+        fix: what can be done where the quantizer refuses the model.
+        fix_ranges: what can be done where a tensor has no range.
+
+    Raises:
+        ModelError: the quantizer refuses the model.
+        CalibrationError: a tensor has no range.
+    """
+    try:
+        with quiet():
+            yield
+    except _REFUSALS as error:
+        if fix_ranges and "Quantization parameters are not specified" in str(error):
+            raise CalibrationError(f"{source}: {one_line(error)}", fix_ranges) from error
+        raise ModelError(f"{source}: onnxruntime's quantizer refuses it: {one_line(error)}", fix) from error
+
+
+@contextmanager
+def quantizer_files(
+    source: Path, destination: Path, model: Path, fix: str, *, fix_ranges: str = "", external: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Run the quantizer inside, as `refusals` does, from one file to another; gives its arguments that name them.
+
+    Args:
+        model, fix, fix_ranges: see `refusals`.
+        external: whether weights go into a file of their own, even where one file can hold all.
+    """
+    external = external or needs_external_data(source)
+    with refusals(model, fix, fix_ranges=fix_ranges), quantizer_output(destination, external=external) as written:
+        yield {"model_input": source, "model_output": written, "use_external_data_format": external}
+
+
+def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
+    """Refuse what the quantizer wrote where it gave a name of the model's inputs and outputs to something else too.
+    Inner tensors have no such names (`edgeq.model.clean`).
+
+    Args:
+        source, written: the file that it read, and the one that it wrote.
+
+    Raises:
+        ModelError: both names, and what to do.
+    """
+    clashes = clashing_names(name_of(value) for value in (*prepared.model.graph.inputs, *prepared.model.graph.outputs))
+    if not clashes:
+        return
+    before, after = _definitions(source), _definitions(written)
+    for name, other in clashes.items():
+        if after[name] > before[name]:
+            raise ModelError(
+                f"{prepared.source}: quantization gives the name {name!r} to what it makes for {other!r}, and both are "
+                "inputs or outputs",
+                "Rename one of them in the model",
+            )
+
+
+def _definitions(file: Path) -> Counter[str]:
+    """How many inputs, weights and outputs of nodes have each name."""
+    graph = parse_model(file).graph
+    made = (name for node in graph.node for name in node.output)
+    return Counter([*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer), *made])
+
+
+def quantize_with_ranges(
+    prepared: PreparedModel,
+    destination: Path,
+    ranges: Mapping[str, Range],
+    *,
+    float_nodes: Collection[str],
+    fix: str,
+    fix_ranges: str,
+    use_external_data_format: bool = False,
+    **arguments: Any,
+) -> None:
+    """onnxruntime's `quantize_static` from ranges instead of samples.
+
+    Args:
+        float_nodes: names of nodes that are not quantized.
+        fix, fix_ranges: what can be done where the quantizer refuses the model, and where a range is missing.
+        arguments: further ones of `quantize_static`.
+
+    Raises:
+        CalibrationError: a tensor has no range.
+        ModelError: the quantizer refuses the model, or two of its inputs and outputs have names that clash.
+        RuntimeUnavailableError: onnxruntime is too old.
+    """
+    _check_version()
+    from onnxruntime.quantization import QuantFormat, quantize_static, save_tensors_data
+
+    pairs = arguments.get("quant_format", QuantFormat.QDQ) is QuantFormat.QDQ
+    through = next((value.name for value in prepared.model.graph.outputs if value.is_graph_input()), None)
+    if pairs and through is not None:
+        # It would rename the output to that of a DequantizeLinear, and the input with it.
+        raise ModelError(
+            f"{prepared.source}: its output {through!r} is an input as it came",
+            "Export it without that output, or choose --format QOperator",
+        )
+
+    # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
+    with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
+        cache = Path(folder) / "ranges.json"
+        # quantize_static reads ranges only as "MinMax"; whatever method derived them, it uses the two numbers alone.
+        save_tensors_data(tensors_data(ranges, "MinMax"), cache)
+        files = quantizer_files(
+            prepared.path, destination, prepared.source, fix, fix_ranges=fix_ranges, external=use_external_data_format
+        )
+        with files as named:
+            quantize_static(
+                **named,
+                calibration_data_reader=None,
+                nodes_to_exclude=sorted(float_nodes),
+                calibration_cache_path=cache,
+                **arguments,
+            )
+    check_clashes(prepared, prepared.path, destination)
+
+
+def _check_version() -> None:
+    """Refuse an onnxruntime that pip would not have let stand beside edgeq.
+
+    Raises:
+        RuntimeUnavailableError: its quantizer takes no ranges from a file.
+    """
+    here = str(onnxruntime().__version__)
+    if parse_version(here) < parse_version(OLDEST):
+        fix = f"Renew it: python -m pip install --upgrade 'onnxruntime>={OLDEST}'"
+        raise RuntimeUnavailableError(f"to quantize takes onnxruntime {OLDEST} or newer, here is {here}", fix)
+
+
+def chosen_params(
+    ranges: Mapping[str, Range], dtype: ir.DataType, *, symmetric: bool
+) -> Callable[[ir.Value], QuantParams | None]:
+    """Return a function from a tensor to the parameters that onnxruntime's quantizer derives from `ranges`.
+
+    It gives None for a tensor without a range or with an empty one, to which the quantizer gives scale 1 and zero point
+    0, and for integers that have no limits in `edgeq.model.quant_params`.
+    """
+
+    def params_of(value: ir.Value) -> QuantParams | None:
+        """Return the parameters of one tensor."""
+        found = ranges.get(name_of(value))
+        if found is None or dtype not in LIMITS or found.high - found.low < _LEAST_WIDTH:
+            return None
+        return activation_params(found, dtype, symmetric=symmetric)
+
+    return params_of
+
+
+def tensors_data(ranges: Mapping[str, Range], method: str) -> Any:
+    """Ranges as onnxruntime's `TensorsData` (float32), under the name of one of its calibration methods."""
+    from onnxruntime.quantization import CalibrationMethod, TensorData, TensorsData
+
+    data = {n: TensorData(lowest=np.float32(r.low), highest=np.float32(r.high)) for n, r in ranges.items()}
+    return TensorsData(CalibrationMethod[method], data)

@@ -1,0 +1,373 @@
+"""Quantize weights alone, or with activations that are quantized at run time.
+
+Weight-only quantization: constant matrices as blocks of 4- or 8-bit integers, one scale a block (MatMulNBits).
+
+A product of few rows waits for the weights, so a quarter or an eighth of the bytes is that much faster; with many rows
+the integer kernels of dynamic quantization win. What the products compute in: `edgeq.quantize.block_products`.
+
+Integers for the rows of a layer's weights, for the least expected error of its output (GPTQ).
+
+The output is off by dW x, with the expected square sum_m dW[m] H dW[m]' where H is the second moment of x. Columns are
+rounded one after the other, and each one's error is compensated by the columns that follow: with H^-1 = U'U, U upper
+triangular, the error e of column i is spread as w[j] -= e U[i, j] / U[i, i] for j > i (Frantar and Alistarh 2022,
+"Optimal Brain Compression"; Frantar et al. 2022, "GPTQ"). A sweep of coordinate descent follows.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike, NDArray
+
+from edgeq.data.samples import Samples
+from edgeq.errors import ModelError, UsageError
+from edgeq.model.edit import Editor, drop_unused_initializers, replace_node
+from edgeq.model.graph import MAIN_DOMAINS, constant_values, is_op, maker, node_input
+from edgeq.model.int8_prediction import stacked_products
+from edgeq.model.load import save_model
+from edgeq.model.prepare import PreparedModel
+from edgeq.quantize.block_products import (
+    DOMAIN,
+    OPERATOR,
+    BlockCompute,
+    attributes,
+    choose_compute,
+    given_compute,
+    operands,
+)
+from edgeq.quantize.block_tables import SINCE as TIED_SINCE
+from edgeq.quantize.block_tables import table_of, write_tables
+from edgeq.quantize.block_weights import BlockWeights, fit_blocks
+from edgeq.quantize.quantizer import check_clashes, quant_type, quantizer_files
+from edgeq.quantize.recurrent import IntegerWeights, expand_grus
+from edgeq.scheme import IntegerType, Scheme
+
+_SINCE = {4: "1.17", 8: "1.22"}
+
+
+def write_weight_only(
+    prepared: PreparedModel, scheme: Scheme, destination: Path, samples: Samples | None = None
+) -> tuple[BlockCompute, tuple[str, ...]]:
+    """Write the model with its constant matrices in blocks, and tables of Gather as those of a product that they
+    are tied to (`edgeq.quantize.block_tables`), or in 8 bits.
+
+    Args:
+        samples: by which to choose what the products compute in, where the scheme leaves that open.
+
+    Returns:
+        What the products compute in, and notes.
+
+    Raises:
+        ModelError: there is no constant matrix to quantize.
+        DataError: ONNX Runtime refuses a sample.
+    """
+    wanted = scheme.quantized_types or frozenset()
+    model = prepared.model.clone()
+    if "Gemm" in wanted:
+        gemms_to_matmuls(model, scheme.exclude)
+    products = _to_blocks(model, scheme) if wanted.intersection(("MatMul", "Gemm")) else {}
+    if not products:
+        raise ModelError(f"{prepared.source}: it has no product with a constant matrix", "Leave --weight-only out")
+    if scheme.float_compute is None and samples is not None:
+        compute = choose_compute(model, prepared, samples)
+    else:
+        compute = given_compute(model, scheme.float_compute)
+    _, tied = write_tables(model, products, scheme.exclude) if "Gather" in wanted else (0, 0)
+    save_model(model, destination)
+    if tied:
+        return compute, (
+            f"tables that share the integers of a product: {tied}; they need onnxruntime {TIED_SINCE} or later",
+        )
+    oldest = _SINCE[max(scheme.weight_bits, 8 if scheme.eight_bit else 0)]
+    return compute, (f"{OPERATOR} of {scheme.weight_bits} bits needs onnxruntime {oldest} or later",)
+
+
+def gemms_to_matmuls(model: ir.Model, exclude: tuple[str, ...] = ()) -> int:
+    """Make, in place, MatMul and Add of each Gemm with a constant matrix and no scaling; returns how many."""
+    editor = Editor(model)
+    count = 0
+    for node in model.graph:
+        matrix = _plain_matrix(node) if node.name not in exclude else None
+        if matrix is None:
+            continue
+        count += 1
+        if node.attributes.get_int("transB", 0):
+            matrix = editor.constant(f"{matrix.name}/transposed", constant_values(matrix).T)
+        bias = node_input(node, 2)
+        result = product = editor.node("MatMul", [node.inputs[0], matrix], f"{node.name}/product", before=node)
+        if bias is not None:
+            result = editor.node("Add", [product, bias], f"{node.name}/bias", before=node)
+        replace_node(node, result)
+        maker(product).name = node.name
+    drop_unused_initializers(model.graph)
+    return count
+
+
+def _plain_matrix(node: ir.Node) -> ir.Value | None:
+    """The second operand of a Gemm that is a product with a constant matrix and, at most, a bias."""
+    if not is_op(node, "Gemm") or node.attributes.get_int("transA", 0) == 1:
+        return None
+    if any(node.attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta")):
+        return None
+    matrix = node.inputs[1]
+    return matrix if matrix is not None and matrix.is_initializer() and not matrix.is_graph_input() else None
+
+
+def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.float32]]:
+    """Put the constant matrix of every product into blocks, in place; returns the products with their matrices."""
+    fitted: dict[tuple[ir.Value, int], BlockWeights] = {}
+    made: dict[ir.Node, NDArray[np.float32]] = {}
+    for graph in model.graphs():
+        editor = Editor(model, graph)
+        for node in list(graph):
+            matrix = _block_matrix(node) if node.name not in scheme.exclude else None
+            if matrix is None:
+                continue
+            bits = 8 if node.name in scheme.eight_bit else scheme.weight_bits
+            values = constant_values(matrix)
+            flat = np.asarray(values, np.float32).reshape(values.shape[-2:])
+            if (matrix, bits) not in fitted:
+                fitted[matrix, bits] = fit_blocks(flat, bits, scheme.block_size, symmetric=scheme.weight_symmetric)
+            made[_replace_product(editor, node, matrix, fitted[matrix, bits])] = flat
+    for graph in model.graphs():
+        drop_unused_initializers(graph)
+    return made
+
+
+def _block_matrix(node: ir.Node) -> ir.Value | None:
+    """The second operand of a MatMul, where it is a constant float32 matrix [k, n] and the product has one form in
+    blocks: with leading ones, only beside a first operand of at least as many axes."""
+    if not is_op(node, "MatMul"):
+        return None
+    source, matrix = node.inputs
+    if source is None or matrix is None or not matrix.is_initializer() or matrix.is_graph_input():
+        return None
+    if matrix.dtype != ir.DataType.FLOAT or matrix.shape is None:
+        return None
+    shape = matrix.shape.numpy()
+    if 0 in shape:
+        return None
+    plain = len(shape) == 2
+    broadcast = len(shape) > 2 and set(shape[:-2]) == {1} and source.shape is not None
+    return matrix if plain or (broadcast and len(source.shape or ()) >= len(shape)) else None
+
+
+def _replace_product(editor: Editor, node: ir.Node, matrix: ir.Value, blocks: BlockWeights) -> ir.Node:
+    constants = (editor.constant(f"{matrix.name}_{key}", values) for key, values in operands(blocks).items())
+    made = editor.node(
+        OPERATOR,
+        [node.inputs[0], *constants],
+        f"{node.name}_Q{blocks.bits}",
+        before=node,
+        domain=DOMAIN,
+        attributes=attributes(blocks),
+    )
+    replace_node(node, made)
+    return maker(made)
+
+
+# Types that onnxruntime's quantizer rewrites; it first makes every plain Gemm a MatMul of this name and an Add.
+_QUANTIZER = frozenset({"Attention", "Conv", "EmbedLayerNormalization", "Gather", "Gemm", "LSTM", "MatMul"})
+_GEMM_IS = {"Gemm": "MatMul"}
+_GEMM_SUFFIX = "_MatMul"
+_OURS = frozenset({"GRU"})
+OPERATORS = tuple(sorted(_QUANTIZER | _OURS))
+# Largest weight of 7 and of 8 bits.
+_LIMITS = {True: 63, False: 127}
+
+
+def check_dynamic(scheme: Scheme) -> None:
+    """Refuse a dynamic scheme that no model could be built with.
+
+    Raises:
+        UsageError: it has no weight types, lacks one for an operator type that it names, or has one too many.
+    """
+    if not scheme.dynamic_weight_types:
+        raise UsageError("dynamic quantization needs a weight type per operator type", "Choose a profile that has them")
+    untyped = next((t for t in scheme.op_types or () if t in OPERATORS and t not in scheme.dynamic_weight_types), None)
+    if untyped is not None:
+        raise UsageError(
+            f"the profile has no weight type for dynamic {untyped}", "Name one with --weight-type, or leave it in float"
+        )
+
+
+def write_dynamic(prepared: PreparedModel, scheme: Scheme, destination: Path) -> None:
+    """Write what onnxruntime's quantizer makes of the model; `finish_dynamic` does the rest.
+
+    Raises:
+        ModelError: the quantizer refuses the model.
+    """
+    by_type: dict[IntegerType, list[str]] = {}
+    for op_type in sorted(_QUANTIZER.intersection(scheme.quantized_types or ())):
+        by_type.setdefault(scheme.dynamic_weight_types[op_type], []).append(op_type)
+    # The runtime's quantizer takes one weight type a call: one pass a type, each over what the last one left in float.
+    source = prepared.path
+    with tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder:
+        for step, (weight_type, op_types) in enumerate(sorted(by_type.items())):
+            target = destination if step == len(by_type) - 1 else Path(folder) / f"pass{step}.onnx"
+            quantize_types(prepared, source, target, op_types, weight_type, scheme)
+            source = target
+    if not by_type:
+        save_model(prepared.model, destination)
+
+
+def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
+    """Quantize, in place, what the scheme takes and onnxruntime's quantizer has no or no good form for: tables of
+    Gather (`edgeq.quantize.block_tables`) and GRU layers (`edgeq.quantize.recurrent`); returns notes."""
+    notes = []
+    if _own_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
+        notes.append(f"the tables of {tables} Gather are in 8 bits with a scale for each row")
+    if _OURS.intersection(scheme.quantized_types or ()):
+        how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
+        if names := expand_grus(model, how, exclude=scheme.exclude):
+            which = f"the recurrence of {', '.join(names)}"
+            notes.append(f"{which} is written out with integer products, which GRU has no kernel for")
+    return tuple(notes)
+
+
+def _own_tables(scheme: Scheme) -> bool:
+    """Whether tables get a scale for each row, which are signed integers."""
+    return "Gather" in (scheme.quantized_types or ()) and scheme.dynamic_weight_types["Gather"] == "int8"
+
+
+def standard_attentions(model: ir.Model) -> set[str]:
+    """Names of the nodes Attention of opset 23, without weights, which onnxruntime's quantizer takes for its own."""
+    return {str(node.name) for node in model.graph if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
+
+
+def quantize_types(
+    prepared: PreparedModel,
+    source: Path,
+    target: Path,
+    op_types: Collection[str],
+    weight_type: IntegerType,
+    scheme: Scheme,
+) -> None:
+    """onnxruntime's dynamic quantizer over operators of some types, `source` → `target`.
+
+    Raises:
+        ModelError: it refuses the model.
+    """
+    from onnxruntime.quantization import quantize_dynamic
+
+    nodes = prepared.model.graph
+    kept = {str(node.name) for node in nodes if node.op_type not in op_types or node.name in scheme.exclude}
+    kept |= standard_attentions(prepared.model)
+    if scheme.per_channel:
+        kept |= stacked_products(prepared.model)
+    if _own_tables(scheme):
+        kept |= {str(node.name) for node in nodes if table_of(node) is not None}
+    fix = "Keep the node in float with --exclude, or choose another scheme"
+    with quantizer_files(source, target, prepared.source, fix) as files:
+        quantize_dynamic(
+            **files,
+            op_types_to_quantize=sorted({_GEMM_IS.get(op_type, op_type) for op_type in op_types}),
+            per_channel=scheme.per_channel,
+            reduce_range=scheme.reduce_range,
+            weight_type=quant_type(weight_type),
+            nodes_to_exclude=kept | {f"{name}{_GEMM_SUFFIX}" for name in kept},
+            # Shape inference does not know the outputs of the runtime's own operators.
+            extra_options={"DefaultTensorType": int(ir.DataType.FLOAT)},
+        )
+    check_clashes(prepared, source, target)
+
+
+Floats = NDArray[np.float64]
+
+T = TypeVar("T", bound=np.generic)
+
+_BLOCK = 32
+_DAMPING = 1e-3
+_SWEEPS = 1
+
+
+def round_rows(
+    rows: Floats,
+    metric: Floats,
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    *,
+    scale: ArrayLike = 1.0,
+    block: int = _BLOCK,
+) -> NDArray[np.int64]:
+    """Integers q, so that scale * q stands for the rows.
+
+    Args:
+        rows: float64 [groups, m, k].
+        metric: float64 [groups, k, k], positive definite.
+        low, high: of the integers, broadcastable to the rows.
+        scale: of each weight, broadcastable to the rows; negative ones too.
+        block: columns whose errors are spread at once over those behind the block.
+    """
+    upper = np.linalg.cholesky(np.linalg.inv(metric)).transpose(0, 2, 1)
+    # One column after the other is read and written: they are rows in memory here.
+    low, high, scale = (_columns(np.broadcast_to(values, rows.shape)) for values in (low, high, scale))
+    columns = _columns(rows)
+    remaining = columns.copy()
+    integers = np.empty(columns.shape, np.int64)
+    taps = columns.shape[1]
+    for first in range(0, taps, block):
+        last = min(first + block, taps)
+        errors = np.empty((len(columns), last - first, columns.shape[2]))
+        for column in range(first, last):
+            step, left = scale[:, column], remaining[:, column]
+            integers[:, column] = np.clip(np.rint(left / step), low[:, column], high[:, column])
+            error = (left - integers[:, column] * step) / upper[:, column, column, None]
+            errors[:, column - first] = error
+            remaining[:, column + 1 : last] -= upper[:, column, column + 1 : last, None] * error[:, None]
+        remaining[:, last:] -= upper[:, first:last, last:].transpose(0, 2, 1) @ errors
+    return _columns(_descended(columns, metric, integers, low, high, scale, block))
+
+
+def _columns(rows: NDArray[T]) -> NDArray[T]:
+    """[groups, m, k] ↔ [groups, k, m], in memory too."""
+    return np.ascontiguousarray(rows.transpose(0, 2, 1))
+
+
+def _descended(
+    columns: Floats,
+    metric: Floats,
+    integers: NDArray[np.int64],
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    scale: Floats,
+    block: int,
+) -> NDArray[np.int64]:
+    """Each column in turn set to what is best while the others stay; every step lowers the error or keeps it. All
+    arrays are [groups, k, m]."""
+    slope = metric @ (columns - scale * integers)
+    taps = columns.shape[1]
+    for _ in range(_SWEEPS):
+        for first in range(0, taps, block):
+            last = min(first + block, taps)
+            near = slope[:, first:last].copy()
+            moved = np.zeros(near.shape)
+            for column in range(first, last):
+                own = metric[:, column, column, None] * scale[:, column]
+                # As steps from where it is, so that what is not worth a whole step stays.
+                steps = np.rint(near[:, column - first] / own).astype(np.int64)
+                steps = np.clip(integers[:, column] + steps, low[:, column], high[:, column]) - integers[:, column]
+                if steps.any():
+                    integers[:, column] += steps
+                    moved[:, column - first] = change = steps * scale[:, column]
+                    near -= metric[:, first:last, column, None] * change[:, None]
+            slope -= metric[:, :, first:last] @ moved
+    return integers
+
+
+def damped(moment: Floats, step: float) -> Floats:
+    """A second moment [groups, k, k] with the input's rounding error on its diagonal, surely positive definite."""
+    taps = moment.shape[-1]
+    trace = np.trace(moment, axis1=1, axis2=2) / taps
+    diagonal = step**2 / 12 + _DAMPING * trace + np.finfo(np.float64).tiny ** 0.5
+    return np.asarray(moment + diagonal[:, None, None] * np.eye(taps), np.float64)
+
+
+def squared(errors: Floats, metric: Floats) -> Floats:
+    """The expected square of each output's error, float64 [groups, m], where the weights are off by `errors`."""
+    return np.asarray(np.einsum("gmk,gmk->gm", errors @ metric, errors), np.float64)

@@ -1,0 +1,261 @@
+"""What executes a graph: ONNX Runtime's own CPU kernels, or a plug-in of it. `targets/engines/*.toml`, one file each.
+
+How an engine is found and opened is `edgeq_device.engines.EngineSpec`, because devices do the same; `Engine` adds what
+matters for building and choosing. `engines.json` beside that module is what devices get to know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgeq_device.engines import FLOAT, EngineSpec
+
+from edgeq.errors import HardwareError, UsageError, suggest
+from edgeq.util.records import parse, toml_table
+from edgeq.util.registry import data_folders
+from edgeq.util.resources import shipped
+
+DEFAULT = "onnxruntime"
+"""The engine that runs wherever edgeq does."""
+
+
+@dataclass(frozen=True)
+class Int8:
+    """What an engine does with quantized models.
+
+    Attributes:
+        pairs: types of activations and weights that it has integer kernels for, as "U8S8".
+        operators: types of operators that it runs on integers, or
+        backend: the backend whose int8 rules say so.
+        saturates_without: CPU features without any of which its kernels add two products of U8S8 in 16 bits, which
+            saturates; none: another file has it, or they are exact everywhere.
+        saturation: the file under targets/ that says which kernels do.
+        remedy_cost: mitigations against it, fields of `Scheme`, with the time that each takes relative to none.
+    """
+
+    pairs: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    backend: str = ""
+    saturates_without: tuple[str, ...] = ()
+    saturation: str = ""
+    remedy_cost: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class IsaLevel:
+    """A value that limits an engine to the instructions of CPUs with these features."""
+
+    value: str
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class IsaCap:
+    """How an engine's process is kept from instructions that another CPU does not have.
+
+    Attributes:
+        variable: of its environment; "" where there is no such thing.
+        levels: the least first.
+    """
+
+    variable: str = ""
+    levels: tuple[IsaLevel, ...] = ()
+
+    def environment(self, features: frozenset[str]) -> dict[str, str]:
+        """What makes its kernels those of a CPU with `features`; empty where none of the levels does."""
+        found = [level.value for level in self.levels if features.issuperset(level.features)]
+        return {self.variable: found[-1]} if found else {}
+
+
+@dataclass(frozen=True)
+class ExecutionGraph:
+    """How the layers that an engine really executes are read off onnxruntime's profile.
+
+    Attributes:
+        options: provider options by which it enters them there.
+        category: of its events; "" where it has none.
+        operator, kernel: keys among an event's arguments that have the layer's type and its kernel's name.
+        precisions: how a kernel's name ends → what it computes in, by the names of `precisions`, or "int8".
+        conversions: types of layers that only change types or layouts.
+        renamed: regular expression of what it adds to the name of the node that a layer was made of.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    category: str = ""
+    operator: str = ""
+    kernel: str = ""
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    conversions: tuple[str, ...] = ()
+    renamed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(EngineSpec):
+    """One engine, as its file describes it.
+
+    Attributes:
+        title: for people.
+        verified: what of this was executed, and on what; "never run: ..." where nothing was.
+        cap: how it runs its kernels for lesser CPUs.
+        graph: how what it executes is seen.
+        cache: provider options by which it keeps what it has compiled in a folder, "{folder}" in them; none: it does
+            not.
+        present_on: platforms of which every machine has hardware for it; a CPU engine's are all of `platforms`.
+        compute_capabilities: of the NVIDIA GPUs that it runs on, as "8.6", or "12.0+" for it and all newer ones; none:
+            it needs no such GPU.
+        why, source: the reason for a value and where it is known from, by its key.
+    """
+
+    title: str
+    verified: str
+    int8: Int8 = field(default_factory=Int8)
+    cap: IsaCap = field(default_factory=IsaCap)
+    graph: ExecutionGraph = field(default_factory=ExecutionGraph)
+    cache: Mapping[str, Any] = field(default_factory=dict)
+    present_on: tuple[str, ...] = ()
+    compute_capabilities: tuple[str, ...] = ()
+    why: Mapping[str, str] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    def __record__(self) -> str:
+        return self.name
+
+    def fast_precisions(self, features: frozenset[str]) -> tuple[str, ...]:
+        """Precisions that a CPU with these features has instructions for."""
+        return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
+
+    def watched(self) -> Engine:
+        """The same, with the options by which it enters its layers into a profile."""
+        return replace(self, options=_merged(self.options, self.graph.options))
+
+    def keeping(self, folder: Path) -> Engine:
+        """The same, with the options by which it keeps what it has compiled in `folder`."""
+        return replace(self, options=_merged(self.options, _in_folder(self.cache, str(folder))))
+
+    def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
+        """Whether its kernels for such types add two products in 16 bits on such a CPU."""
+        without = self.int8.saturates_without
+        there = any(platform.split()[1] == architecture for platform in self.platforms)
+        return bool(without) and there and pair in self.int8.pairs and not features.intersection(without)
+
+
+def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the entries of `more`, table by table."""
+    tables = {key: _merged(base[key], value) for key, value in more.items() if isinstance(base.get(key), Mapping)}
+    return {**base, **more, **tables}
+
+
+def _in_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """`options` with `folder` for "{folder}"."""
+    return {
+        key: _in_folder(value, folder) if isinstance(value, Mapping) else value.replace("{folder}", folder)
+        for key, value in options.items()
+    }
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine and the precision of what is float in a model."""
+
+    engine: Engine
+    precision: str = FLOAT
+
+    @property
+    def name(self) -> str:
+        """As it is written: "openvino", "openvino:bf16"."""
+        return self.engine.name if self.precision == FLOAT else f"{self.engine.name}:{self.precision}"
+
+    def __record__(self) -> str:
+        return self.name
+
+
+@cache
+def load_engines(*folders: Path) -> Mapping[str, Engine]:
+    """Every engine by name: the shipped ones and those of plug-ins, or those of `folders`.
+
+    Raises:
+        HardwareError: a file is malformed, or two have one name.
+    """
+    found: dict[str, Engine] = {}
+    for folder in folders or (shipped("targets") / "engines", *data_folders("targets/engines")):
+        for path in sorted(folder.glob("*.toml")):
+            if path.stem in found:
+                raise HardwareError(f"{path}: there is an engine {path.stem} already", "Rename the file")
+            content = toml_table(path, HardwareError, "Correct the file")
+            found[path.stem] = parse({**content, "name": path.stem}, Engine, path, HardwareError, unknown_keys=False)
+    return found
+
+
+def described(spec: EngineSpec | None) -> Engine | None:
+    """All that is known of a plug-in that settings or a bundle name; None where it is no plug-in.
+
+    Raises:
+        HardwareError: nothing describes it.
+    """
+    if spec is None or not spec.module:
+        return None
+    if isinstance(spec, Engine):
+        return spec
+    if spec.name not in load_engines():
+        raise HardwareError(f"nothing describes the engine {spec.name}", "Add targets/engines/NAME.toml")
+    return load_engines()[spec.name]
+
+
+def choose_engine(text: str) -> EngineChoice:
+    """The engine and precision of "NAME" or "NAME:PRECISION".
+
+    Raises:
+        UsageError: there is no such engine or precision; with the nearest name.
+    """
+    known = load_engines()
+    name, _, precision = text.partition(":")
+    if name not in known:
+        raise UsageError(f"unknown engine {name!r}", suggest(name, known))
+    engine = known[name]
+    precision = precision or next(iter(engine.precisions))
+    if precision not in engine.precisions:
+        raise UsageError(f"{name} has no precision {precision!r}", suggest(precision, engine.precisions))
+    return EngineChoice(engine, precision)
+
+
+def as_engine(given: EngineChoice | str) -> EngineChoice:
+    """`given` as an engine and its precision: it may be "NAME" or "NAME:PRECISION" too.
+
+    Raises:
+        UsageError: as `choose_engine`; or something else.
+    """
+    if isinstance(given, EngineChoice):
+        return given
+    if not isinstance(given, str):
+        raise UsageError(f"an engine is given as {type(given).__name__}", 'Give its name, such as "onnxruntime"')
+    return choose_engine(given)
+
+
+def as_engines(given: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
+    """`as_engine` of each; one alone may stand for a sequence of one."""
+    return tuple(as_engine(choice) for choice in ((given,) if isinstance(given, (EngineChoice, str)) else given))
+
+
+def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
+    """The engine that runs what `backend` builds, with these provider options over its own.
+
+    Raises:
+        HardwareError: there is none.
+    """
+    found = next(
+        (engine for engine in load_engines().values() if engine.int8.backend == backend and engine.module), None
+    )
+    if found is None:
+        raise HardwareError(f"no engine in targets/engines has int8.backend = {backend!r}", "Install edgeq again")
+    return replace(found, options={**found.options, **options})
+
+
+def device_table(engines: Mapping[str, Engine]) -> str:
+    """The content of `edgeq_device/engines.json`: what devices get to know of the engines."""
+    values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
+    return json.dumps(values, indent=1) + "\n"

@@ -1,0 +1,135 @@
+"""Show results in one line or as tables, and progress on stderr."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import PurePath
+from time import perf_counter
+from typing import Any, Protocol
+
+_LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
+
+
+class Displayed:
+    """A dataclass whose `repr` is one line of at most 390 characters, whatever it holds."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]  # @dataclass keeps what is there
+
+    def __brief__(self) -> Mapping[str, Any]:
+        """What the line shows: the fields, unless a class knows better. Empty values are left out."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{_cut(repr(name)[1:-1])}={_brief(value)}" for name, value in self.__brief__().items() if not _empty(value)
+        ]
+        line = f"{type(self).__name__}({', '.join(shown)})"
+        return line if len(line) <= _LINE else f"{line[: _LINE - 3]}, …)"
+
+
+class Page(Displayed):
+    """A result that notebooks draw as the report does."""
+
+    def __page__(self) -> Mapping[str, Any]:
+        """A record as docs/report.md has it, and "tables", each a caption, heads and rows of text."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        # By name, when something is drawn: what draws lies in a layer above most results.
+        drawn: str = importlib.import_module("edgeq.report.page").draw(self.__page__())
+        return drawn
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | Mapping | tuple | list | frozenset) and not value)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, bool | int):
+        return _cut(repr(value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, str | PurePath):
+        text = str(value).replace("\u202f", " ")  # between a number and its unit; repr would show its code
+        return repr(_cut(text, _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"
+    if dataclasses.is_dataclass(value):
+        name = getattr(value, "title", None) or getattr(value, "name", None)
+        return repr(_cut(name)) if isinstance(name, str) else f"{type(value).__name__}(…)"
+    if isinstance(value, Sized) and not isinstance(value, range):
+        if isinstance(value, Mapping | tuple | list) and len(value) <= _FEW and all(map(_plain, value)):
+            return ", ".join(_brief(item) for item in value).join("[]")
+        return f"<{len(value)} {'item' if len(value) == 1 else 'items'}>"
+    return _cut(repr(value)) if isinstance(value, range) else f"<{type(value).__name__}>"
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | PurePath | int | float)
+
+
+def _cut(text: str, most: int = _TEXT) -> str:
+    """The middle left out: names and paths differ at their ends."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+Advance = Callable[[int], None]
+
+
+class Progress(Protocol):
+    def stage(self, title: str, total: int | None = None) -> AbstractContextManager[Advance]:
+        """Open a stage of `total` steps (None: unknown); the value it gives is called with the steps just done."""
+
+    def note(self, text: str) -> None:
+        """Say one line that matters now: a decision, a fallback, a warning."""
+
+
+class Silent:
+    """Progress for callers that do not want any."""
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Open a stage that shows nothing; see `Progress.stage`."""
+        yield lambda steps: None
+
+    def note(self, text: str) -> None:
+        """Drop `text`."""
+        del text
+
+
+SILENT = Silent()
+OTHER = "everything else"
+
+
+class Stopwatch:
+    """Progress that is shown by another one, and remembers what each stage took."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown, self._start = shown, perf_counter()
+        self._stages: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """See `Progress.stage`; stages of one title add up."""
+        start = perf_counter()
+        try:
+            with self._shown.stage(title, total) as advance:
+                yield advance
+        finally:
+            self._stages[title] = self._stages.get(title, 0.0) + perf_counter() - start
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`."""
+        self._shown.note(text)
+
+    def seconds(self) -> dict[str, float]:
+        """Of each stage so far, in their order, and of all that was in none."""
+        rest = perf_counter() - self._start - sum(self._stages.values())
+        return {title: round(taken, 3) for title, taken in (*self._stages.items(), (OTHER, max(0.0, rest)))}

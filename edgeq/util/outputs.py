@@ -1,0 +1,374 @@
+"""Write outputs that appear whole or not at all: beside their place, then renamed into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from edgeq_device.places import exchange, move_new
+
+from edgeq.errors import OutputError
+from edgeq.util import placement
+from edgeq.util import placement as leftovers
+from edgeq.util.placement import NEW, alone_in, interrupted
+
+Kind = Literal["file", "directory"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MOUNTS = Path("/proc/self/mountinfo")
+_LAST = ("manifest.json", ".edgeq")
+"""The files of a folder that are moved last when it is filled in place: they show that the rest is there."""
+_ROOM = 1 << 20
+"""Bytes. What does not fit was larger than what is left."""
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
+
+
+def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
+    """Refuse `path` early (before hours of work) if it exists without `force`, or cannot be written.
+
+    What a run that was killed left half moved is put back first.
+
+    Args:
+        kind: what will be written there. A directory in the place of a file, or a file in the place of a directory, is
+            refused with `force` too.
+    """
+    if str(path) in ("-", "."):
+        raise OutputError(f"{str(path)!r} is no output", "Name a file or a directory of its own")
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise OutputError(f"the name {path.name!r} is not UTF-8", "Choose another output") from None
+    recover(path)
+    _check_free(path, force=force, kind=kind)
+
+
+def recover(path: Path) -> None:
+    """Put back, or finish, what a run that was killed left half moved on its way to `path`.
+
+    Raises:
+        OutputError: something else is in the way, or what is there was not left by a run of this user.
+    """
+    if leftovers.interrupted(path):
+        with alone_in(path.parent):
+            placement.settle(path)
+    inside = path / path.name
+    if any(leftovers.stages(inside)) and not path.is_symlink():  # of a mount point that was filled
+        with alone_in(path.parent):
+            placement.settle(inside, filled=True)
+            for stage in leftovers.stages(inside):
+                leftovers.check_own(stage)
+                shutil.rmtree(stage)
+
+
+def _check_free(path: Path, *, force: bool, kind: Kind | None) -> None:
+    try:
+        _check_place(path, force=force, kind=kind)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def check_apart(path: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an output that would replace something that is read: that very file, or a directory that holds it."""
+    place = path.resolve()
+    for source in inputs:
+        found = source.resolve()
+        same = found == place or _same(path, source)
+        if same or place in found.parents:
+            what = "is" if same else "holds"
+            raise OutputError(f"{path} {what} the input {source}", "Choose another output: inputs are never replaced")
+
+
+def check_outside(path: Path, folders: Iterable[Path]) -> None:
+    """Refuse an output in a folder that is read; what is no folder is passed over."""
+    for folder in folders:
+        if folder.is_dir() and folder.resolve() in path.resolve().parents:
+            raise OutputError(f"{path} lies in {folder}, which is read", "Choose another output")
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them does not exist, or cannot be looked at
+        return False
+
+
+def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
+    if kind == "file" and path.is_dir():
+        raise OutputError(f"{path} is a directory", "Name a file in it")
+    if kind == "directory" and path.exists() and not path.is_dir():
+        raise OutputError(f"{path} is a file, not a directory", "Choose another output")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OutputError(f"{path} is a device, a pipe or a socket", "Name a file: those are never replaced")
+    # A link that leads nowhere is something that exists, too.
+    mounted = kind == "directory" and _is_mount(path)
+    if (path.exists() or path.is_symlink()) and not force and not (mounted and not any(path.iterdir())):
+        raise _taken(path)
+    parent = path if mounted else nearest_parent(path)
+    if not parent.is_dir():
+        raise OutputError(f"{parent} is not a directory", "Choose another output")
+    if not os.access(parent, os.W_OK):
+        raise OutputError(f"{parent} is not writable", "Choose another output, or change its permissions")
+
+
+def nearest_parent(path: Path) -> Path:
+    """The closest ancestor of `path` that exists."""
+    return next(p for p in path.absolute().parents if p.exists() or p.is_symlink())
+
+
+def _only_empty(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(f"{folder} holds files", "Choose another output, or remove it yourself")
+
+
+def _none(sibling: Path) -> bool:
+    del sibling
+    return False
+
+
+@contextmanager
+def output_file(
+    path: Path, *, force: bool = False, ours: Callable[[Path], bool] = _none, beside: Iterable[str] = ()
+) -> Iterator[Path]:
+    """Give a temporary path in a private folder beside `path`; move what is written there to `path` on success.
+
+    Every sibling that the writer leaves in that folder (external data) moves along, before the file itself. With
+    `force` it replaces one that the old file names, as a model names its external data, or that `ours` recognises: no
+    other, as the user named only `path`.
+
+    Args:
+        beside: names of siblings that may come; their places are checked before anything is written, too.
+
+    Raises:
+        OutputError: there is something without `force`, also where another process wrote it meanwhile.
+    """
+    with _staging(path, force=force, kind="file") as stage:
+        for name in beside:
+            _check_sibling(path, path.parent / name, force=force, ours=ours)
+        yield stage / NEW / path.name
+        with alone_in(path.parent):
+            _check_free(path, force=force, kind="file")
+            names = [*sorted(p.name for p in (stage / NEW).iterdir() if p.name != path.name), path.name]
+            for place in (path.parent / name for name in names[:-1]):
+                _check_sibling(path, place, force=force, ours=ours)
+            if len(names) > 1:
+                placement.place(stage, path.parent, names, force=force)
+            elif force:
+                os.replace(stage / NEW / path.name, path)
+            else:
+                move_new(stage / NEW / path.name, path)
+
+
+def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path], bool]) -> None:
+    """Refuse a place beside `path` that holds what is none of it."""
+    if place.is_dir():
+        raise OutputError(
+            f"{place} is a directory, where data of {path.name} goes", "Move it, or choose another output"
+        )
+    if place.is_symlink() or (place.is_file() and not (leftovers.names(path, place.name) or ours(place))):
+        raise OutputError(f"{place} is there, and is none of {path.name}", "Move it, or choose another output")
+    _check_free(place, force=force, kind="file")
+
+
+@contextmanager
+def output_directory(path: Path, *, force: bool = False, check: Callable[[Path], None] = _only_empty) -> Iterator[Path]:
+    """Give a temporary directory beside `path`, renamed to `path` on success. An old one is removed only then.
+
+    Args:
+        check: raises OutputError where the old directory holds what may not be replaced. Called before anything is
+            written, and again before the old directory is removed: hours may lie between.
+
+    Raises:
+        OutputError: there is something without `force`, also where another process wrote it meanwhile.
+    """
+    if force:
+        check(path)
+    with _staging(path, force=force, kind="directory") as stage:
+        draft = stage / NEW / path.name
+        draft.mkdir()
+        yield draft
+        with alone_in(path.parent):
+            _check_free(path, force=force, kind="directory")
+            check(path)
+            if _is_mount(path):
+                _fill(path, draft)
+            elif not force or not os.path.lexists(path):
+                move_new(draft, path)
+            elif not _exchanged(draft, path, check):
+                checked = partial(_check_moved, path=path, check=check)
+                placement.place(stage, path.parent, [path.name], checked, force=True)
+
+
+def _is_mount(path: Path) -> bool:
+    """Tell whether a folder is a mount point, as containers have them: what is at such a place cannot be renamed."""
+    if not path.is_dir() or path.is_symlink():
+        return False
+    if os.path.ismount(path):
+        return True
+    try:  # a folder of the same file system, mounted once more
+        lines = _MOUNTS.read_bytes().splitlines()
+    except OSError:  # no Linux, or no /proc
+        return False
+    place = os.fsencode(path.resolve())
+    return any(re.sub(rb"\\([0-7]{3})", lambda o: bytes([int(o[1], 8)]), line.split()[4]) == place for line in lines)
+
+
+def _fill(path: Path, draft: Path) -> None:
+    """Put what is in `draft` into the folder `path`, in the place of all that is there: all of it or nothing."""
+    stage = path / placement.stage_name(path)
+    old = [entry.name for entry in path.iterdir()]
+    try:
+        stage.mkdir(mode=0o700)
+        shutil.copytree(draft, stage / NEW, symlinks=True)
+        names = sorted((entry.name for entry in draft.iterdir()), key=lambda name: (name in _LAST, name))
+        placement.place(stage, path, names, force=True, gone=[name for name in old if name not in names])
+    finally:
+        _remove(stage, [])
+
+
+def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
+    """Whether the system exchanged the two; afterwards `draft` is what was at `path`."""
+    new = placement.identity(draft)
+    try:
+        done = _exchange(draft, path)
+        if done:
+            # What came into it between the check and the move has moved along.
+            _check_moved(draft, path, check)
+    except BaseException:
+        if placement.identity(path) == new:
+            exchange(draft, path)
+        raise
+    return done
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """`exchange`, but for folders in a lower layer of an overlay, which cannot be renamed."""
+    try:
+        return exchange(one, other)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return False
+        raise
+
+
+def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
+    """`check` of what was at `path`, in its words."""
+    try:
+        check(old)
+    except OutputError as error:
+        raise OutputError(error.problem.replace(str(old), str(path)), error.fix) from error
+
+
+@contextmanager
+def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
+    check_free(path, force=force, kind=kind)
+    # Named before it is made, so that no signal can come between the two and leave it behind.
+    stage = _beside(path, kind) / placement.stage_name(path)
+    parents: list[Path] = []
+    try:
+        try:
+            for parent in reversed([p for p in path.absolute().parents if not p.exists()]):
+                parents.append(parent)
+                parent.mkdir(exist_ok=True)
+            stage.mkdir(mode=0o700)
+        except FileNotFoundError as error:  # what the system says of new names in /proc
+            raise _unwritable(path, error) from error
+        (stage / NEW).mkdir()
+        yield stage
+    except OSError as error:
+        if isinstance(error, FileExistsError) and error.filename is not None:
+            taken = Path(os.fsdecode(error.filename))
+            if taken.parent == path.parent:
+                raise _taken(taken) from error
+        if error.errno in _FULL:
+            raise _full(path) from error
+        if error.errno == errno.EBUSY and kind == "file":
+            fix = "Mount its folder, and name a file in it"
+            raise OutputError(f"{path} is a mount point, which cannot be replaced", fix) from error
+        if error.errno in _REFUSED and _concerns(error, path):
+            raise _unwritable(path, error) from error
+        raise
+    finally:
+        try:
+            _remove(stage, parents)
+        except (KeyboardInterrupt, SystemExit):  # a signal while cleaning up: clean up first
+            _remove(stage, parents)
+            raise
+
+
+def _beside(path: Path, kind: Kind) -> Path:
+    """Return the folder for the private folder of an output: its own, but where a mount point's cannot be written."""
+    work = work_folder()
+    if kind == "directory" and work is not None and _is_mount(path) and not os.access(path.parent, os.W_OK):
+        return work
+    return path.parent
+
+
+def _remove(stage: Path, parents: list[Path]) -> None:
+    """Remove the private folder, and those parents that were made for an output that did not come."""
+    if not leftovers.is_open(stage):  # else it holds what could not be moved back: the next run does that
+        shutil.rmtree(stage, ignore_errors=True)
+    for parent in reversed(parents):
+        try:
+            parent.rmdir()
+        except OSError:  # it holds the output, or what another process writes
+            return
+
+
+def _taken(path: Path) -> OutputError:
+    return OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+
+
+def _concerns(error: OSError, path: Path) -> bool:
+    """Whether an error that names a file names one of the output's."""
+    return error.filename is None or path.absolute().parent in Path(os.fsdecode(error.filename)).absolute().parents
+
+
+def _full(path: Path) -> OutputError:
+    """Which disk is full: the output's, or that of the work files."""
+    places = {nearest_parent(path): f"while writing {path}"}
+    work = work_folder()
+    if work is not None:
+        places[work] = f"in {work} for the work files of {path}"
+    fullest = min(places, key=lambda place: shutil.disk_usage(place).free)
+    fix = "Free some space and run again"
+    return OutputError(f"no space left {places[fullest]}", fix if fullest != work else f"{fix}, or set TMPDIR")
+
+
+def work_folder() -> Path | None:
+    """Return the folder in which work files lie (TMPDIR); None where none can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return None
+
+
+def is_full(folder: Path) -> bool:
+    """Tell whether the file system of `folder` takes nothing more than small files."""
+    return shutil.disk_usage(folder).free < _ROOM
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{path} cannot be written: {error.strerror}", "Choose another output")
+
+
+__all__ = [
+    "Kind",
+    "alone_in",
+    "check_apart",
+    "check_free",
+    "check_outside",
+    "interrupted",
+    "is_full",
+    "output_directory",
+    "output_file",
+    "recover",
+    "work_folder",
+]

@@ -1,0 +1,169 @@
+"""How the program ends: one line on stderr and an exit code, whatever went wrong.
+
+0        done
+1        a bug in edgeq
+2 to 14  see edgeq/errors.py; 2 is also click's code for an option that makes no sense, and that of an error in a user's
+         file or in a plug-in
+129      the terminal was closed
+130      interrupted (Ctrl-C)
+141      whoever read the output went away (`edgeq profiles | head`), in silence
+143      terminated
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import click
+from edgeq_device.budget import Budget, Endings, confine
+from edgeq_device.relay import prepare_output, printable, without_passwords
+
+from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
+from edgeq.util.registry import describe, place_in, plugin_in
+from edgeq.util.resources import device_errors
+
+BUG = 1
+INTERRUPTED = 128 + signal.SIGINT
+_INTERRUPTED_LINE = "interrupted; nothing half-written was left behind"
+READER_GONE = 128 + 13  # SIGPIPE, which Windows does not name
+TERMINATED = 128 + signal.SIGTERM
+TERMINAL_GONE = 128 + 1  # SIGHUP, which Windows does not name
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+# Resources that the machine lacks; any other OSError that no package has turned into an edgeq error is a bug.
+_EXHAUSTED = frozenset({*_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.EFBIG})
+
+_endings = Endings()
+
+
+def begin() -> Budget | None:
+    """Begin a program. What it reads may be hostile: it goes on in a child process under the limits of a budget.
+
+    Returns:
+        The limits; None where there are none.
+    """
+    with ends_in_one_line(), device_errors():
+        budget = confine("edgeq")
+    restore_interrupts()
+    # As targets/runtime/edgeq_run.py does on devices: onnxruntime's wheels report their use to their maker otherwise.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    return budget
+
+
+def restore_interrupts() -> None:
+    """From here on Ctrl-C, SIGTERM and a closed terminal unwind the stack, so that temporary files are removed."""
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+        signal.signal(signal.SIGINT, _endings.interrupt)
+    _endings.unwind_on("SIGTERM", "SIGHUP")
+
+
+def check_threads() -> None:
+    """Start, for a moment, the threads that numpy starts when it is imported: where one cannot be started, its library
+    interrupts the program.
+
+    Raises:
+        RuntimeError: the system starts no more.
+    """
+    named = next((os.environ[name] for name in _THREADS if os.environ.get(name, "").isdecimal()), "")
+    done, started = threading.Event(), []
+    try:
+        for _ in range(int(named or os.cpu_count() or 1) - 1):
+            thread = threading.Thread(target=done.wait)
+            thread.start()
+            started.append(thread)
+    finally:
+        done.set()
+        for thread in started:
+            thread.join()
+
+
+@contextmanager
+def ends_in_one_line(*, verbose: bool = False) -> Iterator[None]:
+    """End the program on any error with its line on stderr and its exit code; with `verbose`, a bug's traceback too."""
+    prepare_output()
+    try:
+        yield
+    except EdgeqError as error:
+        _end(str(error), error.exit_code)
+    except click.UsageError as error:
+        _end_usage(error)
+    except click.ClickException as error:
+        _end(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _end(_INTERRUPTED_LINE, INTERRUPTED)
+    except BrokenPipeError:
+        # What is still buffered for the reader that went away must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(READER_GONE)
+    except MemoryError:
+        _end("memory ran out. Give smaller inputs, or set EDGEQ_BUDGET (docs/security.md)", BudgetError.exit_code)
+    except (OSError, RuntimeError) as error:
+        lacks = _lacking(error)
+        if lacks is None:
+            _end_unforeseen(error, verbose=verbose)
+        _end(str(lacks), lacks.exit_code)
+    except Exception as error:
+        _end_unforeseen(error, verbose=verbose)
+
+
+def _lacking(error: OSError | RuntimeError) -> EdgeqError | None:
+    """Return what the system lacks, as an error of edgeq's; None where the error tells of something else."""
+    if isinstance(error, RuntimeError):
+        return no_threads() if "start new thread" in str(error) else None
+    if error.errno == errno.EAGAIN:
+        return no_threads()
+    if error.errno == errno.ENOMEM:
+        return BudgetError("the system has no memory left", "End other programs, or give smaller inputs")
+    if error.errno in _FULL or (error.errno == errno.ENOENT and error.filename is None):
+        from edgeq.util.outputs import is_full, work_folder
+
+        work = work_folder()
+        if work is None:
+            return OutputError("there is no folder for work files that can be written", "Set TMPDIR to one")
+        named = error.filename is not None and os.path.realpath(error.filename).startswith(os.path.realpath(work))
+        if error.errno in _FULL and (named or (error.filename is None and is_full(work))):
+            return OutputError(f"no space left in {work} for work files", "Free some space, or set TMPDIR")
+    if error.errno not in _EXHAUSTED:
+        return None
+    return OutputError(f"{error.filename or 'standard output'}: {error.strerror}")
+
+
+def _end_unforeseen(error: Exception, *, verbose: bool) -> NoReturn:
+    if verbose:
+        lines = without_passwords(traceback.format_exc()).splitlines()
+        click.echo("\n".join(map(printable, lines)), err=True)
+    text, fix = describe(error)
+    hint = "the traceback is above" if verbose else "run it with -v for the traceback"
+    if place_in(error):
+        _end(f"{text}. {fix} ({hint})", UsageError.exit_code)
+    if plugin := plugin_in(error):
+        _end(f"{text}. Report it to the authors of {plugin} ({hint})", UsageError.exit_code)
+    _end(f"{text}. This is a bug in edgeq: please report it ({hint})", BUG)
+
+
+def _end_usage(error: click.UsageError) -> NoReturn:
+    """Click's message of three lines, in one. Without any command, print the help."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        sys.exit(error.exit_code)
+    text = " ".join(error.format_message().split()).rstrip(".")
+    end = " " if text.endswith("?") else ". "
+    _end(text if error.ctx is None else f"{text}{end}See `{error.ctx.command_path} --help`", error.exit_code)
+
+
+def _end(line: str, code: int) -> NoReturn:
+    if _endings.number == signal.SIGINT:
+        line, code = _INTERRUPTED_LINE, INTERRUPTED
+    elif _endings.number:
+        sys.exit(128 + _endings.number)
+    click.echo(printable(without_passwords(f"edgeq: {line}")), err=True)
+    sys.exit(code)

@@ -1,0 +1,461 @@
+"""Write and read records: frozen dataclasses to JSON and TOML, and back with every value checked.
+
+Records: values that are written to or read from JSON and TOML, and the only way in and out.
+
+A record is a frozen dataclass of this package. `plain` turns one into what JSON holds, `parse` makes one from data that
+may be untrusted, with msgspec, which checks every value against the annotations. There is no `to_dict` or `from_dict`
+to write: the fields are the format. What JSON has and the dataclass has not is declared beside the fields:
+
+    @dataclass(frozen=True)
+    class Coverage:
+        int8_macs: int
+        nodes: tuple[NodeRun, ...] = field(metadata=NOT_WRITTEN)   # left out of the record
+        seconds: float = field(metadata=written(digits=3))
+
+        @computed                                                  # a property that is written too
+        def share(self) -> float: ...
+
+A class whose record has nothing in common with its fields may define `__record__()`, which gives the record in its
+place; what is parsed must be its own record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import stat
+import tomllib
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import lru_cache
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+from edgeq_device.errors import DeviceError
+from edgeq_device.plainjson import MAX_BYTES, MAX_DEPTH, parse_json
+from msgspec import inspect
+
+from edgeq.errors import EdgeqError, suggest
+
+_WORDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "int | float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
+Place = tuple[str, ...]
+
+
+def check_keys(data: Any, kind: Any, where: object, error: type[EdgeqError]) -> None:
+    """Refuse the first key in `data`, at any depth, that the type `kind` has no field for.
+
+    Raises:
+        EdgeqError: of the type `error`, with the nearest known key.
+    """
+    _check(data, _type_info(kind), (), where, error)
+
+
+@lru_cache
+def _type_info(kind: Any) -> inspect.Type:
+    """Evaluating a class's annotations takes 10 ms, each time."""
+    return inspect.type_info(kind)
+
+
+def _check(data: Any, info: inspect.Type, place: Place, where: object, error: type[EdgeqError]) -> None:
+    info = _container(info, data)
+    if isinstance(info, inspect.DataclassType) and isinstance(data, Mapping):
+        fields = {field.encode_name: field.type for field in info.fields}
+        for key, value in data.items():
+            if key not in fields:
+                table = f"in [{'.'.join(place)}]" if place else "at the top"
+                raise error(f"{where}: unknown key {key!r} {table}", suggest(str(key), fields))
+            _check(value, fields[key], (*place, str(key)), where, error)
+    elif isinstance(info, inspect.DictType) and isinstance(data, Mapping):
+        for key, value in data.items():
+            _check(value, info.value_type, (*place, str(key)), where, error)
+    elif isinstance(info, inspect.CollectionType) and isinstance(data, list):
+        for index, value in enumerate(data):
+            _check(value, info.item_type, (*place, str(index)), where, error)
+
+
+def _container(info: inspect.Type, data: Any) -> inspect.Type:
+    """Of a union the member that holds tables or lists, as `data` is one of them."""
+    if isinstance(info, inspect.Metadata):
+        return _container(info.type, data)
+    if isinstance(info, inspect.UnionType):
+        wanted = inspect.DataclassType | inspect.DictType if isinstance(data, Mapping) else inspect.CollectionType
+        return next((_container(t, data) for t in info.types if isinstance(t, wanted)), info)
+    return info
+
+
+def explained(message: str, data: Any, kind: type, where: object, error: type[EdgeqError]) -> EdgeqError:
+    """msgspec's message as a problem and what to do about it."""
+    found = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", message, re.DOTALL)
+    assert found is not None
+    problem, got = found["problem"], re.search(r", got `(\w+)`", found["problem"])
+    place, value = _found(re.findall(r"[^.\[\]]+|\.\.\.", found["path"] or ""), data, got and got[1])
+    name = ".".join(place) or "the content"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+        return error(f"{where}: {'.'.join((*place, missing[1]))} is missing", "Add it")
+    expected = re.match(r"Expected `([^`]*)`(.*?)(?:, got `\w+`)?$", problem)
+    known, description = _type_at(_type_info(kind), place)
+    if expected is None:
+        fix = f"It can be {', '.join(known)}" if known else problem
+        return error(f"{where}: {name} is {_short(value)}", fix)
+    words = _WORDS.get(expected[1].removesuffix(" | null"), f"`{expected[1]}`")
+    if words == "a table" and place:
+        words = f"a table: [{name}]"
+    if description:
+        return error(f"{where}: {name} is {_short(value)}", f"Make it {description}")
+    return error(f"{where}: {name} is {_short(value)}", f"Make it {words}{expected[2]}")
+
+
+def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
+    """The place that msgspec's path names, and the value there. For a key of a mapping the path has "...": the first
+    that holds a value of the type `got`."""
+    if not steps:
+        return (), data
+    first, rest = steps[0], steps[1:]
+    if first != "...":
+        inner, value = _found(rest, data[int(first)] if isinstance(data, list) else data[first], got)
+        return (first, *inner), value
+    tried = []
+    for key in data if isinstance(data, Mapping) else range(len(data)):
+        try:
+            inner, value = _found(rest, data[key], got)
+        except (KeyError, IndexError, TypeError):
+            continue
+        tried.append(((str(key), *inner), value))
+    names = {"str": str, "int": int, "float": float, "bool": bool, "array": list, "object": dict, "null": type(None)}
+    return next((t for t in tried if got and type(t[1]) is names.get(got)), tried[0])
+
+
+def _type_at(info: inspect.Type, place: Place) -> tuple[list[str], str]:
+    """Of the type at `place`: the values that it can have where they are listed, and its description; "" for none."""
+    description = ""
+    for step in (*place, None):
+        description = ""
+        while isinstance(info, inspect.Metadata | inspect.UnionType):
+            if isinstance(info, inspect.Metadata):
+                description = (info.extra_json_schema or {}).get("description", "")
+                info = info.type
+            else:
+                info = next((t for t in info.types if not isinstance(t, inspect.NoneType)), info.types[0])
+        if isinstance(info, inspect.DataclassType) and step is not None:
+            info = next(field.type for field in info.fields if field.encode_name == step)
+        elif isinstance(info, inspect.DictType) and step is not None:
+            info = info.value_type
+        elif isinstance(info, inspect.TupleType) and step is not None:
+            info = info.item_types[int(step)]
+        elif isinstance(info, inspect.CollectionType) and step is not None:
+            info = info.item_type
+    return [str(value) for value in info.values] if isinstance(info, inspect.LiteralType) else [], description
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+Finite = Annotated[float, msgspec.Meta(ge=-1e200, le=1e200)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e200)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e200)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+if TYPE_CHECKING:
+    NullIsInfinite = float
+    computed = property
+else:
+
+    class NullIsInfinite(float):
+        """A float that may be infinite: it is written as null, which is read back as infinity."""
+
+    class computed(property):  # noqa: N801
+        """A property that `plain` writes after the fields."""
+
+
+Metadata = Mapping[str, Any]
+
+NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
+"""Metadata of a field that is not part of the record."""
+
+
+def written(
+    *, name: str | None = None, digits: int | None = None, form: Callable[[Any], Any] | None = None
+) -> Metadata:
+    """Metadata of a field that is written otherwise than it is held. None is null in any case.
+
+    Args:
+        name: key in the record, of a type that is never parsed.
+        digits: decimals that it is rounded to.
+        form: gives what is written of a value.
+    """
+    return {"name": name, "form": form if digits is None else lambda value: round(value, digits)}
+
+
+T = TypeVar("T")
+
+_LARGEST_TOML = 1 << 20
+# The parser takes time in proportion to the square of a key's parts.
+_MOST_DOTS = 1000
+
+
+def parse(
+    data: Any, kind: type[T], where: object, error: type[EdgeqError] = EdgeqError, *, unknown_keys: bool = True
+) -> T:
+    """The record of type `kind` in plain `data`; every value is checked against its annotation.
+
+    Args:
+        where: the file, for messages.
+        error: what to raise.
+        unknown_keys: whether keys that `kind` does not have are passed over.
+
+    Raises:
+        EdgeqError: of the type `error`: which value is not as it should be, and what it should be.
+    """
+    if not unknown_keys:
+        check_keys(data, kind, where, error)
+    try:
+        return msgspec.convert(data, kind, dec_hook=_decode)
+    except msgspec.ValidationError as problem:
+        raise explained(str(problem), data, kind, where, error) from problem
+
+
+def salvage(data: Any, kind: Any) -> Any:
+    """What can be read of untrusted data: like `parse`, but a value that is not as it should be is left out, in a field
+    with its default, in a list or mapping altogether.
+
+    Raises:
+        ValueError: nothing of it can be read: it is of the wrong type, or what `kind` requires is not good.
+    """
+    try:
+        return msgspec.convert(data, kind, dec_hook=_decode)
+    except (msgspec.ValidationError, RecursionError):
+        while get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        origin, inner = get_origin(kind), get_args(kind)
+        if origin in (Union, types.UnionType) and type(None) in inner:
+            return salvage(data, Union[tuple(i for i in inner if i is not type(None))])  # noqa: UP007
+        if dataclasses.is_dataclass(kind) and isinstance(data, Mapping):
+            hints = get_type_hints(kind, include_extras=True)
+            known = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name in data}
+            found = dict(_salvaged((name, data[name], hint) for name, hint in known.items()))
+            missing = [f.name for f in dataclasses.fields(kind) if f.name not in found and _required(f)]
+            if missing:
+                raise
+            return kind(**found)  # type: ignore[operator]
+        if isinstance(data, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping):
+            return dict(_salvaged((key, value, inner[1]) for key, value in data.items() if isinstance(key, str)))
+        if isinstance(data, list | tuple) and origin in (tuple, list):
+            return origin(value for _, value in _salvaged(("", item, inner[0]) for item in data))
+        raise
+
+
+def readable(data: Any, kind: type[T]) -> T | None:
+    """What `salvage` gives; None where nothing can be read."""
+    try:
+        found: T = salvage(data, kind)
+    except ValueError:
+        return None
+    return found
+
+
+def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]]:
+    for name, value, kind in items:
+        try:
+            found = salvage(value, kind)
+        except ValueError:
+            continue
+        yield name, found
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T:
+    """The record in a JSON file, which may be untrusted: bounded in size and depth.
+
+    Raises:
+        EdgeqError: of the type `error`; `fix` is its advice where the file is not JSON at all.
+    """
+    return parse(json_object(path, error, fix), kind, path, error)
+
+
+def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
+    """The JSON object in a file, which may be untrusted: bounded in size and depth, no key twice, no NaN.
+
+    Raises:
+        EdgeqError: of the type `error`, with the advice `fix`.
+    """
+    try:
+        if is_longer(path, MAX_BYTES):
+            raise error(f"{path} is larger than {MAX_BYTES} bytes", fix)
+        return parse_json(path.read_bytes(), str(path))
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
+    except DeviceError as problem:
+        raise error(problem.problem, fix) from problem
+
+
+def is_longer(path: Path, most: int) -> bool:
+    """Whether a file has more than `most` bytes, or has no end, as a link to /dev/zero."""
+    found = path.stat()
+    return found.st_size > most or stat.S_ISCHR(found.st_mode)
+
+
+def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, unknown_keys: bool = False) -> T:
+    """The record in a TOML file, which may be untrusted: see `toml_table` and `parse`.
+
+    Raises:
+        EdgeqError: of the type `error`; `fix` is its advice where the file is not TOML at all.
+    """
+    return parse(toml_table(path, error, fix), kind, path, error, unknown_keys=unknown_keys)
+
+
+def is_toml(given: str) -> bool:
+    """Whether what a user named is a TOML file and no name of something: it ends in .toml, in either case."""
+    return given.lower().endswith(".toml")
+
+
+def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
+    """The content of a TOML file of at most 1 MiB, which may be untrusted.
+
+    Raises:
+        EdgeqError: of the type `error`, with the advice `fix`.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_LARGEST_TOML + 1)
+        if len(content) > _LARGEST_TOML:
+            raise error(f"{path} is larger than 1 MiB", fix)
+        if any(line.count(b".") > _MOST_DOTS for line in content.split(b"\n")):
+            raise error(f"{path} has a line of more than {_MOST_DOTS} dots", fix)
+        found = tomllib.loads(content.decode("utf-8-sig"))  # Windows PowerShell writes a byte order mark
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}", fix) from problem
+    except UnicodeDecodeError as problem:
+        raise error(f"{path} is not UTF-8 text", fix) from problem
+    except ValueError as problem:  # TOMLDecodeError, or a number of thousands of digits
+        raise error(f"{path} is not TOML: {problem}", "Correct it there") from problem
+    except RecursionError as problem:
+        raise error(f"{path} is nested too deeply", fix) from problem
+    level: list[Any] = [found]
+    for _ in range(MAX_DEPTH):
+        level = [item for value in level for item in _items(value)]
+    if level:
+        raise error(f"{path} is nested too deeply", fix)
+    return found
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
+    if kind is NullIsInfinite and (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
+        try:
+            return kind(math.inf if value is None else value)
+        except OverflowError as error:
+            raise ValueError("Number out of range") from error
+    raise ValueError(f"Expected `{'float | null' if kind is NullIsInfinite else 'str'}`, got `{type(value).__name__}`")
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON holds it: dict, list, str, int, float, bool, None.
+
+    Fields keep their order, sets are sorted, paths become text, and numbers that JSON does not have (NaN and the
+    infinities) become None.
+
+    Raises:
+        TypeError: something in it is no record.
+    """
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Set):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, np.integer):
+        return int(value)
+    if hasattr(value, "__record__"):
+        return plain(value.__record__())
+    if hasattr(value, "to_dict"):  # the device side, which stands alone
+        return value.to_dict()
+    if dataclasses.is_dataclass(value):
+        return dict(_items_of_write(value))
+    raise TypeError(f"{type(value).__qualname__} is no record")
+
+
+def _items_of_write(value: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(value):
+        item, form = getattr(value, field.name), field.metadata.get("form")
+        if "record" not in field.metadata:
+            name = field.metadata.get("name") or field.name
+            yield name, plain(item if form is None or item is None else form(item))
+    for name in _computed(type(value)):
+        yield name, plain(getattr(value, name))
+
+
+def _computed(kind: type) -> tuple[str, ...]:
+    return tuple(n for base in reversed(kind.__mro__) for n, found in vars(base).items() if isinstance(found, computed))
+
+
+def fingerprint(value: Any) -> str:
+    """What distinguishes a record from others: 32 hexadecimal digits of the SHA-256 of its JSON, keys sorted."""
+    return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:32]
+
+
+def rounded(value: Any, digits: int) -> Any:
+    """Plain data with its floats cut to significant digits; those that JSON does not have become None."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits - 1}e}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): rounded(item, digits) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item, digits) for item in value]
+    return value
+
+
+__all__ = [
+    "NOT_WRITTEN",
+    "Amount",
+    "Count",
+    "Finite",
+    "NullIsInfinite",
+    "Positive",
+    "Share",
+    "computed",
+    "fingerprint",
+    "is_longer",
+    "is_toml",
+    "json_object",
+    "parse",
+    "plain",
+    "read_json",
+    "read_toml",
+    "readable",
+    "rounded",
+    "salvage",
+    "toml_table",
+    "written",
+]

@@ -1,0 +1,339 @@
+"""What can be added to edgeq without changing it: calibration methods, tasks, decoders, steps, recoveries, backends.
+
+A `Group` knows the names of one kind without importing anything: edgeq's own are the modules of one package (the file
+`moving_average.py` is "moving-average"), a plug-in's are entry points of the group. A `Registry` imports the object
+behind a name when it is needed, and checks it. Data files of plug-ins (targets, profiles, int8 rules) are found through
+the entry points of the group `edgeq.data`.
+
+A package that is also a function: `edgeq.tune(...)`, and `import edgeq.tune.space` beside it.
+
+Importing any module of a package makes the package an attribute of its parent, over whatever function of that name the
+parent hands out. So such a package is made callable itself, and there is one object, whichever way it is reached.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar, cast
+
+from edgeq.errors import DataError, EdgeqError, HardwareError, UsageError, suggest
+
+T = TypeVar("T")
+
+DATA_GROUP = "edgeq.data"
+"""Entry points that name a package with folders `targets/`, `profiles/` or `targets/backends/` of TOML files."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One kind of extension.
+
+    Attributes:
+        title: what one is called in messages, such as "calibration method".
+        name: of the group of entry points.
+        package: the package whose public modules are edgeq's own; each module has its object under `attribute`.
+        attribute: name of the object in such a module.
+        own: edgeq's own as name → "module:attribute", where they are not the modules of one package.
+        error: what an unknown name raises.
+        also: what can be given instead of a name, for messages.
+    """
+
+    title: str
+    name: str
+    package: str = ""
+    attribute: str = ""
+    own: Mapping[str, str] = field(default_factory=dict, hash=False)
+    error: type[EdgeqError] = UsageError
+    also: str = ""
+
+    def names(self) -> tuple[str, ...]:
+        """Every registered name: edgeq's own, then those of plug-ins, each part in alphabetical order."""
+        return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
+
+    def builtin(self) -> Mapping[str, str]:
+        """edgeq's own as name → "module:attribute"."""
+        return self.own or _modules(self.package, self.attribute)
+
+    def plugins(self) -> tuple[EntryPoint, ...]:
+        """The entry points of installed distributions; what stands twice on the search path counts once."""
+        return _entry_points(self.name, tuple(sys.path))
+
+    def place(self, name: str) -> tuple[str, str]:
+        """Where `name` is: ("module:attribute", distribution), the distribution "" where it is edgeq's own.
+
+        Raises:
+            EdgeqError: nothing has that name (`error`), or two have (UsageError).
+        """
+        builtin = self.builtin().get(name)
+        found = [(builtin, "")] if builtin else []
+        found += [(point.value, distribution(point)) for point in self.plugins() if point.name == name]
+        if not found:
+            fix = suggest(name, self.names())
+            also = f", or {self.also}" if self.also and fix.startswith("Known") else ""
+            raise self.error(f"unknown {self.title} {name!r}", fix + also)
+        if len(found) > 1:
+            owners = [owner or "edgeq" for _, owner in found]
+            raise UsageError(
+                f"the {self.title} {name!r} is registered by {' and by '.join(owners)}",
+                f"Rename it in the entry points of {owners[-1].split()[0]}, or uninstall that",
+            )
+        return found[0]
+
+    def check(self, name: str) -> None:
+        """Raise `error`, with the nearest name, where nothing is registered as `name`."""
+        if name not in self.names():
+            self.place(name)
+
+
+METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
+DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER", also="path.py:function")
+TASKS = Group("task", "edgeq.tasks", "edgeq.measure.tasks", "TASK", also="path.py:factory")
+STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
+RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
+IMPROVEMENTS = Group("improvement", "edgeq.improvements", "edgeq.tune.improvements", "IMPROVEMENT")
+BACKENDS = Group(
+    "backend",
+    "edgeq.backends.base",
+    own={
+        "cpu": "edgeq.backends.cpu:CpuBackend",
+        "qnn": "edgeq.backends.qnn.backend:QnnBackend",
+        "systolic": "edgeq.backends.systolic.compile:SystolicBackend",
+        "tensorrt": "edgeq.backends.tensorrt:TensorrtBackend",
+    },
+    error=HardwareError,
+)
+GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, IMPROVEMENTS, BACKENDS)
+
+
+class Registry(Generic[T]):
+    """The objects of one group, imported when first needed.
+
+    Args:
+        accepts: whether an object is of this kind.
+        expected: what an object must be, for messages.
+        make: turns what an entry point names into the object.
+    """
+
+    def __init__(
+        self, group: Group, accepts: Callable[[Any], bool], expected: str, make: Callable[[Any], Any] = lambda o: o
+    ) -> None:
+        self.group = group
+        self._accepts = accepts
+        self._expected = expected
+        self._make = make
+        self._loaded: dict[tuple[str, str], T] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """Every registered name; nothing is imported."""
+        return self.group.names()
+
+    def owner(self, name: str) -> str:
+        """Name and version of the distribution that registers `name`; "edgeq" for edgeq's own.
+
+        Raises:
+            EdgeqError: as `load`.
+        """
+        return self.group.place(name)[1] or "edgeq"
+
+    def load(self, name: str) -> T:
+        """The object registered as `name`.
+
+        Raises:
+            EdgeqError: an unknown name (`Group.error`).
+            UsageError: one that is registered twice, or a plug-in that cannot be imported or is not of this kind; the
+                message names its distribution.
+        """
+        place, owner = self.group.place(name)
+        if (name, place) not in self._loaded:
+            self._loaded[name, place] = self._import(name, place, owner)
+        return self._loaded[name, place]
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Every name with its object, in the order of `names`.
+
+        Raises:
+            UsageError: as `load`.
+        """
+        for name in self.names():
+            yield name, self.load(name)
+
+    def _import(self, name: str, place: str, owner: str) -> T:
+        module, _, attribute = place.partition(":")
+        try:
+            found = importlib.import_module(module)
+            for part in filter(None, attribute.split(".")):
+                found = getattr(found, part)
+            found = self._make(found)
+        except Exception as error:
+            if not owner:
+                raise
+            raise self._broken(
+                name, place, owner, f"fails: {' '.join(f'{type(error).__name__}: {error}'.split())}"
+            ) from error
+        if not self._accepts(found):
+            raise self._broken(name, place, owner, f"is no {self._expected}")
+        if getattr(found, "name", name) != name:
+            raise self._broken(name, place, owner, f"calls itself {found.name!r}")
+        return cast(T, found)
+
+    def _broken(self, name: str, place: str, owner: str, problem: str) -> UsageError:
+        return UsageError(
+            f"the {self.group.title} {name!r} of {owner or 'edgeq'} ({place}) {problem}",
+            "Correct that package, or uninstall it",
+        )
+
+
+def plugin_in(error: BaseException) -> str:
+    """Name and version of the last plug-in that an exception came through; "" where it came through none."""
+    points = (point for group in GROUPS for point in group.plugins())
+    owners = {re.split("[.:]", point.value)[0]: distribution(point) for point in points}
+    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [owners[package] for module in modules if (package := module.partition(".")[0]) in owners]
+    return found[-1] if found else ""
+
+
+def data_folders(name: str) -> tuple[Path, ...]:
+    """Folders `name` ("targets", "profiles", "targets/backends") of the packages that plug-ins name as `edgeq.data`.
+
+    Raises:
+        UsageError: an entry point names a package that cannot be found.
+    """
+    folders = []
+    for point in sorted(_entry_points(DATA_GROUP, tuple(sys.path)), key=lambda p: (p.name, p.value)):
+        try:
+            spec = importlib.util.find_spec(point.value)
+        except ImportError as error:
+            raise _no_package(point) from error
+        if spec is None or not spec.submodule_search_locations:
+            raise _no_package(point)
+        folders += [Path(place) / name for place in spec.submodule_search_locations]
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+def distribution(point: EntryPoint) -> str:
+    """Name and version of the distribution that an entry point belongs to."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+
+
+def _no_package(point: EntryPoint) -> UsageError:
+    return UsageError(
+        f"the data folder {point.value!r} of {distribution(point)} is no package that can be found",
+        "Correct that package, or uninstall it",
+    )
+
+
+@lru_cache
+def _modules(package: str, attribute: str) -> Mapping[str, str]:
+    folder = Path(__file__).resolve().parent.parent.joinpath(*package.split(".")[1:])
+    public = sorted(found.name for found in pkgutil.iter_modules([str(folder)]) if not found.name.startswith("_"))
+    return {stem.replace("_", "-"): f"{package}.{stem}:{attribute}" for stem in public}
+
+
+@lru_cache
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of one group; `path` is the search path that they were found on."""
+    del path
+    found = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}
+    return tuple(found.values())
+
+
+class CallablePackage(ModuleType):
+    """A package that forwards calls to one of its functions, imported at the first call.
+
+    `inspect.signature` and `help` look through `__wrapped__` at that function.
+    """
+
+    forwards_to: str
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        module, _, name = self.forwards_to.partition(":")
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        return function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+
+def make_callable(package: str, function: str) -> None:
+    """Let calls of the package `package` (its `__name__`) go to `function`, "module:name".
+
+    Type checkers see the function itself, which `edgeq/__init__.py` imports for them alone.
+    """
+    module = sys.modules[package]
+    module.__class__ = CallablePackage
+    module.__dict__["forwards_to"] = function
+
+
+_PREFIX = "edgeq_user_"
+
+
+def names_function(name: str) -> bool:
+    """Whether `name` has the form "path.py:function"."""
+    return ".py:" in name
+
+
+def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[..., Any]:
+    """The function that `name` ("path.py:function") points at. The file is run: it is the user's own code.
+
+    Args:
+        what: what it is wanted as, for messages.
+
+    Raises:
+        EdgeqError: of the kind `error`: no such file, a file that fails when run, or no such function in it.
+    """
+    file, _, attribute = name.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise error(f"{path} does not exist", f"Give the {what} as path.py:function")
+    function = getattr(_run(path, error), attribute, None)
+    if not callable(function):
+        raise error(f"{path} has no function {attribute!r}", f"Name the function that makes the {what}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """What a user's code raised, in one line with the file and line of it where they are known; and what to do."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    place = place_in(error)
+    fix = f"Correct {place.partition(':')[0]}" if place else "Correct the file"
+    if isinstance(error, ModuleNotFoundError):
+        fix = f"Install {error.name} for the Python that runs edgeq"
+    return f"{place}: {text}" if place else text, fix
+
+
+def place_in(error: BaseException) -> str:
+    """The last "file.py:line" of a user's file that an exception came through; "" where it came through none."""
+    places = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__", "")).startswith(_PREFIX)
+    ]
+    return places[-1] if places else ""
+
+
+def _run(path: Path, error: type[EdgeqError]) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{_PREFIX}{path.stem}", path)
+    assert spec is not None, "a .py file has a loader"
+    assert spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks its module up by name while it is made.
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as raised:  # whatever the user's file raises
+        text, fix = describe(raised)
+        raise error(f"{path} cannot be imported: {text}", fix) from raised
+    return module

@@ -1,1 +1,0 @@
-"""Processes of their own in which models are opened, run and timed: other machines' kernels, and plug-in engines."""

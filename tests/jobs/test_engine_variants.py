@@ -1,0 +1,95 @@
+"""Bundles with variants that a plug-in runs, and one that needs none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import edgeq_device.engines
+import pytest
+from edgeq_device.arrays import read_arrays
+
+from edgeq.bundle.verify import opened
+from edgeq.data.open_source import Data
+from edgeq.errors import RuntimeUnavailableError, UsageError
+from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.target import resolve
+from edgeq.jobs.builds import Builds
+from edgeq.jobs.engine_checks import exists_for, in_engine
+from edgeq.jobs.job import open_job
+from edgeq.jobs.package import package
+from edgeq.jobs.variant_bundle import bundle_variants
+from edgeq.jobs.variants import PackagedVariant, with_fallback
+from edgeq.run.engines import EngineChoice, load_engines
+from tests import fake_engine
+
+NET, CALIB, BUNDLE = Path("net.onnx"), Data("calib.npz"), Path("bundle")
+QUICK: dict[str, Any] = {"timed": False, "emulate": False, "targets": ("cpu-any",)}
+
+
+def install(place: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str = "", version: str = "1.2.3") -> EngineChoice:
+    """The fake, known to the runner too."""
+    (place / "plugin").mkdir()
+    engine = fake_engine.install(place / "plugin", monkeypatch, behaviour, version)
+    known = {**edgeq_device.engines.engines(), "fake": engine}
+    monkeypatch.setattr("edgeq_device.engines.engines", lambda: known)
+    return EngineChoice(engine)
+
+
+def test_each_engine_adds_a_variant_of_the_same_model(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install(place, monkeypatch, "answers wrong")  # by a thousandth, so that its own answers are recognised
+    engines = (fake, dataclasses.replace(fake, precision="bf16"))
+    found = package(NET, CALIB, BUNDLE, engines=engines, with_float=True, **QUICK)
+    assert list(found.variants) == ["cpu-any", "cpu-any-fake", "cpu-any-fake-bf16"]
+    assert found.models == 1
+    assert [v.proof.engine for v in found.variants.values()] == ["onnxruntime", "fake", "fake:bf16"]
+    assert len(list(BUNDLE.rglob("model.onnx"))) == 2, "int8 and float32, once each"
+    with opened(BUNDLE) as bundle:
+        own, plain, brain = bundle.components["model"]
+        assert [v.name for v in bundle.components["float32"]] == ["float32"]
+    assert (own.ep, plain.ep, brain.ep) == ("CPUExecutionProvider", "FakeExecutionProvider", "FakeExecutionProvider")
+    assert own.rank < brain.rank < plain.rank, "the first that was named is the best"
+    assert (plain.info["precision"], brain.info["precision"]) == ("f32", "bf16")
+    assert json.loads(brain.provider_options["config"]) == {"CPU": {"HINT": "brain"}}
+    expected = {name: read_arrays(variant.cases[0].outputs) for name, variant in (("own", own), ("fake", plain))}
+    ((name, right),) = expected["own"].items()
+    assert expected["fake"][name] == pytest.approx(right * 1.001), "its vectors are its own answers"
+
+
+def test_an_unquantized_model_can_stand_beside_its_fallback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, machine = install(place, monkeypatch), detect_machine()
+    target = resolve("cpu-any", machine)
+    scheme = target.profile.scheme
+    (place / "work").mkdir()
+    job = open_job(NET, CALIB, None, place / "work", static=True)
+    builds = Builds(job, place / "work", timed=False, emulate=False)
+    built = builds.build(target, scheme)
+    fallback = PackagedVariant(built, builds.prove(built, scheme, machine, native=True), True, 1)
+    better = in_engine(builds, fallback, scheme, fake, machine)
+    float_artifact = dataclasses.replace(better.built.artifact, model=job.prepared.path)
+    better = dataclasses.replace(better, built=dataclasses.replace(built, artifact=float_artifact, ranges={}))
+    variants = with_fallback("cpu-any", fallback, [better])
+    bundle_variants(job, variants, BUNDLE, workdir=place / "work", command="x", with_float=True)
+    with opened(BUNDLE) as bundle:
+        assert [v.name for v in bundle.components["model"]] == ["cpu-any", "cpu-any-fake"]
+
+
+@pytest.mark.parametrize(("version", "line"), [("", "not installed here.*Install"), ("1.0", "1.0 is older than 1.2")])
+def test_an_engine_that_is_not_here_proves_nothing(
+    version: str, line: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = install(place, monkeypatch, version=version)
+    with pytest.raises(RuntimeUnavailableError, match=line):
+        package(NET, CALIB, BUNDLE, engines=[fake], **QUICK)
+    assert not BUNDLE.exists()
+
+
+def test_an_engine_that_exists_for_no_target_is_refused(place: Path) -> None:
+    openvino = load_engines()["openvino"]
+    machine = detect_machine()
+    assert exists_for(openvino, resolve("haswell", machine))
+    assert not exists_for(openvino, resolve("jetson-orin", machine))
+    with pytest.raises(UsageError, match="there is no openvino for raspberry-pi-4"):
+        package(NET, CALIB, BUNDLE, engines=[EngineChoice(openvino)], **{**QUICK, "targets": ("raspberry-pi-4",)})

@@ -1,0 +1,54 @@
+"""A preparation that changes what a model computes does not pass unnoticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from edgeq.jobs.opening import check_preparation
+from tests.backends.build import Bench, bench
+from tests.graphs import proto
+
+BODY = "g (float[1, 8, 8, 8] x) => (float[1, 8, 8, 8] y) {{ a = Relu (x) y = {} }}"
+
+
+def prepared_as(folder: Path, node: str) -> Bench:
+    return bench(folder, proto(BODY.format(node)))
+
+
+@pytest.mark.parametrize(("node", "noted"), [("Neg (a)", 0), ("Abs (a)", 1)])
+def test_another_result_is_noted(tmp_path: Path, node: str, noted: int) -> None:
+    made = prepared_as(tmp_path, "Neg (a)")
+    onnx.save(proto(BODY.format(node)), made.prepared.source)
+    found = check_preparation(made.prepared, made.samples)
+    new = found.notes[len(made.prepared.notes) :]
+    assert ["preparation changed what the model computes" in note for note in new] == [True] * noted
+
+
+def test_what_cannot_be_compared_is_left_alone(tmp_path: Path) -> None:
+    made = prepared_as(tmp_path, "RandomNormalLike (a)")
+    assert check_preparation(made.prepared, made.samples) is made.prepared
+    made = prepared_as(tmp_path, "Neg (a)")
+    made.prepared.source.write_bytes(b"no model")
+    assert check_preparation(made.prepared, made.samples) is made.prepared
+
+
+def test_what_roundings_alone_decide_is_left_alone(tmp_path: Path) -> None:
+    """The sine of 1e8 times as much: no level of onnxruntime's optimisation gives what another one does."""
+    body = "g (float[1, 8, 8, 8] x) => (float[1, 8, 8, 8] y) <float[8, 8, 3, 3] w, float b = {{1e8}}> {{ {} }}"
+    weights = np.random.default_rng(0).normal(size=(8, 8, 3, 3)).astype(np.float32) / 100
+
+    def with_weights(nodes: str) -> onnx.ModelProto:
+        model = proto(body.format(nodes))
+        model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+        return model
+
+    made = bench(tmp_path, with_weights("a = Conv <pads = [1, 1, 1, 1]> (x, w) c = Mul (a, b) y = Sin (c)"))
+    onnx.save(with_weights("c = Mul (x, b) a = Conv <pads = [1, 1, 1, 1]> (c, w) y = Sin (a)"), made.prepared.source)
+    assert check_preparation(made.prepared, made.samples) is made.prepared
+    onnx.save(proto(BODY.format("Abs (a)")), made.prepared.source)
+    assert check_preparation(made.prepared, made.samples).notes[-1].startswith("its preparation changed")

@@ -1,0 +1,113 @@
+"""The calibration tables of a bundle have the ranges that its variants use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from edgeq_device.package import open_bundle
+
+from edgeq.bundle.verify import check_report, verify_bundle
+from edgeq.calibrate.ranges import Range, derive_ranges
+from edgeq.calibrate.table import read_tables
+from edgeq.data.open_source import Data
+from edgeq.hardware.target import resolve
+from edgeq.jobs.job import build, open_job
+from edgeq.jobs.package import package
+from edgeq.jobs.variant_bundle import used_ranges
+from edgeq.model.graph import name_of
+from edgeq.model.load import read_model
+from edgeq.model.quant_params import params_of
+from edgeq.scheme import Scheme
+from tests.backends.build import random
+
+BUNDLE = Path("bundle")
+
+
+@pytest.fixture
+def heavy(place: Path) -> Path:
+    """`net.onnx` with samples that have few large values, so that every method cuts them elsewhere."""
+    samples = random(4, 8, 8, 8) ** 5
+    np.savez("calib.npz", x=samples)
+    return place
+
+
+def bundle_of(*targets: str, **scheme: Any) -> dict[str, dict[str, Any]]:
+    """Package `net.onnx`; edgeq.json of each variant by name."""
+    package(Path("net.onnx"), Data("calib.npz"), BUNDLE, targets=targets, overrides=scheme, timed=False, emulate=False)
+    check_report(verify_bundle(BUNDLE))
+    return {f.parent.name: json.loads(f.read_text()) for f in sorted((BUNDLE / "models/model").glob("*/edgeq.json"))}
+
+
+def magnitudes_in_file(variant: str) -> dict[str, float]:
+    """The largest magnitude that each QuantizeLinear of a variant's file represents, by what it reads."""
+    with open_bundle(BUNDLE) as bundle:
+        (file,) = [v.model for v in bundle.components["model"] if v.name == variant]
+    found = {}
+    for node in read_model(Path(file)).graph:
+        params = params_of(node) if node.op_type == "QuantizeLinear" else None
+        if params is not None:
+            low, high = (replace(params, narrow=True) if params.low < 0 else params).range
+            found[name_of(node.inputs[0])] = max(-low, high)
+    return found
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"method": "minmax"},
+        {"method": "percentile", "method_options": {"percentile": 99.0}},
+        {"method": "entropy"},
+        {"method": "mse"},
+        {"method": "mse", "activation_symmetric": True, "activation_type": "int8"},
+        {"method": "moving-average"},
+    ],
+    ids=lambda scheme: "-".join(map(str, scheme.values())),
+)
+def test_a_table_has_the_ranges_of_the_file(heavy: Path, scheme: dict[str, Any]) -> None:
+    ((name, info),) = bundle_of("haswell", **scheme).items()
+    table = read_tables(BUNDLE / info["calibration"])
+    used = {tensor: bound for tensor, bound in magnitudes_in_file(name).items() if tensor in table}
+    assert len(used) > 3
+    for tensor, bound in used.items():
+        # The zero point of an asymmetric range is rounded, which moves its ends by up to half of a step.
+        assert table[tensor] == pytest.approx(bound, rel=1 / 250), tensor
+
+
+def test_variants_with_other_ranges_have_tables_of_their_own(heavy: Path) -> None:
+    """Symmetric and asymmetric integers lose least at different ranges."""
+    infos = bundle_of("haswell", "cascade-lake", "jetson-orin", method="mse")
+    places = {name: infos[name]["calibration"] for name in ("haswell", "cascade-lake", "jetson-orin")}
+    assert places["haswell"] == places["cascade-lake"] != places["jetson-orin"]
+    assert sorted(set(places.values())) in (["calibration", f"calibration/{n}"] for n in ("haswell", "jetson-orin"))
+    for name, place in places.items():
+        table = read_tables(BUNDLE / place)
+        shared = magnitudes_in_file(name).keys() & table.keys()
+        assert shared
+        for tensor in shared:
+            assert table[tensor] == pytest.approx(magnitudes_in_file(name)[tensor], rel=1 / 250), (name, tensor)
+
+
+def test_variants_that_have_no_ranges_have_no_table(place: Path) -> None:
+    (info,) = bundle_of("haswell", mode="dynamic", dynamic_weight_types={"Conv": "uint8"}).values()
+    assert "calibration" not in info
+    assert not (BUNDLE / "calibration").exists()
+
+
+def test_what_the_file_represents_goes_before_what_it_was_built_from(place: Path) -> None:
+    """A recovery may fit a scale in the finished file."""
+    job = open_job(Path("net.onnx"), Data("calib.npz"), None, place)
+    assert job.statistics is not None
+    ranges = derive_ranges(job.statistics, "minmax")
+    built = build(job, resolve("haswell"), Scheme(), place / "q.onnx")
+    assert used_ranges(job, built) == ranges
+    wider = {name: Range(2 * span.low, 2 * span.high) for name, span in ranges.items()}
+    found = used_ranges(job, replace(built, ranges=wider))
+    held = {name for name in found if found[name] != wider[name]}
+    assert "x" in held
+    for name in held:
+        assert found[name].bound == pytest.approx(ranges[name].bound, rel=1 / 250)
