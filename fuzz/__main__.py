@@ -9,6 +9,8 @@ import time
 import traceback
 from pathlib import Path
 
+from edgeq_device.budget import confine
+
 from fuzz.guided import guided
 from fuzz.layers import Layer, make_seeds
 from fuzz.run import LayerCounts, case_of, layers_named, run_case, run_layer, table
@@ -42,6 +44,7 @@ def main() -> int:
     if given.case is not None:
         if len(chosen) != 1:
             parser.error("--case needs one LAYER")
+        confine("fuzz")  # what libraries print is relayed, as it is in a run
         return _again(chosen[0], given.seed, given.case)
     by_layer: dict[str, LayerCounts] = {}
     for layer in chosen:

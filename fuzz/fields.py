@@ -10,12 +10,12 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from fuzz.mutate import Mutation
+from fuzz.mutate import ESCAPES, Mutation
 
 _LARGEST = 65536
 _NUMBERS = (-(2**63), -(2**31), -1, 0, 1, 2, 63, 2**31 - 1, 2**63 - 1)
 _REALS = (0.0, -1.0, 1e38, float("nan"), float("inf"))
-_TEXTS = ("", "\0", "\n", "../x", "x" * 5000, "ai.onnx", "com.microsoft")
+_TEXTS = ("", "\0", "\n", "../x", "x" * 5000, "ai.onnx", "com.microsoft", *ESCAPES)
 _BITS = {
     FieldDescriptor.TYPE_INT32: range(-(2**31), 2**31),
     FieldDescriptor.TYPE_INT64: range(-(2**63), 2**63),

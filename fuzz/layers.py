@@ -13,11 +13,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 
 from fuzz.fields import of_fields
-from fuzz.mutate import Mutation, of_bytes, of_json, of_message, of_text, of_zip
+from fuzz.mutate import Mutation, of_bytes, of_json, of_message, of_names, of_text, of_zip
 from tests.graphs import proto
 
 Read = Callable[[Path], object]
@@ -42,6 +43,17 @@ class Layer:
     mutate: Mutation = of_bytes
     cases: int = 2000
     native: bool = False
+
+
+def _run(command: click.Command, *arguments: str) -> None:
+    """Run a command as the program does; raise the error whose line it has printed."""
+    error = None
+    try:
+        command.main(arguments, f"edgeq {command.name}", standalone_mode=False)
+    except SystemExit as ended:
+        error = ended.__context__
+    if error is not None:
+        raise error
 
 
 LAYERS: dict[str, Layer] = {}
@@ -130,10 +142,9 @@ def _model_wire(path: Path) -> None:
 
 @layer("inspect", _models, mutate=_ONNX, cases=300, native=True)
 def _inspect(path: Path) -> None:
-    from edgeq.measure.inspect import inspect
-    from edgeq.util.records import plain
+    from edgeq.cli.inspect import command
 
-    plain(inspect(path, ["generic-x86-64"]))
+    _run(command, str(path), "--target", "generic-x86-64")
 
 
 def _rich_models(folder: Path) -> None:
@@ -194,7 +205,8 @@ def _amplifying(folder: Path) -> None:
             write(folder / f"{number}-{size}.onnx", *text)
 
 
-layer("model-sizes", _amplifying, mutate=of_fields(onnx.ModelProto), cases=2000, native=True)(_model)
+_HOSTILE_FIELDS = of_names(onnx.ModelProto, of_fields(onnx.ModelProto))
+layer("model-sizes", _amplifying, mutate=_HOSTILE_FIELDS, cases=2000, native=True)(_inspect)
 layer("model-fields", _rich_models, mutate=of_fields(onnx.ModelProto), cases=2000, native=True)(_model)
 layer("model-fields-wire", _rich_models, mutate=of_fields(onnx.ModelProto), cases=2000)(_model_wire)
 
@@ -565,7 +577,7 @@ def _of_case(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
     if name.endswith(b".json"):
         change = of_json
     elif name.endswith(b".onnx"):
-        change = _ONNX
+        change = of_names(onnx.ModelProto, _ONNX)
     elif name.endswith(b".npz"):
         change = of_zip(of_bytes)
     return name + b"\n" + seal + b"\n" + change(random, content, contents)
@@ -642,16 +654,18 @@ _RUN = ("models/model/plain/model.onnx", "models/model/plain/edgeq.json", "selft
 
 @layer("sealed", _bundle_cases(*_RUN, sealed=_SEAL[:1]), mutate=_of_case, cases=300, native=True)
 def _run_sealed(path: Path) -> None:
-    from edgeq_device.text import report_lines
-
-    from edgeq.bundle.verify import verify_bundle
+    from edgeq.cli.verify import command
 
     place = _put(path)
     try:
-        for line in report_lines(verify_bundle(place)):
-            assert "\n" not in line
+        _run(command, str(place))
     finally:
         _restore(path)
+        assert _names(place) == _names(path.parent / "good"), "a file was left in the bundle"
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
 
 
 def _zips(folder: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -20,6 +21,9 @@ Mutation = Callable[[Random, bytes, Sequence[bytes]], bytes]
 MOST_BYTES = 1 << 20
 SIZES = (-1, 0, 1, 2, 7, 127, 128, 255, 256, 65535, 65536, 10**6, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1)
 NUMBERS = (*SIZES, -(2**31), -(2**63), 2**64 - 1, 2**64, 10**30)
+SPOOF = "all variants passed"
+ESCAPES = ("\x1b]0;title\x07", "\x1b[2J", "\x9b2J", "\u202e", f"\n{SPOOF}\n", "\r")
+"""What a terminal would obey, or take for a line of edgeq's own."""
 TEXTS = (
     "",
     " ",
@@ -39,6 +43,7 @@ TEXTS = (
     "[" * 2000,
     "sha256:" + "0" * 64,
     "model:0:1:2",
+    *ESCAPES,
 )
 
 
@@ -189,6 +194,39 @@ def of_zip(inner: Mutation) -> Mutation:
     return mutate
 
 
+def of_names(kind: type[Message], inner: Mutation) -> Mutation:
+    """One or two names of a protobuf message hostile wherever they stand, so that the rest still fits; then `inner`, in
+    half of the cases."""
+
+    def mutate(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+        message = kind()
+        message.ParseFromString(data)
+        for _ in range(random.randint(0, 2)):
+            held = list(_texts_of(message))
+            name = random.choice([text for text, _ in held if text] or [""])
+            hostile = name + random.choice(ESCAPES)
+            for text, put in held:
+                if text and text == name:
+                    put(hostile)
+        changed = message.SerializePartialToString()
+        return inner(random, changed, others) if random.random() < 0.5 else changed
+
+    return mutate
+
+
+def _texts_of(message: Message) -> Iterator[tuple[str, Callable[[str], None]]]:
+    """The names of nodes and tensors in a message, each with what puts another in its place."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in value if field.is_repeated else [value]:
+                yield from _texts_of(inner)
+        elif field.name in ("input", "output"):
+            for place, text in enumerate(value):
+                yield text, functools.partial(value.__setitem__, place)
+        elif field.name == "name" and message.DESCRIPTOR.name != "AttributeProto":
+            yield value, functools.partial(setattr, message, "name")
+
+
 def of_message(kind: type[Message]) -> Mutation:
     """Fields of a protobuf message of this type, wherever nested."""
 
@@ -209,7 +247,7 @@ def of_message(kind: type[Message]) -> Mutation:
 
 def _change_message(random: Random, whole: Message) -> None:
     messages: list[Message] = []
-    texts: list[Any] = [*TEXTS[:5], *TEXTS[6:10]]
+    texts: list[Any] = [*TEXTS[:5], *TEXTS[6:10], *ESCAPES]
 
     def walk(message: Message) -> None:
         messages.append(message)

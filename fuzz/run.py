@@ -1,5 +1,9 @@
-"""Cases in forked processes under limits: what is not refused in one line, crashes, takes too long, too much memory, or
-touches a file outside of its folder is a finding."""
+"""Cases in forked processes under limits: what is not refused in one line, crashes, takes too long, too much memory,
+touches a file outside of its folder or prints what moves a cursor is a finding.
+
+A case runs as a command does: `confine` relays what libraries print, and an error is printed by `ends_in_one_line`. All
+of it ends in the file `printed`.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,38 @@ import mmap
 import os
 import resource
 import shutil
-import signal
 import struct
 import sys
 import tempfile
 import time
 import traceback
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, BinaryIO
 
-from edgeq_device.budget import Budget, renew
+from edgeq_device.budget import VARIABLE, Budget, confine, renew
+from edgeq_device.errors import BudgetError
 
+from edgeq.device import device_errors
+from edgeq.process import ends_in_one_line
 from fuzz.layers import LAYERS, Layer, expected, make_seeds
+from fuzz.mutate import SPOOF
+from tests.cli.test_library_output import LOUD
 
 SECONDS = 20
 MEMORY = 1 << 30
 """Bytes beyond those that the process has before its first case."""
 BATCH = 20_000
+_END = b"end of what the case printed"
+_RELAYED_WITHIN = 30
+"""Seconds until what a library printed is in `printed`."""
 _REPOSITORY = Path(__file__).resolve().parent.parent
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = frozenset(
     {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.truncate"}
@@ -77,7 +90,8 @@ def _content(path: Path) -> bytes:
 def run_case(layer: Layer, name: str, content: bytes, folder: Path) -> BaseException | None:
     """Read one case in `folder`; what it raised."""
     path = folder / "case" / name
-    path.parent.mkdir(exist_ok=True)
+    if not path.parent.is_dir():
+        path.parent.mkdir()
     path.write_bytes(content)
     try:
         with warnings.catch_warnings():
@@ -102,15 +116,18 @@ def run_layer(
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="edgeq-fuzz-") as name, _counter() as counter:
         work = Path(name)
-        _in_child(lambda: make_seeds(layer, work / "seeds"))
+        printed = work / "printed"
+        _in_child(lambda: make_seeds(layer, work / "seeds"), printed)
         seeds = make_seeds(layer, work / "seeds")
+        before = files_around(work)
         at = start
         while at < start + cases and not until():
             stop = min(at + BATCH, start + cases)
             log = work / "log"
             log.unlink(missing_ok=True)
+            printed.unlink(missing_ok=True)
             counter[:8] = struct.pack("q", at)
-            status = _in_child(lambda: _run_batch(layer, seeds, seed, (at, stop), work, log, counter, until))  # noqa: B023
+            status = _in_child(lambda: _run_batch(layer, seeds, seed, (at, stop), work, log, counter, until), printed)  # noqa: B023
             done = struct.unpack("q", counter[:8])[0]
             lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
             for index, kind, what in lines:
@@ -118,9 +135,12 @@ def run_layer(
                     _report(counts, layer, seeds, seed, index, what, save)
                 else:
                     setattr(counts, kind, getattr(counts, kind) + what)
+            left = printed.read_bytes()
+            if (hostile := escapes(left)) is not None:
+                _report(counts, layer, seeds, seed, done, hostile, save)
             if status:
-                what = _ended(status)
-                if layer.native:
+                what = _ended(left)
+                if layer.native and os.waitstatus_to_exitcode(status) == BudgetError.exit_code:
                     counts.contained += 1
                 else:
                     _report(counts, layer, seeds, seed, done, what, save)
@@ -130,11 +150,11 @@ def run_layer(
             else:
                 counts.cases += done + 1 - at
                 at = done + 1
-            outside = sorted(p.name for p in work.iterdir() if p.name not in ("seeds", "case", "log", "tmp"))
-            if outside:
-                _report(counts, layer, seeds, seed, done, f"left {outside[0]} outside of its folder", save)
-                for extra in outside:
-                    (work / extra).unlink()
+            now = files_around(work)
+            for what in _changed(before, now):
+                if [what] not in [line[2:] for line in lines]:
+                    _report(counts, layer, seeds, seed, done, what, save)
+            before = now
     counts.seconds = time.monotonic() - began
     return counts
 
@@ -154,14 +174,19 @@ def _run_batch(
     temporary.mkdir(exist_ok=True)
     os.chdir(folder)
     tempfile.tempdir = str(temporary)
-    os.environ["TMPDIR"] = str(temporary)
+    os.environ.update(TMPDIR=str(temporary), HOME=str(work))
+    os.environ[VARIABLE] = "off"  # its limits are those below
+    confine("fuzz")
+    if layer.native:
+        exec(LOUD)  # onnxruntime logs, for the relay to have something to do
     run_case(layer, *case_of(layer, seeds, seed, 0), folder)  # what is imported by it is not counted
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + MEMORY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     refused = contained = 0
     touched: list[str] = []
-    with log.open("a") as stream:
-        _watch(touched, (folder, temporary), work)
+    around = files_around(work)
+    with log.open("a") as stream, (work / "printed").open("r+b") as printed:
+        _watch(touched, (folder / "case", temporary), work)
 
         def note(*line: Any) -> None:
             stream.write(json.dumps(line) + "\n")
@@ -171,9 +196,17 @@ def _run_batch(
             counter[:8] = struct.pack("q", index)
             renew(Budget(seconds=SECONDS))
             error = run_case(layer, *case_of(layer, seeds, seed, index), folder)
-            if touched:
-                note(index, "finding", touched[0])
-                touched.clear()
+            if error is not None and expected(error):
+                with suppress(SystemExit), ends_in_one_line(), device_errors():
+                    raise error
+            if (hostile := _escapes_of_case(printed)) is not None:
+                note(index, "finding", hostile)
+            now = files_around(work)
+            touched += _changed(around, now)
+            around = now
+            for what in dict.fromkeys(touched):
+                note(index, "finding", what)
+            touched.clear()
             if isinstance(error, MemoryError) and layer.native:
                 contained += 1
             elif error is not None and not expected(error):
@@ -210,24 +243,65 @@ def _report(counts: LayerCounts, layer: Layer, seeds: list[Path], seed: int, ind
     print(f"  again: scripts/fuzz {layer.name} --seed {seed} --case {index}", flush=True)
 
 
-def _ended(status: int) -> str:
-    if os.WIFEXITED(status):
-        return f"ended with exit code {os.WEXITSTATUS(status)}"
-    number = os.WTERMSIG(status)
-    if number == signal.SIGXCPU:
-        return f"took more than {SECONDS} s"
-    return f"ended by {signal.Signals(number).name}"
+def _ended(printed: bytes) -> str:
+    """Return the last line that was printed: `confine` says there why the process that worked was ended."""
+    lines = printed.decode("utf-8", "backslashreplace").split("\n")
+    return next((line.removeprefix("fuzz: ") for line in reversed(lines) if line), "ended without a word")
 
 
-def _in_child(work: Callable[[], object]) -> int:
+def _escapes_of_case(printed: BinaryIO) -> str | None:
+    """Return what `escapes` finds in what was printed since the last call, once the relay has written all of it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.write(2, b"\n" + _END + b"\n")
+    ends, found = time.monotonic() + _RELAYED_WITHIN, b""
+    while _END not in found and time.monotonic() < ends:
+        found += printed.read()
+        time.sleep(0.0002)
+    printed.seek(0)
+    printed.truncate()
+    return escapes(found) if _END in found else f"printed no more within {_RELAYED_WITHIN} s"
+
+
+def escapes(printed: bytes) -> str | None:
+    """Return the first line with a character that moves a cursor, has a direction or is not seen, or with a line break
+    that a name brought; None where there is none."""
+    for line in printed.decode("utf-8", "surrogateescape").split("\n"):
+        if line.startswith(SPOOF) or any(unicodedata.category(c) in _HIDDEN for c in line if c != "\t"):
+            return f"prints an escape: {line[:200]!r}"
+    return None
+
+
+def files_around(work: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of all files below `work` but those in folders of cases and for temporary files."""
+    found = {}
+    for folder, inner, names in os.walk(work):
+        own = Path(folder) == work
+        inner[:] = [n for n in inner if not (own and n == "tmp") and Path(folder, n) != work / "case" / "case"]
+        for name in (*inner, *names):
+            if own and name in ("case", "log", "printed", "seeds"):
+                continue
+            state = os.lstat(Path(folder, name))
+            found[os.path.join(folder, name)] = (state.st_size, state.st_mtime_ns)  # noqa: PTH118
+    return found
+
+
+def _changed(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> list[str]:
+    names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return [f"left or changed {Path(name).name} outside of its folder" for name in names]
+
+
+def _in_child(work: Callable[[], object], printed: Path) -> int:
+    """Run `work` in a process whose standard output and error are the file `printed`; its status."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
         code = 1
         try:
-            null = os.open(os.devnull, os.O_WRONLY)
-            if not os.environ.get("EDGEQ_FUZZ_LOUD"):
-                os.dup2(null, 2)
+            output = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for number, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(output, number)
+                setattr(sys, name, open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115
             work()
             code = 0
         except BaseException:
@@ -276,7 +350,9 @@ def _watch(touched: list[str], own: tuple[Path, ...], work: Path) -> None:
             if not path.startswith(inside if writes else (*installed, *system)) and path != os.devnull:
                 touched.append(f"{'writes' if writes else 'opens'} {path}")
         elif event in _CHANGES and isinstance(arguments[0], str | bytes):
-            path = os.path.realpath(Path(os.fsdecode(arguments[0])).parent)
+            folder = arguments[-1] if event != "os.truncate" else -1
+            base = f"/proc/self/fd/{folder}" if isinstance(folder, int) and folder >= 0 else ""
+            path = os.path.realpath(Path(base, os.fsdecode(arguments[0])).parent)
             if not f"{path}/".startswith(inside):
                 touched.append(f"{event} of {path}")
 

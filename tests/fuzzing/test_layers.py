@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import mmap
 import os
+import signal
+import sys
 from pathlib import Path
+from random import Random
 
+import onnx
 import pytest
 
 from fuzz.layers import LAYERS, Layer, expected, make_seeds
+from fuzz.mutate import ESCAPES, SPOOF, of_names
 from fuzz.run import LayerCounts, case_of, run_case, run_layer, table
 
 CRASHES = sorted((Path(__file__).parent / "crashes").glob("*--*"))
@@ -66,13 +72,65 @@ def test_what_counts_as_a_finding(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert sorted(what.split(" at ")[0].split(" /")[0] for what in counts.findings) == [
         "KeyError",
         "MemoryError",
-        "ended by SIGABRT",
-        "left outside outside of its folder",
+        "ended by signal SIGABRT",
+        "left or changed outside outside of its folder",
         "writes",
     ]
     saved = {file.read_bytes() for file in (tmp_path / "saved").iterdir()}
     assert saved >= {b"crash", b"memory", b"write", b"wrong"}
     assert "again: scripts/fuzz hostile --seed 0 --case" in capfd.readouterr().out
+
+
+def _planting(path: Path) -> None:
+    """Write as C code does, without Python's audit hook, and print past what is in place for names."""
+    text = path.read_bytes()
+    library = ctypes.CDLL(None)
+    if b"relayed" in text:
+        library.write(2, b"\x1b]0;title\x07\n", 11)
+        print("\x1b[2J")
+    if b"bypass" in text:
+        sys.stdout.buffer.write(b"\x1b]0;title\x07\n")
+    if b"direction" in text:
+        sys.stderr.buffer.write("a\u202eb\n".encode())
+    if b"raw" in text:
+        sys.stderr.buffer.write(b"\x9b2J\n")
+    if b"spoof" in text:
+        print(f"a name\n{SPOOF}")
+    for name, place in ((b"beside", path.parents[1]), (b"above", path.parents[2]), (b"home", Path.home())):
+        if name in text:
+            library.close(library.creat(os.fsencode(place / name.decode()), 0o600))
+    if b"die" in text:
+        sys.stdout.buffer.write(b"\x1b[31m\n")
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and the C library are those of Linux")
+def test_planted_escapes_and_files_are_found_where_libraries_run_graphs(tmp_path: Path) -> None:
+    kinds = ["a-fine", "above", "beside", "bypass", "die", "direction", "home", "raw", "relayed", "spoof"]
+
+    def seeds(folder: Path) -> None:
+        for kind in kinds:
+            (folder / kind).write_text(kind)
+
+    counts = run_layer(Layer("planting", seeds, _planting, native=True), 0, 0, len(kinds), tmp_path / "saved")
+    assert counts.cases == len(kinds)
+    assert counts.contained == 1
+    assert counts.findings == {
+        "prints an escape": 5,
+        **{f"left or changed {name} outside of its folder": 1 for name in ("above", "beside", "home")},
+    }
+
+
+def test_hostile_names_stay_a_model_that_the_checker_passes(tmp_path: Path) -> None:
+    seeds = make_seeds(LAYERS["model-sizes"], tmp_path / "seeds")
+    rename = of_names(onnx.ModelProto, lambda random, data, others: data)
+    found = set()
+    for number in range(60):
+        data = rename(Random(number), seeds[number % len(seeds)].read_bytes(), [])
+        onnx.checker.check_model(data)
+        found |= {escape for escape in ESCAPES if escape.encode() in data}
+    assert found == set(ESCAPES)
 
 
 def test_time_ends_a_layer_between_two_cases(tmp_path: Path) -> None:
