@@ -652,7 +652,18 @@ def _read_bundle(path: Path) -> None:
 _RUN = ("models/model/plain/model.onnx", "models/model/plain/edgeq.json", "selftest/inputs-1.npz", *_JSON_FILES[1:2])
 
 
-@layer("sealed", _bundle_cases(*_RUN, sealed=_SEAL[:1]), mutate=_of_case, cases=300, native=True)
+def _sealed(folder: Path) -> None:
+    """Add a model whose names onnxruntime logs: it drops one weight, and another has the shape of something else."""
+    _bundle_cases(*_RUN, sealed=_SEAL[:1])(folder)
+    head, data = (folder / "0.case").read_bytes().split(_SEAL[0], 1)
+    model = onnx.load_from_string(data)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "unused"))
+    name = model.graph.node[0].output[0]
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [9, 9, 9]))
+    (folder / "logged.case").write_bytes(head + _SEAL[0] + model.SerializeToString())
+
+
+@layer("sealed", _sealed, mutate=_of_case, cases=300, native=True)
 def _run_sealed(path: Path) -> None:
     from edgeq.cli.verify import command
 
