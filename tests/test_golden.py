@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shutil
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -136,7 +137,9 @@ def run(*line: str) -> Result:
     return CliRunner().invoke(group, [*line, "--json", "-q"], prog_name="edgeq")
 
 
-def test_help() -> None:
+def test_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("edgeq.cli.")]:
+        monkeypatch.delitem(sys.modules, name)  # imported while another test's plug-in was installed, maybe
     texts = []
     for path in all_commands((), group):
         result = CliRunner().invoke(group, [*path, "--help"], prog_name="edgeq", env={"COLUMNS": "120"})
