@@ -29,7 +29,7 @@ from tasks import required_data
 from tune_cases import Case, cases
 from tuned import tune, verdict
 
-from edgeq.measure.loaded_model import open_model
+from edgeq.measure.bench import open_model
 from edgeq.run.session import SessionSettings, open_session
 
 SESSIONS, QUIET_S = 12, 6.0

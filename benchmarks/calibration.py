@@ -28,12 +28,9 @@ import onnxruntime
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
 from edgeq.calibrate.collect import MOST_AT_ONCE, collect
-from edgeq.calibrate.histogram import histogram_of
-from edgeq.calibrate.instrumented import InstrumentedModel
-from edgeq.calibrate.observer import ReducedModel
-from edgeq.calibrate.ranges import derive_ranges
-from edgeq.calibrate.statistics import Statistics, TensorStatistics
-from edgeq.calibrate.tensors import plan, quantizable_tensors
+from edgeq.calibrate.observer import InstrumentedModel, ReducedModel
+from edgeq.calibrate.ranges import derive_ranges, plan, quantizable_tensors
+from edgeq.calibrate.statistics import Statistics, TensorStatistics, histogram_of
 from edgeq.data.sample import Sample
 from edgeq.hardware.detect import usable_threads
 from edgeq.model.load import read_model

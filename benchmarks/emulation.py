@@ -28,8 +28,7 @@ from tasks import REPOSITORY, shared_data
 from edgeq.emulate.emulator import load_emulators
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.routes import masked_command
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import start_guest
+from edgeq.run.session import SessionSettings, start_guest
 
 SECONDS_BAR, MEGABYTES_BAR, POINTS_BAR = 180.0, 250.0, 0.5
 BOARDS = ("raspberry-pi-4", "raspberry-pi-5")

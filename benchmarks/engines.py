@@ -30,8 +30,7 @@ from tuned import timed, tune, verdict, winner
 
 from edgeq.hardware.detect import detect_machine
 from edgeq.run.engines import EngineChoice, load_engines
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import start_engine
+from edgeq.run.session import SessionSettings, start_engine
 
 SHAPES = {"ResNet-50-shaped": resnet50_shaped, "MobileNetV2-shaped": mobilenetv2_shaped}
 AGAINST_FLOAT = {"yolox_nano": 1.3, "mobilenet, first half": 1.3, "mobilenet, second half": 1.3}

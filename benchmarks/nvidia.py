@@ -23,9 +23,8 @@ from models import mobilenetv2_shaped, resnet50_shaped
 from tasks import shared_data
 
 from edgeq.backends.base import backend_for
-from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.ranges import Range, quantizable_tensors
 from edgeq.calibrate.table import FLATBUFFERS, write_tables
-from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError
 from edgeq.hardware.target import resolve

@@ -37,8 +37,7 @@ from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
 from edgeq.report.tuning_record import Assessment
 from edgeq.run.engines import engine_for
-from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.goal import Goal, parse_budget
 from edgeq.util.display import Silent

@@ -28,10 +28,9 @@ from typing import Any
 from tasks import shared_data
 
 from edgeq.calibrate.collect import CalibrationJob, Merged
+from edgeq.calibrate.ranges import plan, quantizable_tensors
 from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.calibrate.tensors import plan, quantizable_tensors
-from edgeq.data.samples import SourceSamples, open_samples
-from edgeq.data.shards import Shard, Sharded
+from edgeq.data.samples import Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import _WAITING, Files, files_for, open_workers
 from edgeq.measure.evaluation import EvaluationJob, ModelAt
 from edgeq.measure.task import make_task
@@ -78,7 +77,7 @@ class Nothing:
     """A job that does nothing: what is left is Dask."""
 
     def open(self, stack: ExitStack) -> Callable[[int], int]:
-        """See `edgeq.distributed.processes.Job`."""
+        """See `edgeq.distributed.workers.Job`."""
         return abs
 
 

@@ -22,10 +22,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from tasks import Task, demo_task, shared_data, tasks
 
-from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.estimate import estimate, place
-from edgeq.backends.systolic.program import Program
+from edgeq.backends.systolic.program import ArrayConfig, Program
 from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.calibrate.collect import collect

@@ -13,7 +13,7 @@ from edgeq_device.ranking import rank_until_settled, ratio
 from edgeq_device.scenarios import query_runner
 from tune_cases import Case
 
-from edgeq.measure.loaded_model import open_model
+from edgeq.measure.bench import open_model
 from edgeq.run.session import SessionSettings, open_session
 
 

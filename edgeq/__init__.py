@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from edgeq_device.bench_settings import BenchSettings
+    from edgeq_device.bench import BenchSettings
 
     from edgeq.bundle.sign import sign_bundle as sign
     from edgeq.bundle.transfer import pull_bundle as pull
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # Public name → where it lives; without ":" a package that is callable itself (see edgeq.util.registry).
 _PUBLIC = {
     "BenchData": "edgeq.measure.bench:BenchData",
-    "BenchSettings": "edgeq_device.bench_settings:BenchSettings",
+    "BenchSettings": "edgeq_device.bench:BenchSettings",
     "Data": "edgeq.data.open_source:Data",
     "EdgeqError": "edgeq.errors:EdgeqError",
     "Goal": "edgeq.tune.goal:Goal",

@@ -24,7 +24,7 @@ import onnx.numpy_helper
 import onnx.parser
 from edgeq_device.engines import installed_version
 
-from edgeq.backends.qnn.rewrite import write_pairs
+from edgeq.backends.qnn.backend import write_pairs
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
@@ -34,8 +34,7 @@ from edgeq.measure.node_runs import source_name
 from edgeq.model.int8_prediction import DEFAULT, Rule
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import engine_for
-from edgeq.run.session import SessionSettings, onnxruntime, open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.resources import shipped
 

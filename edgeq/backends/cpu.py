@@ -32,7 +32,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.model.edit import Editor
-from edgeq.model.graph import GraphIndex, constant, constant_tensor, is_op, name_of, node_input
+from edgeq.model.graph import GraphIndex, channel_axis, constant, constant_tensor, is_op, name_of, node_input
 from edgeq.model.int8_prediction import (
     Rule,
     int8_rules,
@@ -42,12 +42,10 @@ from edgeq.model.int8_prediction import (
     stacked_products,
 )
 from edgeq.model.load import is_quantized, read_model, read_own, save_model
-from edgeq.model.operators import channel_axis
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantize.block_products import DETAIL, BlockCompute
-from edgeq.quantize.qdq import lasting_clamps, write_qdq
+from edgeq.quantize.block_weights import DETAIL, BlockCompute
+from edgeq.quantize.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
 from edgeq.quantize.quantizer import chosen_params, integer_type, quant_type, quantize_with_ranges, spreads_thin
-from edgeq.quantize.saturation_fit import check_fit, fitted_bounds
 from edgeq.quantize.weight_only import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.quantize.weight_only import check_dynamic, finish_dynamic, write_dynamic, write_weight_only
 from edgeq.run.session import onnxruntime

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edgeq_device.connection import LIMITS, Limits
-from edgeq_device.exchange import Request, connected
+from edgeq_device.connection import LIMITS, Limits, Request, connected
 from edgeq_device.package import Bundle
 from edgeq_device.registry import ARTIFACT_TYPE, FILE_PATH, MANIFEST_TYPE, Registry, fetch, parse_reference
 from edgeq_device.trust import check_signature, trust_for

@@ -24,8 +24,7 @@ from edgeq_device.plainjson import MAX_BYTES, parse_json
 from edgeq_device.signature import SIGNATURE, parse_signature
 from onnx import TensorProto, numpy_helper
 
-from edgeq.bundle.plan import Content, plan_bundle
-from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, Content, SelfTestCase, VariantSpec, plan_bundle
 from edgeq.bundle.verify import opened
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.model.clean import BUNDLE as SUFFIX

@@ -26,8 +26,17 @@ from edgeq_device.arrays import write_npz
 from edgeq_device.budget import largest_sample
 from numpy.typing import NDArray
 
-from edgeq.calibrate.histogram import KEYS, Histogram, from_order, order_of, sound
-from edgeq.calibrate.statistics import ChannelExtrema, Nonfinite, Statistics, TensorStatistics
+from edgeq.calibrate.statistics import (
+    KEYS,
+    ChannelExtrema,
+    Histogram,
+    Nonfinite,
+    Statistics,
+    TensorStatistics,
+    from_order,
+    order_of,
+    sound,
+)
 from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError, OutputError
 from edgeq.util.outputs import check_free, output_directory

@@ -18,10 +18,8 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.calibrate.histogram import Float64s, Int64s
-from edgeq.calibrate.statistics import FINITE, Nonfinite, Statistics, TensorStatistics
-from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, constant, consumers, is_op, name_of, node_input
-from edgeq.model.operators import moves_data
+from edgeq.calibrate.statistics import FINITE, Float64s, Int64s, Nonfinite, Statistics, TensorStatistics
+from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, constant, consumers, is_op, moves_data, name_of, node_input
 from edgeq.model.tensors import float_constant, output_channels
 
 LEVELS = 255

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from math import isfinite
+from typing import Literal
 
 import numpy as np
+import onnx_ir as ir
 
-from edgeq.calibrate.histogram import linear_of
 from edgeq.calibrate.methods import REGISTRY
 from edgeq.calibrate.range_method import Grid, RangeMethod, grid_of
-from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.calibrate.statistics import Histogram, Nonfinite, Statistics, TensorStatistics, linear_of, repeated
 from edgeq.errors import CalibrationError
+from edgeq.model.graph import (
+    DATA_MOVEMENT,
+    MAIN_DOMAINS,
+    PERMUTATIONS,
+    GraphIndex,
+    clamp_bounds,
+    is_op,
+    name_of,
+    only_reader,
+)
+from edgeq.model.shapes import element_types
 from edgeq.scheme import IntegerType, Scheme
 
 
@@ -127,3 +141,194 @@ def range_noise(statistics: Statistics, ranges: Mapping[str, Range], grid: Grid)
         step = float(grid.params(ranges[name].low, ranges[name].high).scale)
         found[name] = clipped + (step**2 / 12 / power if power else 0.0)
     return found
+
+
+_FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A tensor whose statistics follow from those of others, to the last bit.
+
+    Attributes:
+        kind: "clip" (of one source, to low..high) or "union" (all elements of the sources, once each; with one source:
+            the same elements rearranged).
+    """
+
+    name: str
+    kind: Literal["clip", "union"]
+    sources: tuple[str, ...]
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def histogram(self, known: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> Histogram:
+        """Return the tensor's, from those of its sources, which are `known`, and from the sources' other elements."""
+        whole = reduce(Histogram.merge, (known[source] for source in self.sources))
+        if self.kind == "union":
+            return whole
+        moved, _ = self.clipped(nonfinite[self.sources[0]])
+        return reduce(Histogram.merge, (repeated(b, n) for n, b in moved), whole.clip(self.low, self.high))
+
+    def clipped(self, nonfinite: Nonfinite) -> tuple[tuple[tuple[int, float], ...], Nonfinite]:
+        """Return how many infinities a clip moves to which of its bounds, and what remains of `nonfinite`."""
+        below, above = (
+            number if isfinite(bound) else 0
+            for number, bound in ((nonfinite.below, self.low), (nonfinite.above, self.high))
+        )
+        moved = tuple((n, bound) for n, bound in ((below, self.low), (above, self.high)) if n)
+        return moved, Nonfinite(nonfinite.nan, nonfinite.below - below, nonfinite.above - above)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to get the statistics of some tensors.
+
+    Attributes:
+        inputs: those that are graph inputs, so that the sample has them already.
+        fetched: those that are fetched from the session.
+        derived: the rest, each after its sources.
+        outputs: those that the model gives.
+    """
+
+    inputs: tuple[str, ...]
+    fetched: tuple[str, ...]
+    derived: tuple[Derived, ...]
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Those whose elements are counted."""
+        return (*self.inputs, *self.fetched)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All tensors of the plan, each after its sources."""
+        return (*self.counted, *(how.name for how in self.derived))
+
+    def histograms(self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> dict[str, Histogram]:
+        """Return those of all tensors, from those of the counted ones, and all tensors' elements that are not
+        finite."""
+        known = dict(counted)
+        for how in self.derived:
+            known[how.name] = how.histogram(known, nonfinite)
+        return known
+
+
+def quantizable_tensors(model: ir.Model, types: Mapping[str, ir.DataType] | None = None) -> tuple[str, ...]:
+    """Names of the float tensors that some backend may quantize, in the order of the graph: inputs, activations and
+    outputs of the main graph.
+
+    Not among them: weights and what is computed from weights alone; a convolution's output that only a
+    BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
+    `collect` drops it where ONNX Runtime infers that it is no float.
+
+    Args:
+        types: the model's `element_types`, where they are at hand.
+    """
+    constants = GraphIndex(model).computed_constants
+    types = element_types(model) if types is None else types
+    made = [value for node in model.graph for value in node.outputs if value.name]
+    return tuple(
+        name
+        for value in (*model.graph.inputs, *made)
+        if (name := name_of(value)) not in constants
+        and types.get(name, ir.DataType.FLOAT) in _FLOATS
+        and not _is_folded(value, constants)
+    )
+
+
+def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) -> Plan:
+    """Plan how to get the statistics of `wanted` with the fewest fetched tensors.
+
+    A Relu or Clip output follows from its input when that is wanted too; so do rearranged tensors and Concat.
+
+    Args:
+        whole: tensors whose values themselves are needed (for channel extrema): never derived.
+    """
+    wanted = set(wanted)
+    inputs = tuple(name for value in model.graph.inputs if (name := name_of(value)) in wanted)
+    known = set(inputs)
+    fetched: list[str] = []
+    derived: list[Derived] = []
+    for node in model.graph:
+        for name in map(name_of, node.outputs):
+            if name not in wanted or name in known:
+                continue
+            found = _derivation(node)
+            if found is not None and known.issuperset(found.sources) and name not in whole:
+                derived.append(found)
+            else:
+                fetched.append(name)
+            known.add(name)
+    outputs = tuple(dict.fromkeys(name for value in model.graph.outputs if (name := name_of(value)) in known))
+    return Plan(inputs, tuple(fetched), tuple(derived), outputs)
+
+
+def _is_folded(value: ir.Value, constants: Collection[str]) -> bool:
+    """Whether a BatchNormalization with constant parameters is all that reads what a layer makes."""
+    norm = only_reader(value) if is_op(value.producer(), "Conv", "ConvTranspose", "Gemm") else None
+    return (
+        norm is not None
+        and norm.op_type == "BatchNormalization"
+        and all(name_of(parameter) in constants for parameter in norm.inputs[1:])
+    )
+
+
+def _derivation(node: ir.Node) -> Derived | None:
+    if node.domain not in MAIN_DOMAINS or len(node.outputs) != 1:
+        return None
+    name = name_of(node.outputs[0])
+    sources = tuple(map(name_of, node.inputs))
+    if node.op_type in PERMUTATIONS:
+        return Derived(name, "union", sources[:1])
+    if node.op_type == "Concat":
+        return Derived(name, "union", sources)
+    bounds = clamp_bounds(node)
+    return Derived(name, "clip", sources[:1], *bounds) if bounds is not None and bounds[0] <= bounds[1] else None
+
+
+SHARING = DATA_MOVEMENT | {"Concat"}
+"""Operators whose integer kernels copy values and cannot rescale them."""
+_ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
+
+
+def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[tuple[str, ...], ...]:
+    """Sets of tensors, two or more each, that share a scale when all operators of `op_types` keep it.
+
+    Data inputs and outputs count; shapes, axes and constants do not. Names and sets are sorted.
+    """
+    constants = GraphIndex(model).computed_constants
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        """The representative of a tensor's group; paths to it are shortened on the way."""
+        parent.setdefault(name, name)
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for node in model.graph:
+        if node.op_type not in op_types or node.domain not in MAIN_DOMAINS:
+            continue
+        data = node.inputs if node.op_type in _ALL_INPUTS else node.inputs[:1]
+        # The second output of MaxPool is indices.
+        results = node.outputs if node.op_type == "Split" else node.outputs[:1]
+        members = [name for value in (*data, *results) if (name := name_of(value)) and name not in constants]
+        for name in members[1:]:
+            parent[root(name)] = root(members[0])
+    groups: dict[str, list[str]] = {}
+    for name in parent:
+        groups.setdefault(root(name), []).append(name)
+    return tuple(sorted(tuple(sorted(group)) for group in groups.values() if len(group) > 1))
+
+
+def share_ranges(model: ir.Model, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING) -> dict[str, Range]:
+    """`ranges` where every group has one range: the least that holds all of its members'. Others stay as they are."""
+    shared = dict(ranges)
+    for group in scale_groups(model, op_types):
+        members = [name for name in group if name in ranges]
+        if members:
+            whole = Range(min(ranges[n].low for n in members), max(ranges[n].high for n in members))
+            shared.update(dict.fromkeys(members, whole))
+    return shared

@@ -11,8 +11,8 @@ from typing import Any
 
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import check_directory, check_regular, load_statistics, save_statistics
+from edgeq.calibrate.ranges import quantizable_tensors
 from edgeq.calibrate.statistics import Statistics
-from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import Workers, open_workers

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.instrumented import InstrumentedModel
+from edgeq.calibrate.observer import InstrumentedModel
 from edgeq.calibrate.statistics import ChannelExtrema
 from edgeq.data.samples import Sample, Samples
 from edgeq.model.graph import name_of

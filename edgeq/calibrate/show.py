@@ -14,9 +14,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from edgeq.calibrate.files import load_statistics
-from edgeq.calibrate.histogram import Float64s, Histogram
 from edgeq.calibrate.ranges import Range, derive_ranges
-from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.statistics import Float64s, Histogram, Statistics
 from edgeq.calibrate.table import FLATBUFFERS, read_table, read_tables
 from edgeq.errors import UsageError
 from edgeq.scheme import IntegerType

@@ -1,17 +1,308 @@
-"""What one float32 pass over the samples saw, as a value that merges exactly."""
+"""What one float32 pass over the samples saw, as a value that merges exactly.
+
+Histograms whose bins are the bit patterns of float32, cut to ten mantissa bits.
+
+A bin is named by its key: the upper 19 bits of a float32 (sign, eight exponent bits, ten mantissa bits). So every
+octave has 1024 bins, the bins are the same for all tensors and for ever, no range need be known in advance, and adding
+two histograms is adding integers: merging is exact, associative and commutative. A linear histogram of 2048 bins a side
+over a window ±2^k is an exact coarsening of it, because in the window's top octave both have bins of one width. A
+float16 has ten mantissa bits too, so float16 tensors are recorded without any loss.
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.calibrate.histogram import EMPTY, Histogram
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.util.display import Displayed
+
+MANTISSA_BITS = 10
+_SHIFT = 23 - MANTISSA_BITS
+_SIGN = 1 << (8 + MANTISSA_BITS)
+KEYS = 2 * _SIGN
+"""How many keys there are: 2^19."""
+_INFINITE = 255 << MANTISSA_BITS
+
+Float32s = NDArray[np.float32]
+Float64s = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+
+CHUNK = 1 << 16
+"""Values counted at a time: few enough for the caches, enough to make the cost of a call small."""
+_FEW = 1 << 10
+_MOST = 2**32 - 1
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """Counts by bin, only bins that hold something.
+
+    Attributes:
+        keys: uint32[n], ascending by the *value* of the bins (most negative first).
+        counts: int64[n], all positive.
+    """
+
+    keys: NDArray[np.uint32]
+    counts: Int64s
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Histogram):
+            return NotImplemented
+        return np.array_equal(self.keys, other.keys) and np.array_equal(self.counts, other.counts)
+
+    def __hash__(self) -> int:
+        return hash((self.keys.tobytes(), self.counts.tobytes()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers send millions of bins: a count travels in no more bytes than the largest one takes."""
+        narrow = np.min_scalar_type(int(self.counts.max(initial=0)))
+        return _received, (self.keys, self.counts.astype(narrow))
+
+    @property
+    def total(self) -> int:
+        """How many values were counted."""
+        return int(self.counts.sum())
+
+    def merge(self, other: Histogram) -> Histogram:
+        """The histogram of the values of both; exact, since counts are integers."""
+        if not (self.keys.size and other.keys.size):
+            return self if self.keys.size else other
+        return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))
+
+    def clip(self, low: float, high: float) -> Histogram:
+        """The histogram of min(max(x, low), high), exactly: each bound stays in the bin that holds it."""
+        order = order_of(self.keys)
+        least, most = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
+        first, last = np.searchsorted(order, [least, most + 1])
+        below, above = int(self.counts[:first].sum()), int(self.counts[last:].sum())
+        if not below and not above:
+            return self
+        ends = _collect(
+            from_order(np.array([least, most])[[below > 0, above > 0]]), np.array([n for n in (below, above) if n])
+        )
+        return Histogram(self.keys[first:last], self.counts[first:last]).merge(ends)
+
+    def edges(self) -> tuple[Float64s, Float64s]:
+        """Lower and upper edge of each bin, float64[n]. The bin around zero is the only one with both signs."""
+        magnitude = self.keys & np.uint32(_SIGN - 1)
+        inner = _magnitudes(magnitude)
+        outer = _magnitudes(magnitude + np.uint32(1))
+        negative = self.keys >= _SIGN
+        zero = magnitude == 0
+        lower = np.where(negative, -outer, np.where(zero, -outer, inner))
+        upper = np.where(negative, -inner, outer)
+        return lower, upper
+
+
+EMPTY = Histogram(np.zeros(0, np.uint32), np.zeros(0, np.int64))
+
+
+def _received(keys: NDArray[np.uint32], counts: NDArray[Any]) -> Histogram:
+    return Histogram(keys, counts.astype(np.int64))
+
+
+class Counter:
+    """A histogram under construction: one 32-bit number per key, most of it memory that is never touched.
+
+    Keys wait until there are CHUNK of them: counting a few at a time, the tables of all tensors in turn, would find
+    none in the caches. The table is made for the first of them: one that holds next to nothing takes longer to read
+    than its values, and a process can have only some ten thousands. Not for several threads at once.
+    """
+
+    def __init__(self, start: Histogram = EMPTY) -> None:
+        self._kept = start
+        self._counts: NDArray[np.uint32] | None = None
+        self._room = _MOST
+        self._waiting: NDArray[np.uint32] = np.empty(_FEW, np.uint32)
+        self._filled = 0
+        self._weight = 1
+
+    def add(self, values: Float32s, weight: int = 1) -> None:
+        """Count at most CHUNK finite values, each `weight` times."""
+        filled = self._filled + values.size
+        if weight != self._weight or filled > CHUNK or filled * weight > _MOST:
+            self._count()
+            self._weight = weight
+        needed = self._filled + values.size
+        if needed > self._waiting.size:
+            grown = np.empty(min(CHUNK, 2 * needed), np.uint32)
+            grown[: self._filled] = self._waiting[: self._filled]
+            self._waiting = grown
+        waiting = self._waiting[self._filled : self._filled + values.size]
+        np.right_shift(values.view(np.uint32), np.uint32(_SHIFT), out=waiting)
+        self._filled += values.size
+
+    def take(self, other: Histogram) -> None:
+        """Count what a histogram holds. Merging sorts both anew: for a few bins that is quicker than a table."""
+        total = other.total
+        if other.keys.size <= _FEW or total > _MOST:
+            self._kept = self._kept.merge(other)
+        else:
+            table = self._table(total)
+            table[other.keys] += other.counts.astype(np.uint32)
+
+    def _count(self) -> None:
+        table = self._table(self._filled * self._weight)
+        np.add.at(table, self._waiting[: self._filled].astype(np.intp), np.uint32(self._weight))
+        self._filled = 0
+
+    def _table(self, more: int) -> NDArray[np.uint32]:
+        """The table, to any count of which `more` may be added."""
+        if self._counts is None:
+            self._counts = _zeros()
+        self._room -= more
+        if self._room < 0:
+            self._kept = _read(self._counts, -_LARGEST, _LARGEST).merge(self._kept)
+            self._counts = _zeros()
+            self._room = _MOST - more
+        return self._counts
+
+    def freeze(self, minimum: float, maximum: float) -> Histogram:
+        """The histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""
+        if self._counts is None:
+            keys, counts = np.unique(self._waiting[: self._filled], return_counts=True)
+            return _collect(keys, counts.astype(np.int64) * self._weight).merge(self._kept)
+        self._count()
+        return _read(self._counts, minimum, maximum).merge(self._kept)
+
+
+def _read(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
+    """What a table of counts holds from `minimum` to `maximum`."""
+    least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
+    positive = table[: most + 1 if maximum >= 0 else 0]
+    negative = table[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
+    places = np.flatnonzero(negative != 0), np.flatnonzero(positive != 0)
+    keys = np.concatenate([_SIGN + least - places[0], places[1]]).astype(np.uint32)
+    counts = np.concatenate([negative[places[0]], positive[places[1]]]).astype(np.int64)
+    # Minus zero's bin has yet to join plus zero's.
+    return Histogram(keys, counts) if not table[_SIGN] else _collect(keys, counts)
+
+
+def _zeros() -> NDArray[np.uint32]:
+    """A count for each key. Shared memory, which a process's limit (`edgeq_device.budget`) leaves out: what is never
+    touched would count, 2 MiB a tensor."""
+    return np.frombuffer(mmap.mmap(-1, 4 * KEYS), np.uint32)
+
+
+def histogram_of(values: NDArray[Any]) -> Histogram:
+    """The histogram of finite float32 or float16 values of any shape.
+
+    Raises:
+        CalibrationError: a value is NaN or infinite.
+    """
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+    if not np.isfinite(flat).all():
+        raise CalibrationError("a value is NaN or infinite", "Give finite values")
+    keys, counts = np.unique(_keys_of(flat), return_counts=True)
+    return _collect(keys, counts.astype(np.int64))
+
+
+def repeated(value: float, count: int) -> Histogram:
+    """Return the histogram of one finite value that occurs `count` times."""
+    return Histogram(_keys_of(np.array([value + 0.0], np.float32)), np.array([count], np.int64))
+
+
+def sound(histogram: Histogram) -> bool:
+    """Whether a histogram from a file is one: keys finite, ascending, without doubles; counts positive."""
+    keys, counts = histogram.keys, histogram.counts
+    magnitude = keys & np.uint32(_SIGN - 1)
+    return (
+        keys.shape == counts.shape
+        and bool((keys < KEYS).all())
+        and bool((magnitude < _INFINITE).all())
+        and bool((np.diff(order_of(keys)) > 0).all())
+        and bool((counts > 0).all())
+        and not bool((keys == _SIGN).any())
+    )
+
+
+def _collect(keys: NDArray[np.uint32], counts: Int64s) -> Histogram:
+    """Add counts of equal keys and sort; minus zero's bin joins plus zero's, so equal values have one bin."""
+    if not keys.size:
+        return EMPTY
+    order = order_of(np.where(keys == _SIGN, np.uint32(0), keys))
+    place = np.argsort(order, kind="stable")
+    order = order[place]
+    first = np.flatnonzero(np.diff(order, prepend=order[0] - 1))
+    return Histogram(from_order(order[first]), np.add.reduceat(counts[place], first))
+
+
+def _keys_of(values: Float32s) -> NDArray[np.uint32]:
+    return values.view(np.uint32) >> np.uint32(_SHIFT)
+
+
+def order_of(keys: NDArray[np.uint32]) -> NDArray[np.int32]:
+    """A number that grows with the value of a bin: the key for positive bins, minus its magnitude for negative."""
+    signed = keys.astype(np.int32)
+    return np.where(signed >= _SIGN, _SIGN - signed, signed)
+
+
+def from_order(order: NDArray[np.int32]) -> NDArray[np.uint32]:
+    """The keys of such numbers."""
+    return np.where(order < 0, _SIGN - order, order).astype(np.uint32)
+
+
+def _magnitudes(keys: NDArray[np.uint32]) -> Float64s:
+    """The value at which each non-negative key's bin begins; the key of infinity gives 2^128."""
+    values = (keys.astype(np.uint32) << np.uint32(_SHIFT)).view(np.float32).astype(np.float64)
+    return np.where(keys == _INFINITE, 2.0**128, values)
+
+
+_OCTAVE = 1 << MANTISSA_BITS
+BINS = 4 * _OCTAVE
+"""Bins a side. The window is the least power of two that holds the largest magnitude, so more than 2048 are in use."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A histogram without its exact zeros, which every quantization represents exactly.
+
+    Attributes:
+        counts: float64[2 × BINS]; bin i holds values from (i - BINS) × width to (i + 1 - BINS) × width.
+        width: a power of two.
+    """
+
+    counts: Float64s
+    width: float
+
+    def centres(self) -> Float64s:
+        """float64[2 × BINS]: the value in the middle of each bin."""
+        return (np.arange(2 * BINS, dtype=np.float64) - BINS + 0.5) * self.width
+
+
+def linear_of(histogram: Histogram) -> Linear:
+    """Spread a histogram over linear bins.
+
+    Bins of the histogram nest in the linear ones, but for the top octave, where each covers two and gives half to each.
+    """
+    keep = histogram.keys != 0
+    order, counts = order_of(histogram.keys[keep]), histogram.counts[keep].astype(np.float64)
+    if not counts.size:
+        return Linear(np.zeros(2 * BINS), 1.0 / BINS)
+    magnitude = np.abs(order)
+    top = int(magnitude.max()) >> MANTISSA_BITS
+    # A bin's first value as a whole number of the linear bins of the top octave, then of wider ones octave by octave.
+    leading = (magnitude & (_OCTAVE - 1)) | np.where(magnitude >= _OCTAVE, _OCTAVE, 0)
+    octave = np.maximum(magnitude >> MANTISSA_BITS, 1)
+    steps = np.minimum(max(top, 1) - octave, 31)
+    inner = (leading * (BINS // (2 * _OCTAVE))) >> steps
+    places = np.where(order < 0, BINS - 1 - inner, BINS + inner)
+    split = steps == 0
+    # Halves of whole numbers are exact, so the order of adding does not matter.
+    counts[split] /= 2
+    beside = places[split] + np.where(order[split] < 0, -1, 1)
+    parts = np.bincount(places, counts, 2 * BINS), np.bincount(beside, counts[split], 2 * BINS)
+    spread = np.add(*parts, dtype=np.float64)
+    return Linear(spread, 2.0 ** (max(top, 1) - 126) / BINS)
+
 
 UNIT = 2.0**-149
 """The smallest float32. Sums of extrema are integers in this unit, so that adding them is exact and order-free."""

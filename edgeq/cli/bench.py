@@ -81,7 +81,7 @@ def command(
     edgeq bench bundle/ --on fleet.toml
     """
     from edgeq_device.arrays import parse_shapes
-    from edgeq_device.bench_settings import bench_lines, parse_settings
+    from edgeq_device.bench import bench_lines, parse_settings
     from edgeq_device.relay import printable
 
     from edgeq.measure.bench import BenchData, bench

@@ -29,7 +29,7 @@ def command(printer: Printer, on: str | None) -> None:
         machine, installed, state = detect_machine(), None, None
     else:
         from edgeq.remote.devices import one_board
-        from edgeq.remote.setup import detect_board
+        from edgeq.remote.machine import detect_board
 
         board = detect_board(one_board(on))
         machine, installed, state = board.machine, board.engines, board.state

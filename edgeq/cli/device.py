@@ -42,7 +42,7 @@ def setup(printer: Printer, board: str, wheels: Path | None) -> None:
     edgeq device setup pi5 --wheels wheels/
     """
     from edgeq.remote.devices import one_board
-    from edgeq.remote.setup import set_up
+    from edgeq.remote.machine import set_up
 
     found = set_up(one_board(board), wheels=wheels, progress=printer.progress())
     printer.lines(found, found.lines())
@@ -54,7 +54,7 @@ def setup(printer: Printer, board: str, wheels: Path | None) -> None:
 def clean(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, its programs, the environment."""
     from edgeq.remote.devices import one_board
-    from edgeq.remote.setup import clean as remove
+    from edgeq.remote.machine import clean as remove
 
     found = remove(one_board(board))
     printer.lines(found, found.lines())

@@ -32,7 +32,7 @@ def command(printer: Printer, gpu: bool, on: str | None) -> None:
     else:
         from edgeq.errors import UsageError
         from edgeq.remote.devices import one_board
-        from edgeq.remote.setup import doctor_board
+        from edgeq.remote.machine import doctor_board
 
         if gpu:
             raise UsageError("--gpu is for this machine's GPU", "Leave it out, or run edgeq doctor on the board")

@@ -24,7 +24,7 @@ def command(printer: Printer) -> None:
     from edgeq.backends.base import REGISTRY as BACKENDS
     from edgeq.calibrate.methods import REGISTRY as METHODS
     from edgeq.data.steps import REGISTRY as STEPS
-    from edgeq.jobs.improvements import REGISTRY as IMPROVEMENTS
+    from edgeq.jobs.checks import REGISTRY as IMPROVEMENTS
     from edgeq.measure.decoders import REGISTRY as DECODERS
     from edgeq.measure.task import REGISTRY as TASKS
     from edgeq.tune.recover.methods import REGISTRY as RECOVERIES

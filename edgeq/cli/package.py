@@ -52,7 +52,7 @@ def command(
     edgeq package model.onnx --data calib/ --engine openvino -o dist/
     python dist/edgeq_run.py verify
     """
-    from edgeq.emulate.verify import next_check
+    from edgeq.emulate.check import next_check
     from edgeq.jobs.emulated import SIMULATORS
     from edgeq.jobs.job import build_arguments
     from edgeq.jobs.package import package

@@ -30,7 +30,7 @@ def command(
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub
     """
     from edgeq.bundle.transfer import pull_bundle
-    from edgeq.emulate.verify import next_check
+    from edgeq.emulate.check import next_check
     from edgeq.jobs.emulated import SIMULATORS
 
     pulled = pull_bundle(

@@ -53,7 +53,7 @@ def command(
     edgeq report dist/ --bench -o report.html
     edgeq report tuning.json --open
     """
-    from edgeq.emulate.verify import next_check
+    from edgeq.emulate.check import next_check
     from edgeq.jobs.emulated import SIMULATORS
     from edgeq.report.bundle import report_bundle
 
@@ -69,7 +69,7 @@ def command(
 
 def _open(page: Path, printer: Printer) -> None:
     """Open the page with the system's program for it, which searches the working directory for no other program."""
-    from edgeq.emulate.apt import search_path, which
+    from edgeq.emulate.sysroot import search_path, which
 
     if os.name == "nt":
         click.launch(str(page))  # by the kind of the file, and not through PATH

@@ -13,11 +13,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.histogram import linear_of
 from edgeq.calibrate.methods.entropy import entropy_range
 from edgeq.calibrate.methods.percentile import percentile_range
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.statistics import Statistics, TensorStatistics, mean_of_units
+from edgeq.calibrate.statistics import Statistics, TensorStatistics, linear_of, mean_of_units
 from edgeq.compat.enums import METHODS, name_of_member
 from edgeq.data.python_items import given_by
 from edgeq.data.samples import open_samples

@@ -24,7 +24,7 @@ from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, 
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.edit import from_proto
 from edgeq.model.load import load_model, path_of, save_model
-from edgeq.quantize.block_products import INT8_LEVEL, LEVEL, OPERATOR
+from edgeq.quantize.block_weights import INT8_LEVEL, LEVEL, OPERATOR
 from edgeq.quantize.quantizer import refusals
 from edgeq.quantize.weight_only import write_weight_only
 from edgeq.scheme import ALL_NODES, BLOCK_SIZES, WEIGHT_BITS, Scheme

@@ -261,7 +261,7 @@ def _speed(
     qps: float | None,
     max_latency: float | None,
 ) -> dict[str, Any]:
-    from edgeq_device.bench_settings import BenchSettings
+    from edgeq_device.bench import BenchSettings
 
     from edgeq.measure.bench import BenchData, bench
     from edgeq.util.resources import device_errors

@@ -154,8 +154,8 @@ def write(
         source: model file that must not be replaced, nor its data.
         Others as `quant_pre_process` has them.
     """
-    from edgeq.model.external import save_external
     from edgeq.model.load import data_name, model_files, save_model
+    from edgeq.model.tensors import save_external
     from edgeq.util.outputs import check_apart, output_file
 
     kept = model_files(source)

@@ -211,7 +211,7 @@ class ImageNetDataReader(DataReader):
         Raises:
             UsageError: the reader has no labels.
         """
-        from edgeq.measure.labels import integer_labels
+        from edgeq.measure.task import integer_labels
 
         del image_folder, offset, dataset_size
         if self._labels is None:

@@ -17,8 +17,8 @@ from onnx import numpy_helper
 from edgeq.data.arrays import ArrayFile, Header, Slices, damage, load_labels, read_arrays
 from edgeq.data.files import decode_bytes
 from edgeq.data.fit import LABEL_KEYS, Plan, first_input, match_names, plan_prepared
+from edgeq.data.preprocess import SourceOptions
 from edgeq.data.records import Array, Hash, Record, Rows, check_size, place, spans, update_with_file
-from edgeq.data.source_options import SourceOptions
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 from edgeq.util.records import is_longer

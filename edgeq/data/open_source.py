@@ -13,10 +13,16 @@ from edgeq.data.array_files import holds_key, open_array_files
 from edgeq.data.files import READABLE, Found, ImageFiles, find_files
 from edgeq.data.fit import first_input
 from edgeq.data.labels import Paths, open_text
-from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, find_sidecar, load_preprocess
+from edgeq.data.preprocess import (
+    NoPreprocessingError,
+    Preprocess,
+    SourceOptions,
+    choices,
+    find_sidecar,
+    load_preprocess,
+)
 from edgeq.data.python_items import open_python
 from edgeq.data.records import Source, class_folders, empty_classes, strays
-from edgeq.data.source_options import SourceOptions
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
 from edgeq.util.display import Displayed

@@ -9,6 +9,12 @@ Text:   "resize=short:256:bilinear,crop=224,divide=255,mean=[0.485,0.456,0.406],
 TOML:   steps = [{op = "resize", size = 256, rule = "short"}, {op = "crop", size = 224}, ...]   (or the text)
         [source] key = "X", label = "Y", layout = "HWC"
 Both become the same values; `edgeq.util.records.plain` writes them out in full, defaults included.
+
+The preprocessings that ship with edgeq, as data. `edgeq preprocess show NAME` prints the arithmetic of each.
+
+The six older names (caffe … preprocess_method2) are those of the calibration scripts that users come from. Applied to
+arrays they expect raw 0..255 values, red first, channels before rows; applied to images they first resize to the
+model's width and height, aspect not kept (the scripts left the filter to Pillow, whose default then was bicubic).
 """
 
 from __future__ import annotations
@@ -22,16 +28,160 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edgeq.data.builtin import ALIASES, BUILTIN
 from edgeq.data.files import decode
 from edgeq.data.records import Array, Geometry, Picture, State, assumed_axes, check_size
-from edgeq.data.source_options import SourceOptions, parse_source
 from edgeq.data.step import SEE_LIST, Step
 from edgeq.data.steps import REGISTRY, build_step, is_step, parse_step
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 from edgeq.util.records import is_toml, plain, toml_table
 from edgeq.util.registry import describe, load_function, names_function
+
+_TO_MODEL = {"op": "resize", "size": "model", "rule": "exact", "filter": "bicubic"}
+_CHW = {"op": "layout", "axes": "CHW"}
+_BGR = {"op": "channels", "order": "BGR"}
+_MODEL_LAYOUT = {"op": "layout", "axes": "model"}
+_RAW_CHW = {"layout": "CHW"}
+
+BUILTIN: dict[str, dict[str, Any]] = {
+    "none": {
+        "title": "Identity (also called raw): values as they are (images: decoded RGB, 0..255)",
+        "steps": [_MODEL_LAYOUT],
+    },
+    "caffe": {
+        "title": "BGR, minus the mean colour, times 0.017",
+        "source": _RAW_CHW,
+        "steps": [
+            _TO_MODEL,
+            _BGR,
+            {"op": "subtract", "value": [103.94, 116.78, 123.68]},
+            {"op": "multiply", "value": 0.017},
+            _MODEL_LAYOUT,
+        ],
+    },
+    "caffe2": {
+        "title": "BGR, minus the mean colour",
+        "source": _RAW_CHW,
+        "steps": [_TO_MODEL, _BGR, {"op": "subtract", "value": [103.939, 116.779, 123.68]}, _MODEL_LAYOUT],
+    },
+    "mxnet": {
+        "title": "ImageNet mean and deviation of 0..1 values, emitted BGR (unlike `imagenet`)",
+        "source": _RAW_CHW,
+        "steps": [
+            _TO_MODEL,
+            _BGR,
+            {"op": "divide", "value": 255},
+            {"op": "subtract", "value": [0.406, 0.456, 0.485]},
+            {"op": "divide", "value": [0.225, 0.224, 0.229]},
+            _MODEL_LAYOUT,
+        ],
+    },
+    "rcnn": {
+        "title": "BGR, minus the mean colour, for a CHW input without a batch axis",
+        "source": _RAW_CHW,
+        "steps": [_TO_MODEL, _BGR, {"op": "subtract", "value": [102.9801, 115.9465, 122.7717]}, _CHW],
+    },
+    "preprocess_method1": {
+        "title": "[-1, 1], minus the image's own mean",
+        "source": _RAW_CHW,
+        "steps": [
+            _TO_MODEL,
+            {"op": "divide", "value": 127.5},
+            {"op": "subtract", "value": 1},
+            {"op": "center"},
+            _MODEL_LAYOUT,
+        ],
+    },
+    "preprocess_method2": {
+        "title": "RGB, minus the mean colour",
+        "source": _RAW_CHW,
+        "steps": [_TO_MODEL, {"op": "subtract", "value": [123.68, 116.78, 103.94]}, _MODEL_LAYOUT],
+    },
+    "imagenet": {
+        "title": "torchvision's ImageNet evaluation: short side 256, centre 224, RGB, mean and deviation",
+        "steps": [
+            {"op": "resize", "size": 256, "rule": "short", "filter": "bilinear", "rounding": "floor"},
+            {"op": "crop", "size": 224, "rounding": "round"},
+            {"op": "divide", "value": 255},
+            {"op": "subtract", "value": [0.485, 0.456, 0.406]},
+            {"op": "divide", "value": [0.229, 0.224, 0.225]},
+            _MODEL_LAYOUT,
+        ],
+    },
+    "tf": {
+        "title": "TensorFlow's [-1, 1]: resized to the model, RGB, x / 127.5 - 1",
+        "steps": [
+            {"op": "resize", "size": "model", "rule": "exact", "filter": "bilinear"},
+            {"op": "divide", "value": 127.5},
+            {"op": "subtract", "value": 1},
+            _MODEL_LAYOUT,
+        ],
+    },
+}
+
+ALIASES = {"raw": "none", "None": "none"}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Where in the data the raw items and labels are.
+
+    Attributes:
+        key: the array that holds the items (.npz).
+        encoded, offsets: the array that holds concatenated image files (JPEG, PNG …), and the one whose n + 1 numbers
+            say where each begins (.npz).
+        label: the array that holds the labels (.npz), or the column (text).
+        labels: where labels come from otherwise; see `edgeq.data.labels`.
+        layout: the axes of one raw item, such as "HWC", "CHW", "TF". Leading axes beyond these count samples.
+        channels: the order of the colour channels in raw arrays.
+        input: the model input that the items feed, where the model has several.
+        stack: for prepared arrays, whether the leading axis counts samples; None decides by the model's shape.
+        pattern: which files of a folder to read, by their names (as "*.wav").
+    """
+
+    key: str | None = None
+    encoded: str | None = None
+    offsets: str | None = None
+    label: str | None = None
+    labels: str | None = None
+    layout: str | None = None
+    channels: str = "RGB"
+    input: str | None = None
+    stack: bool | None = None
+    pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            right = isinstance(value, bool) if item.name == "stack" else isinstance(value, str)
+            if value is not None and not right:
+                raise DataError(f"source.{item.name} is {value!r}", "Give a string (true or false for source.stack)")
+        if self.layout is not None and not (self.layout.isalpha() and len(set(self.layout)) == len(self.layout)):
+            raise DataError(f"source.layout is {self.layout!r}", "Give one letter an axis, such as 'HWC'")
+        if self.layout is not None and "N" in self.layout:
+            raise DataError(f"source.layout is {self.layout!r}", "Name the axes of one item, without the batch axis N")
+        if (self.encoded is None) != (self.offsets is None):
+            raise DataError("source.encoded and source.offsets go together", "Name both arrays")
+        if self.channels not in ("RGB", "BGR"):
+            raise DataError(f"source.channels is {self.channels!r}", "Use 'RGB' or 'BGR'")
+
+    def __record__(self) -> dict[str, Any]:
+        """Only what differs from the defaults."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+
+def parse_source(value: Mapping[str, Any]) -> SourceOptions:
+    """Source options of a [source] table.
+
+    Raises:
+        DataError: an unknown field, or a value that it does not take.
+    """
+    names = {f.name for f in fields(SourceOptions)}
+    for key in value:
+        if key not in names:
+            raise DataError(f"unknown field source.{key}", f"The fields are {', '.join(sorted(names))}")
+    return SourceOptions(**value)
+
 
 LONGEST_TEXT = 4096
 """Characters of steps in one line."""

@@ -21,7 +21,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from edgeq.errors import CheckFailedError, HardwareError, OutputError, RuntimeUnavailableError, UsageError
-from edgeq.hardware import schema
+from edgeq.hardware import profile
 from edgeq.measure.latency import Session
 from edgeq.model.edit import bytes_of_text
 from edgeq.run.session import SessionSettings
@@ -37,8 +37,8 @@ class Kernels:
     """[[kernels]]: instructions that only kernels for `feature` contain, as (mask, value) over the 32 bits of an
     instruction, in hexadecimal digits."""
 
-    name: schema.Text
-    feature: schema.Text
+    name: profile.Text
+    feature: profile.Text
     patterns: tuple[tuple[Hex, Hex], ...]
 
 
@@ -53,8 +53,8 @@ class QemuTable:
         refused: patterns of CPU names for which that is known.
     """
 
-    program: schema.Text
-    honest_cpuinfo: schema.Version
+    program: profile.Text
+    honest_cpuinfo: profile.Version
     packages: Texts
     missing: Texts
     refused: Texts
@@ -64,7 +64,7 @@ class QemuTable:
 class Recipe:
     """[sysroot]: what a private root file system is made of; packages are "name" or "name|another name|..."."""
 
-    interpreter: schema.Text
+    interpreter: profile.Text
     packages: Texts
     python_packages: Texts
     wheels: Texts
@@ -80,8 +80,8 @@ class Recipe:
 class Pins:
     """[pins]: what packages, as "name=version", and wheels have to be, by SHA-256."""
 
-    packages: Mapping[str, schema.Text] = field(default_factory=dict)
-    wheels: Mapping[str, schema.Text] = field(default_factory=dict)
+    packages: Mapping[str, profile.Text] = field(default_factory=dict)
+    wheels: Mapping[str, profile.Text] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Emulator:
         name: the file's name without suffix; also that of the architecture.
     """
 
-    title: schema.Text
-    architecture: schema.Text
+    title: profile.Text
+    architecture: profile.Text
     elf_machine: int
     qemu: QemuTable
     speed: Speed
@@ -137,7 +137,7 @@ def load_emulators() -> dict[str, Emulator]:
     Raises:
         HardwareError: a file that is not as it should be.
     """
-    documents = schema.read_folder(shipped("targets") / "emulators", Emulator)
+    documents = profile.read_folder(shipped("targets") / "emulators", Emulator)
     return {
         name: replace(parse(document.content, Emulator, document.file, HardwareError), name=name)
         for name, document in documents.items()

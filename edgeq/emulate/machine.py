@@ -17,12 +17,11 @@ from pathlib import Path
 from edgeq_device.guest import import_path
 from edgeq_device.version import parse_version
 
-from edgeq.emulate.apt import Apt, Package, run, unpack_programs, which
 from edgeq.emulate.emulator import Emulator, check_writable, home, load_emulators
-from edgeq.emulate.sysroot import Sysroot, load_sysroot
+from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs, which
 from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import arm_parts
-from edgeq.run.workers import Command, guest_environment, start_guest
+from edgeq.run.session import Command, guest_environment, start_guest
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.ownership import Judge, Ownership, read_object
 from edgeq.util.records import plain, read_json

@@ -25,7 +25,6 @@ from edgeq_device.cpuid import FEATURES, bit_of
 from edgeq_device.guest import import_path
 from edgeq_device.places import move_new
 
-from edgeq.emulate.apt import find, run, which
 from edgeq.emulate.emulator import (
     Emulator,
     KernelProof,
@@ -41,12 +40,12 @@ from edgeq.emulate.emulator import (
     save_proof,
 )
 from edgeq.emulate.machine import emulated_command, require_qemu, require_sysroot
+from edgeq.emulate.sysroot import find, run, which
 from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.measure.latency import Session
-from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.workers import Command, Guest, guest_environment, start_guest
+from edgeq.run.session import Command, Guest, SessionSettings, guest_environment, open_session, start_guest
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.ownership import sha256
 from edgeq.util.records import fingerprint

@@ -15,7 +15,7 @@ from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import load_targets
 from edgeq.run.session import onnxruntime as installed_runtime
-from edgeq.run.workers import start_guest
+from edgeq.run.session import start_guest
 from edgeq.util.display import SILENT, Progress
 
 # Every qemu has it, and every program for the architecture runs on it.

@@ -10,7 +10,7 @@ from edgeq_device.engines import install_command, installed_version, problem_of,
 from edgeq_device.select import WrongKernels, wrong_here
 from edgeq_device.version import parse_version
 
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from edgeq.run.engines import DEFAULT, Engine
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from edgeq_device.cuda import capability_text
 
+from edgeq.hardware.detect import Cache, Machine
 from edgeq.hardware.engines import EngineState, wrong_on
-from edgeq.hardware.machine import Cache, Machine
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
 from edgeq.util.records import plain

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.errors import HardwareError, suggest
-from edgeq.hardware import schema
-from edgeq.hardware import schema as doc
-from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
-from edgeq.hardware.profile import Profile, build_profile, load_profiles, match_profile
-from edgeq.hardware.schema import Document
+from edgeq.hardware import profile as doc
+from edgeq.hardware import profile as schema
+from edgeq.hardware.detect import Machine, detect_machine
+from edgeq.hardware.profile import Document, Profile, build_profile, load_profiles, match_profile
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, is_toml
 

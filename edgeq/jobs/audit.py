@@ -11,7 +11,7 @@ from edgeq.data.samples import open_samples
 from edgeq.emulate.saturation.audit import Audit, audit, graph_settings
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
-from edgeq.measure.loaded_model import open_model, refuse_ignored
+from edgeq.measure.bench import open_model, refuse_ignored
 from edgeq.model.saturation import saturation_table
 from edgeq.run.engines import DEFAULT, Engine, described
 from edgeq.run.session import SessionSettings, open_session

@@ -27,20 +27,18 @@ from edgeq.backends.base import Alternative, OptionsBackend, TargetedBackend, ba
 from edgeq.emulate.check import COMPILED, route_for
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.jobs.checks import explainer, with_unclipped
-from edgeq.jobs.improvements import with_improvements
-from edgeq.jobs.job import Built, Job, build
+from edgeq.jobs.checks import explainer, with_improvements, with_unclipped
+from edgeq.jobs.job import Built, Job, build, computed_as_there
 from edgeq.jobs.proof import Proof, prove, unchecked
-from edgeq.jobs.target_arithmetic import computed_as_there
 from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage
 from edgeq.measure.node_runs import sized_macs
 from edgeq.measure.task import Task
 from edgeq.model.int8_prediction import int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes
 from edgeq.run.engines import Engine
-from edgeq.run.workers import REQUEST_S, Engines
+from edgeq.run.session import REQUEST_S, Engines
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings
 from edgeq_device.verify import Report
 
 from edgeq import demo
 from edgeq.bundle.verify import check_report, verify_bundle
 from edgeq.data.open_source import Data
-from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import ProfileMatch, load_profiles, match_profile
 from edgeq.hardware.target import THIS_MACHINE
 from edgeq.jobs.package import Packaged, package

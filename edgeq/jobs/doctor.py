@@ -28,12 +28,11 @@ from edgeq import demo
 from edgeq.backends.tensorrt import options
 from edgeq.data.open_source import Data
 from edgeq.errors import CheckFailedError, EdgeqError
-from edgeq.hardware.detect import detect_machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.engines import detect_engines, hardware_problem, simulates
-from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.jobs.engine_checks import check_engine
 from edgeq.jobs.package import package
+from edgeq.jobs.target_checks import check_engine
 from edgeq.run.engines import load_engines
 from edgeq.run.session import onnxruntime, open_session
 from edgeq.util.display import SILENT, Progress

@@ -11,11 +11,10 @@ from typing import Any
 from edgeq.backends.systolic.save import load_program
 from edgeq.backends.systolic.simulate import Simulator as ArraySimulator
 from edgeq.bundle.plan import FILES
-from edgeq.emulate.check import EmulatedCheck, Trial, check_trial, route_for
+from edgeq.emulate.check import EmulatedCheck, Trial, VerifyRequest, check_trial, route_for
 from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionRoute, Open, Simulator
-from edgeq.emulate.verify import VerifyRequest
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.jobs.builds import too_slow
 from edgeq.jobs.emit_c import SUFFIX
@@ -27,8 +26,7 @@ from edgeq.measure.latency import Session
 from edgeq.measure.task import Task, split_task_options
 from edgeq.model.macs import node_macs
 from edgeq.run.engines import engine_for
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Progress
 
 

@@ -21,33 +21,80 @@ from edgeq.backends.base import (
     check_names,
 )
 from edgeq.backends.systolic.recognise import adopt
-from edgeq.calibrate.collect import collect
+from edgeq.calibrate.collect import FloatOutputs, collect
 from edgeq.calibrate.files import load_statistics
-from edgeq.calibrate.float_pass import FloatOutputs
 from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.methods import REGISTRY as METHODS
-from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, scheme_ranges
+from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
-from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.data.open_source import Data
 from edgeq.data.preprocess import NoPreprocessingError
 from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.distributed.workers import Workers
-from edgeq.emulate.saturation.reach import largest_sums
-from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
-from edgeq.hardware.machine import Machine
+from edgeq.emulate.saturation.audit import audit, largest_sums
+from edgeq.errors import CalibrationError, DataError, ModelError, RuntimeUnavailableError, UsageError
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.jobs.opening import check_preparation
-from edgeq.jobs.target_arithmetic import computed_as_there
 from edgeq.measure.node_runs import source_names
 from edgeq.measure.preprocess_trial import propose
 from edgeq.measure.task import make_task, split_task_options
 from edgeq.model.compatibility import parse_sizes
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.model.saturation import exact_options
+from edgeq.run.session import SessionSettings
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.util.display import SILENT, Progress
+
+_LEFT = (
+    "answers were checked on this machine's kernels, which can saturate where the target's do not: onnxruntime has no "
+    "exact ones for it here"
+)
+
+
+def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
+    """`settings` with what makes onnxruntime's own kernels exact on any x86-64 CPU."""
+    return replace(settings, config={**settings.config, **exact_options()})
+
+
+def exact_settings(artifact: Artifact) -> SessionSettings | None:
+    """Settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU; None where it cannot:
+    an operator has no exact kernel, or the option makes a graph of it that onnxruntime itself refuses (two layers that
+    share a weight, S8S8 in the QOperator format)."""
+    exact = on_exact_kernels(artifact.settings())
+    try:
+        return None if audit(artifact.model, exact).layers else exact
+    except RuntimeUnavailableError:
+        return None
+
+
+def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) -> Artifact:
+    """`artifact`, proven with exact kernels where those of `host`, this machine, saturate and are not the target's; a
+    note says where that cannot be.
+
+    What saturated sums answer says nothing of a target whose kernels are exact; of one whose own saturate, the audit
+    does.
+    """
+    runs_here = artifact.device == "cpu" and artifact.simulation is None
+    foreign = host is not None and host.name != target.profile.name and _saturates(host, artifact.scheme)
+    needed = runs_here and foreign
+    if needed and (artifact.proof_options or _LEFT in artifact.notes):
+        return artifact  # it was looked at for another such target
+    exact = needed and exact_settings(artifact) is not None
+    notes = tuple(note for note in artifact.notes if note != _LEFT)
+    return replace(
+        artifact,
+        proof_options=exact_options() if exact else {},
+        notes=(*notes, _LEFT) if needed and not exact else notes,
+    )
+
+
+def _saturates(host: Profile, scheme: Scheme) -> bool:
+    """Whether kernels of `host` do: those of a dynamic scheme multiply the types of a static one."""
+    return host.saturates(scheme) or (scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
+
 
 # Of decoded samples that stay in memory from the calibration to the proof.
 _HELD_BYTES = 2**28

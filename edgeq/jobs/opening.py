@@ -29,8 +29,7 @@ from edgeq.measure.latency import Outputs, Session, infer
 from edgeq.model.graph import RANDOM, every_node
 from edgeq.model.prepare import PreparedModel
 from edgeq.run.engines import DEFAULT
-from edgeq.run.session import SessionSettings, onnxruntime, open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
 
 _OPENED, _WRITTEN = "as opened", "as written"

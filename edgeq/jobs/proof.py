@@ -25,8 +25,7 @@ from edgeq.model.load import model_signature
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.run.engines import DEFAULT
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Displayed, Progress
 
 FLOAT, INT8 = "float32", "int8"
@@ -111,7 +110,7 @@ class Proof(Displayed):
         unclipped: where its ranges cut values off at a cost: their method, its SQNR against float32 in dB, and that of
             ranges that hold every value, on the same samples.
         improvements: where the result is poor, what brings it closer to float32, the best first; see
-            `edgeq.jobs.improvements`.
+            `edgeq.jobs.checks`.
     """
 
     coverage: Coverage

@@ -29,8 +29,7 @@ from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.builds import Builds, check_gain, check_measurable, prove_built, target_coverage
-from edgeq.jobs.checks import as_overrides, check_output, check_request, with_unclipped
-from edgeq.jobs.improvements import with_improvements
+from edgeq.jobs.checks import as_overrides, check_output, check_request, with_improvements, with_unclipped
 from edgeq.jobs.job import Built, Job, open_job, scheme_for
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision, decide, must_decide
@@ -40,7 +39,7 @@ from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task, as_task
 from edgeq.model.clean import check_model_name
 from edgeq.model.load import data_beside, model_bytes, path_of, read_model, save_model
-from edgeq.quantize.block_products import DETAIL, BlockCompute, kinds_of, set_compute
+from edgeq.quantize.block_weights import DETAIL, BlockCompute, kinds_of, set_compute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.run.session import open_session
 from edgeq.scheme import ALL_NODES, Scheme

@@ -14,12 +14,12 @@ from typing import Any
 from edgeq.backends.base import Artifact
 from edgeq.emulate.saturation.audit import Audit, SimulatedSession, Simulation, audit, sample_count
 from edgeq.errors import EdgeqError
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.jobs.builds import Builds, artifact_key
+from edgeq.jobs.job import exact_settings, on_exact_kernels
 from edgeq.jobs.proof import FLOAT
-from edgeq.jobs.target_arithmetic import exact_settings, on_exact_kernels
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.model.macs import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, saturation_table

@@ -17,7 +17,7 @@ from edgeq_device.version import parse_version
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Alternative, Artifact
-from edgeq.bundle.write import SelfTestCase, VariantSpec
+from edgeq.bundle.plan import SelfTestCase, VariantSpec
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.target import THIS_MACHINE, Target
@@ -26,13 +26,12 @@ from edgeq.jobs.opening import open_stand_in
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision
 from edgeq.measure.checks import Check, CheckKind
+from edgeq.measure.comparison import SliceSums
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import Session, infer
-from edgeq.measure.slices import SliceSums
 from edgeq.model.compatibility import Compatibility
 from edgeq.report.page import DIGITS
-from edgeq.run.session import open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, open_session
 from edgeq.util.display import Displayed
 from edgeq.util.records import plain, rounded
 

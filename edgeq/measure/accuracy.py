@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.bench import open_model
 from edgeq.measure.comparison import Comparison, rows
 from edgeq.measure.latency import Outputs, Session, inferences
-from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import Task, as_task
 from edgeq.model.load import path_of
 from edgeq.run.session import SessionSettings, open_session

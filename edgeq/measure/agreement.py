@@ -8,7 +8,7 @@ Over all elements of all samples of an output, with r the reference and c the ca
     same     share of equal elements, of outputs that are class numbers, indices or truth values: there a difference
              has no size, and SQNR means nothing
 
-An output of several units, as boxes in pixels and scores, is judged by its worst slice: see `edgeq.measure.slices`.
+An output of several units, as boxes in pixels and scores, is judged by its worst slice: see `edgeq.measure.comparison`.
 
 A sample whose outputs differ in shape has no pairs of elements: it is counted, and left out of SQNR and cosine; its
 rows and elements count as not the same. Where nothing was compared, SQNR is minus infinity.

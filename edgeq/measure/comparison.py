@@ -1,14 +1,39 @@
 """Compare one model's outputs with another's: running sums, of which `edgeq.measure.agreement` has the figures.
 
-Sums are kept, never the outputs, so memory does not grow with the samples."""
+Sums are kept, never the outputs, so memory does not grow with the samples.
+
+Slices of an output whose values are in another unit than the rest, such as scores in a tensor of boxes in pixels.
+
+One SQNR over such an output describes the largest values; all others may be zero. So sums are kept for every index
+along every axis, and indices are put together by the scale of the reference there:
+
+    scale[i]   the larger of two ratios: of max |r| over all elements with index i, and of max r - min r over these, to
+               the largest that any index has. A column that happens to lie near zero varies as its neighbours do.
+               Indices whose values all lie in 0..1 (scores, probabilities) share the largest of theirs: a class that
+               never occurs is no unit of its own
+    known[i]   scale[i] > 2^-24, the resolution of a float32: what is smaller is taken for zero (padding)
+    levels     from the largest scale down, a new one begins where the next is more than 16 times smaller than the
+               level's largest. Along axes of more than 12 indices, the channels of a feature map say, it must be that
+               much smaller than the one before, since channels and positions of one unit fill a wide range evenly;
+               and a lower level must hold more than an eighth of the indices, or those at one end, since some channels
+               hardly ever fire
+
+Neighbours of one level are one slice; an index without a level of its own joins the slice before it. A slice's SQNR is
+that over its own elements. A ratio of 16 costs 24 dB where both share one scale: half of the 48 dB that 8 bits give at
+best are left.
+
+Only the reference decides what the slices are, so all that is compared with it is judged alike. Left out are the axis
+of the rows, axes that differ in length from sample to sample, and those of more than 4096 indices.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,12 +44,207 @@ from numpy.typing import NDArray
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, SliceAgreement
 from edgeq.measure.latency import Outputs, Session, inferences
-from edgeq.measure.slices import SliceFigures, SliceSums
 from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample, Samples
     from edgeq.measure.task import Task
+
+Floats = NDArray[np.float64]
+Run = tuple[int, int]
+"""First and last index."""
+
+_UNLIKE = 16.0
+_FEW_INDICES = 12
+_SCARCE = 8
+_NEGLIGIBLE = 2.0**-24
+_MOST_INDICES = 4096
+# Summands keep 24 bits; an int64 takes 2^32 of them in blocks of exponents that are 8 wide.
+_BITS, _BLOCK = 24, 8
+
+
+def like_slices(low: Floats, high: Floats) -> list[Run]:
+    """Return the slices of an axis whose index i has values from low[i] to high[i]; none where all are of one unit."""
+    scale = np.zeros(len(low))
+    with np.errstate(over="ignore"):
+        sizes = np.maximum(-low, high), np.minimum(high - low, sys.float_info.max)
+    for size in sizes:
+        if size.any():
+            scale = np.maximum(scale, size / size.max())
+    known = scale > _NEGLIGIBLE
+    shares = known & (low >= 0) & (high <= 1)
+    if shares.any():
+        scale = np.where(shares, scale[shares].max(), scale)
+    level_of: dict[float, int] = {}
+    level, largest, previous = 0, 0.0, 0.0
+    for value in sorted({float(value) for value in scale[known]}, reverse=True):
+        if value * _UNLIKE < (largest if len(scale) <= _FEW_INDICES else previous):
+            level, largest = level + 1, value
+        largest, previous = max(largest, value), value
+        level_of[value] = level
+    if not level:
+        return []
+    levels = np.array([level_of[float(v)] if there else -1 for v, there in zip(scale, known, strict=True)])
+    if len(scale) > _FEW_INDICES:
+        for lower in range(1, level + 1):
+            own = levels == lower
+            count = int(own.sum())
+            if count * _SCARCE <= len(scale) and not (own[:count].all() or own[-count:].all()):
+                levels[own] = -1
+    starts, current = [0], next(found for found in levels if found >= 0)
+    for index, found in enumerate(levels):
+        if found not in (-1, current):
+            starts.append(index)
+            current = found
+    return list(zip(starts, [*(start - 1 for start in starts[1:]), len(scale) - 1], strict=True)) if starts[1:] else []
+
+
+@dataclass
+class ExactSums:
+    """Sums of numbers that are not negative, one for each index. Each summand is rounded to 24 bits and added exactly,
+    so that any order gives the same.
+
+    Attributes:
+        parts: by block of exponents b, sums in units of 2^(8 b - 24).
+    """
+
+    parts: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+
+    def add(self, values: Floats) -> None:
+        """Add rows of numbers, [rows, indices]."""
+        mantissa, exponent = np.frexp(np.minimum(values, sys.float_info.max))
+        block, shift = np.divmod(exponent, _BLOCK)
+        whole = np.rint(mantissa * 2.0**_BITS).astype(np.int64) << shift
+        for place in np.unique(block):
+            self._add(int(place), np.where(block == place, whole, 0).sum(0))
+
+    def merge(self, other: ExactSums) -> None:
+        """Add other sums of the same indices."""
+        for place, part in other.parts.items():
+            self._add(place, part)
+
+    def _add(self, place: int, part: NDArray[np.int64]) -> None:
+        self.parts[place] = self.parts[place] + part if place in self.parts else part
+
+    def total(self) -> Floats:
+        """Return the sum of each index; one that overflows counts as the largest float64."""
+        with np.errstate(over="ignore"):
+            found = sum(
+                np.ldexp(self.parts[place].astype(np.float64), _BLOCK * place - _BITS) for place in sorted(self.parts)
+            )
+        return np.minimum(found, sys.float_info.max)
+
+
+@dataclass
+class AxisSums:
+    """The running figures of every index along one axis.
+
+    Attributes:
+        low, high: of the reference.
+        powers: of the reference for all indices, then of the difference, then of the candidate.
+    """
+
+    low: Floats
+    high: Floats
+    max_abs_error: Floats
+    powers: ExactSums = field(default_factory=ExactSums)
+
+    @classmethod
+    def of(cls, length: int) -> AxisSums:
+        """Start without samples."""
+        return cls(np.full(length, np.inf), np.full(length, -np.inf), np.zeros(length))
+
+    def merge(self, other: AxisSums) -> None:
+        """Add what was seen of other samples."""
+        self.low, self.high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        self.max_abs_error = np.maximum(self.max_abs_error, other.max_abs_error)
+        self.powers.merge(other.powers)
+
+
+@dataclass(frozen=True)
+class SliceFigures:
+    """The sums of one slice: indices `first` to `last` of `axis`, where the reference's values reach `peak`."""
+
+    axis: int
+    first: int
+    last: int
+    peak: float
+    signal: float
+    noise: float
+    candidate_power: float
+    max_abs_error: float
+
+
+@dataclass
+class SliceSums:
+    """The running figures of one output by index, along every axis that all samples allow."""
+
+    axes: dict[int, AxisSums] = field(default_factory=dict)
+    seen: bool = False
+
+    def update(self, reference: Floats, candidate: Floats, inputs: Iterable[NDArray[Any]], *, rows: int = 1) -> None:
+        """Add the finite values of one sample, or of several single rows: as one by one."""
+        allowed = judged_axes(reference.shape, inputs, rows)
+        self._keep(allowed)
+        if not self.axes:
+            return
+        error = reference - candidate
+        with np.errstate(over="ignore"):
+            powers = reference**2, error**2, candidate**2
+        for axis, sums in self.axes.items():
+            others = tuple(k for k in range(reference.ndim) if k != axis)
+            sums.low = np.minimum(sums.low, reference.min(others))
+            sums.high = np.maximum(sums.high, reference.max(others))
+            sums.max_abs_error = np.maximum(sums.max_abs_error, np.abs(error).max(others))
+            sums.powers.add(np.concatenate([_by_row(power, axis, rows) for power in powers], axis=1))
+
+    def merge(self, other: SliceSums) -> None:
+        """Add what was seen of other samples."""
+        if not other.seen:
+            return
+        if self.seen:
+            self._keep({axis: len(sums.low) for axis, sums in other.axes.items()})
+            for axis, sums in self.axes.items():
+                sums.merge(other.axes[axis])
+        else:
+            self.axes, self.seen = copy.deepcopy(other.axes), True
+
+    def _keep(self, lengths: Mapping[int, int]) -> None:
+        if not self.seen:
+            self.axes = {axis: AxisSums.of(length) for axis, length in lengths.items()}
+        self.axes = {axis: sums for axis, sums in self.axes.items() if lengths.get(axis) == len(sums.low)}
+        self.seen = True
+
+    def result(self) -> list[SliceFigures]:
+        """Return the slices along each axis that has more than one."""
+        found = []
+        for axis, sums in self.axes.items():
+            runs = like_slices(sums.low, sums.high)
+            totals = sums.powers.total().reshape(3, -1)
+            for first, last in runs:
+                part = slice(first, last + 1)
+                peak = float(max(-sums.low[part].min(), sums.high[part].max()))
+                signal, noise, other = (float(min(total[part].sum(), sys.float_info.max)) for total in totals)
+                error = float(sums.max_abs_error[part].max())
+                found.append(SliceFigures(axis, first, last, peak, signal, noise, other, error))
+        return found
+
+
+def judged_axes(shape: tuple[int, ...], inputs: Iterable[NDArray[Any]], rows: int = 1) -> dict[int, int]:
+    """Return the lengths of the axes along which an output may have slices. Its first axis is one of them where inputs
+    are known and none is as long."""
+    firsts = [array.shape[:1] for array in inputs]
+    start = 0 if firsts and rows == 1 and shape[:1] not in firsts else 1
+    return {k: n for k, n in enumerate(shape) if k >= start and 2 <= n <= _MOST_INDICES and 0 not in shape}
+
+
+def _by_row(power: Floats, axis: int, rows: int) -> Floats:
+    """Sum by index along `axis` for each row, [rows, length], in the order in which a single row is added."""
+    if power.ndim == 2 and axis == 1 and rows == len(power):
+        return power
+    others = tuple(k for k in range(power.ndim) if k != axis)
+    parts = [power[row : row + 1] for row in range(rows)] if rows > 1 else [power]
+    return np.stack([part.sum(others) for part in parts])
 
 
 def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, dict[str, Outputs]]]:

@@ -27,10 +27,20 @@ from edgeq.measure.node_runs import (
     sized_macs,
     timed_profile,
 )
-from edgeq.model.graph import GraphIndex, constant, constant_tensor, is_constant, name_of, node_input
+from edgeq.model.graph import (
+    DATA_MOVEMENT,
+    GraphIndex,
+    channel_axis,
+    constant,
+    constant_tensor,
+    integer_inputs,
+    is_constant,
+    name_of,
+    node_input,
+    operator_of,
+)
 from edgeq.model.int8_prediction import NodePrediction
 from edgeq.model.macs import node_macs
-from edgeq.model.operators import DATA_MOVEMENT, channel_axis, integer_inputs, operator_of
 from edgeq.model.quant_params import LIMITS, QuantParams, params_at
 from edgeq.run.engines import described
 from edgeq.run.session import SessionSettings, open_session

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 from edgeq.data.samples import Subset, open_samples
 from edgeq.errors import UsageError
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, closeness
+from edgeq.measure.bench import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.comparison import compare_many
+from edgeq.measure.effects import ORDER, Exclusion, find_exclusions, find_reference
 from edgeq.measure.effects import SAMPLES as FEW
-from edgeq.measure.effects import Exclusion, find_exclusions
 from edgeq.measure.engine_layers import EngineLayer, compare_engine
 from edgeq.measure.error_sources import ErrorSource, LayerNoise, layer_noise, nodes_to_exclude, sets_to_exclude
 from edgeq.measure.layer_runs import MEMORY, instrumented_session
 from edgeq.measure.layers import LayerComparison, attribute_error, compare_layers
-from edgeq.measure.loaded_model import LoadedModel, open_model, refuse_ignored
-from edgeq.measure.splice import ORDER, find_reference
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import is_quantized, path_of
 from edgeq.run.engines import EngineChoice, as_engine

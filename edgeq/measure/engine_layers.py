@@ -23,8 +23,7 @@ from edgeq.model.edit import Editor
 from edgeq.model.graph import is_constant, is_op, name_of
 from edgeq.model.load import save_model
 from edgeq.run.engines import EngineChoice
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:

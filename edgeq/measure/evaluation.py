@@ -25,16 +25,14 @@ from edgeq_device.engines import FLOAT
 from edgeq_device.latency import Distribution, Runner
 from edgeq_device.scenarios import query_runner
 
-from edgeq.data.samples import Samples, SourceSamples, open_samples
-from edgeq.data.shards import Shard, Sharded
+from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import Files, Workers, files_for, open_workers
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.accuracy import Accuracy, Collected, Evaluation, RunningEvaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.bench import race
+from edgeq.measure.bench import LoadedModel, Opener, is_bundle, open_model, race, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.measure.latency import Outputs, Session, infer
-from edgeq.measure.loaded_model import LoadedModel, Opener, is_bundle, open_model, refuse_ignored
 from edgeq.measure.task import Task, TaskOptions, make_task, split_task_options
 from edgeq.model.load import model_files
 from edgeq.run.engines import choose_engine, described
@@ -69,7 +67,7 @@ class EvaluationJob:
     reference: str | None
 
     def open(self, stack: ExitStack) -> Callable[[Shard], Collected]:
-        """See `edgeq.distributed.processes.Job`."""
+        """See `edgeq.distributed.workers.Job`."""
         task = make_task(*self.task) if isinstance(self.task, tuple) else self.task
         sessions = {}
         for name, (files, model) in self.models.items():

@@ -19,9 +19,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeq_device.arrays import one_array
-from edgeq_device.bench import OnProgress
+from edgeq_device.bench import BenchSettings, OnProgress, format_bench
 from edgeq_device.bench_models import BenchModel, Shapes, bench_models
-from edgeq_device.bench_settings import BenchSettings, format_bench
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.ranking import FEWEST_SESSIONS
 from edgeq_device.scenarios import Feed
@@ -29,8 +28,7 @@ from numpy.typing import NDArray
 
 from edgeq.errors import BoardError, DataError, EngineError, RuntimeUnavailableError
 from edgeq.model.load import model_bytes
-from edgeq.run.session import SessionSettings, onnxruntime, open_session, with_carried
-from edgeq.run.workers import open_request
+from edgeq.run.session import SessionSettings, onnxruntime, open_request, open_session, with_carried
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.resources import device_errors
 
@@ -102,7 +100,7 @@ def bench_model(
     """A model file to measure, opened with `settings` (whose thread count the benchmark's replaces).
 
     Args:
-        open_it: how; `edgeq.run.workers.Engines.open` puts plug-in engines into processes of their own.
+        open_it: how; `edgeq.run.session.Engines.open` puts plug-in engines into processes of their own.
     """
     base = with_carried(model, settings or SessionSettings())
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.measure.activation_observer import as_read
+from edgeq.measure.error_sources import as_read
 from edgeq.measure.latency import Session, infer
 from edgeq.measure.match_layers import ActivationMatch, exact_readers
 from edgeq.model.edit import Editor

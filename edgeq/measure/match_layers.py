@@ -22,8 +22,18 @@ from numpy.typing import NDArray
 
 from edgeq.measure.comparison import OutputComparison, decibels
 from edgeq.measure.coverage import activation_params, integer_uses
-from edgeq.model.graph import GraphIndex, constant, constant_tensor, consumers, is_constant, name_of, node_input
-from edgeq.model.operators import OPERATORS, channel_axis, operator_of
+from edgeq.model.graph import (
+    OPERATORS,
+    GraphIndex,
+    channel_axis,
+    constant,
+    constant_tensor,
+    consumers,
+    is_constant,
+    name_of,
+    node_input,
+    operator_of,
+)
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import element_types
 from edgeq.util.records import written

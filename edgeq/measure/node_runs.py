@@ -21,8 +21,7 @@ from edgeq.measure.latency import run_feed
 from edgeq.model.graph import consumers, name_of
 from edgeq.model.macs import node_macs, sized
 from edgeq.run.engines import Engine, ExecutionGraph
-from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.records import Count
 
 RUNS = 20

@@ -15,8 +15,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveInitial
 
 from edgeq.errors import ModelError, OutputError
 from edgeq.model.edit import drop_unused_initializers, replace_node
-from edgeq.model.graph import bodies, constant, node_input
-from edgeq.model.operators import operator_of
+from edgeq.model.graph import bodies, constant, node_input, operator_of
 
 
 def tidy(model: ir.Model) -> int:

@@ -15,8 +15,7 @@ import onnx_ir as ir
 from edgeq_device.version import parse_version
 
 from edgeq.errors import HardwareError, ModelError, UsageError, suggest
-from edgeq.model.graph import every_node, node_input, opset_of
-from edgeq.model.operators import operator_of
+from edgeq.model.graph import every_node, node_input, operator_of, opset_of
 from edgeq.model.products import integer_products
 from edgeq.util.records import read_toml, toml_table
 from edgeq.util.resources import shipped

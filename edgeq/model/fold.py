@@ -19,9 +19,19 @@ from onnx import numpy_helper
 
 from edgeq.errors import ModelError, one_line
 from edgeq.model.edit import Editor, inner_graphs, replace_node, rewrite_nodes
-from edgeq.model.external import reattach, shaped_skeleton, skeleton
 from edgeq.model.graph import constant, every_node, is_op, name_of, node_input, only_reader, opset_of
-from edgeq.model.tensors import DAMAGED, Array, all_graphs, float_constant, iter_graphs, output_channels, set_parameter
+from edgeq.model.tensors import (
+    DAMAGED,
+    Array,
+    all_graphs,
+    float_constant,
+    iter_graphs,
+    output_channels,
+    reattach,
+    set_parameter,
+    shaped_skeleton,
+    skeleton,
+)
 
 _LISTED = 4
 _NONE_BEFORE = "no Conv, ConvTranspose, Gemm or MatMul comes right before it"

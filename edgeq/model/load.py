@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,10 +21,8 @@ from numpy.typing import NDArray
 from edgeq.errors import ModelError, OutputError, UsageError, one_line
 from edgeq.model.clean import sort_nodes
 from edgeq.model.edit import from_proto, to_bytes
-from edgeq.model.external import parse_model, shaped_skeleton, skeleton
 from edgeq.model.fold import check_functions, make_dense
-from edgeq.model.graph import every_node
-from edgeq.model.operators import is_quantized_operator
+from edgeq.model.graph import every_node, is_quantized_operator
 from edgeq.model.shapes import describe, inferred_shapes
 from edgeq.model.tensors import (
     DAMAGED,
@@ -36,7 +35,10 @@ from edgeq.model.tensors import (
     iter_nodes,
     iter_sparse_tensors,
     iter_tensors,
+    parse_model,
     settle_constants,
+    shaped_skeleton,
+    skeleton,
     weight_bytes,
     weight_tensors,
 )
@@ -431,3 +433,36 @@ def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]
         used += size
     if partition:
         yield partition
+
+
+def structure_digest(model: Path, session_options: Mapping[str, str]) -> str:
+    """Hash of operators, attributes, connections, shapes and dtypes, not of the values of constants: two models of one
+    digest, made from one float model, run the same kernels on the same shapes.
+
+    Args:
+        model: a file that edgeq wrote.
+    """
+    graph = onnx.load(model, load_external_data=False).graph
+    digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
+    for node in graph.node:
+        attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+        digest.update(json.dumps([node.domain, node.op_type, list(node.input), list(node.output)]).encode())
+        for attribute in attributes:
+            digest.update(attribute)
+    for tensor in sorted(graph.initializer, key=lambda t: t.name):
+        digest.update(json.dumps([tensor.name, tensor.data_type, list(tensor.dims)]).encode())
+    return digest.hexdigest()
+
+
+def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
+    """Hash of the files and the options: two models of one digest are the same model."""
+    digest = hashlib.sha256(json.dumps(sorted(session_options.items())).encode())
+    for file in model_files(model):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def in_engine(digest: str, engine: str) -> str:
+    """A digest of either kind, of what runs in `engine`; "" stands for onnxruntime's own kernels."""
+    return hashlib.sha256((digest + engine).encode()).hexdigest() if engine else digest

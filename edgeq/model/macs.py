@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from edgeq.model.clean import node_names
-from edgeq.model.graph import bodies, constant_tensor, node_input
-from edgeq.model.operators import operator_of
+from edgeq.model.graph import bodies, constant_tensor, node_input, operator_of
 from edgeq.model.shapes import infer_shapes
 
 Shape = tuple[int, ...]

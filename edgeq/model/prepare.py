@@ -16,7 +16,6 @@ from edgeq.errors import ModelError, RuntimeUnavailableError
 from edgeq.model.clean import name_nodes, separate_names
 from edgeq.model.compatibility import fix_sizes
 from edgeq.model.edit import external_folder, from_proto, to_bytes, to_proto
-from edgeq.model.external import skeleton
 from edgeq.model.fold import inline_functions, raise_opset
 from edgeq.model.graph import GraphIndex, every_node, name_of, opset_of
 from edgeq.model.load import (
@@ -32,7 +31,7 @@ from edgeq.model.load import (
     signature_of,
 )
 from edgeq.model.shapes import describe, unknown_shapes, write_shapes
-from edgeq.model.tensors import weight_bytes
+from edgeq.model.tensors import skeleton, weight_bytes
 from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress

@@ -35,8 +35,8 @@ from edgeq.model.graph import (
     name_of,
     node_input,
     only_reader,
+    operator_of,
 )
-from edgeq.model.operators import operator_of
 from edgeq.model.tensors import Array, float_constant, set_parameter
 
 _LINEAR = ("Conv", "BatchNormalization")

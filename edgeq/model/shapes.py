@@ -17,9 +17,8 @@ from edgeq_device.budget import VARIABLE, allowance, largest_sample
 
 from edgeq.errors import ModelError, one_line
 from edgeq.model.edit import inner_graphs
-from edgeq.model.external import skeleton
 from edgeq.model.graph import GraphIndex
-from edgeq.model.tensors import weight_bytes
+from edgeq.model.tensors import skeleton, weight_bytes
 
 SYMBOLIC_LIMIT_S = 10.0
 SYMBOLIC_LIMIT_OF_NODE_S = 0.002

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgeq.model.edit import Editor, drop_unused_initializers, replace_node
 from edgeq.model.graph import constant_tensor, constant_values, is_op, node_input
-from edgeq.quantize.block_products import DOMAIN
+from edgeq.quantize.block_weights import DOMAIN
 
 OPERATOR = "GatherBlockQuantized"
 SINCE = "1.23"

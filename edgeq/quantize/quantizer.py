@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, one_line
 from edgeq.model.clean import clashing_names
-from edgeq.model.external import parse_model
 from edgeq.model.graph import name_of
 from edgeq.model.load import model_bytes
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.quant_params import LIMITS, QuantParams
-from edgeq.model.tensors import is_external, iter_tensors
+from edgeq.model.tensors import is_external, iter_tensors, parse_model
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import IntegerType, Scheme
 

@@ -3,7 +3,7 @@
 Weight-only quantization: constant matrices as blocks of 4- or 8-bit integers, one scale a block (MatMulNBits).
 
 A product of few rows waits for the weights, so a quarter or an eighth of the bytes is that much faster; with many rows
-the integer kernels of dynamic quantization win. What the products compute in: `edgeq.quantize.block_products`.
+the integer kernels of dynamic quantization win. What the products compute in: `edgeq.quantize.block_weights`.
 
 Integers for the rows of a layer's weights, for the least expected error of its output (GPTQ).
 
@@ -31,18 +31,19 @@ from edgeq.model.graph import MAIN_DOMAINS, constant_values, is_op, maker, node_
 from edgeq.model.int8_prediction import stacked_products
 from edgeq.model.load import save_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantize.block_products import (
+from edgeq.quantize.block_tables import SINCE as TIED_SINCE
+from edgeq.quantize.block_tables import table_of, write_tables
+from edgeq.quantize.block_weights import (
     DOMAIN,
     OPERATOR,
     BlockCompute,
+    BlockWeights,
     attributes,
     choose_compute,
+    fit_blocks,
     given_compute,
     operands,
 )
-from edgeq.quantize.block_tables import SINCE as TIED_SINCE
-from edgeq.quantize.block_tables import table_of, write_tables
-from edgeq.quantize.block_weights import BlockWeights, fit_blocks
 from edgeq.quantize.quantizer import check_clashes, quant_type, quantizer_files
 from edgeq.quantize.recurrent import IntegerWeights, expand_grus
 from edgeq.scheme import IntegerType, Scheme

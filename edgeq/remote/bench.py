@@ -14,21 +14,17 @@ from edgeq_device.arrays import write_npz
 from edgeq_device.scenarios import Feed
 
 from edgeq.errors import BoardError, EdgeqError
-from edgeq.measure.bench import Workload
+from edgeq.measure.bench import LoadedModel, Workload
 from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
 from edgeq.measure.latency import Measurement, measurement
-from edgeq.measure.loaded_model import LoadedModel
 from edgeq.remote import link
 from edgeq.remote.devices import Board
-from edgeq.remote.guest import SENSELESS, BoardModels, senseless, start_board_guest
 from edgeq.remote.machine import board_record, describe_board
-from edgeq.remote.session import BoardSession, open_board
+from edgeq.remote.session import SENSELESS, BoardModels, BoardSession, open_board, senseless, start_board_guest
 from edgeq.report.compare import CompareRequest
-from edgeq.report.fleet import FleetRecord, FleetRow, board_table, failures, kind_table, summarised
 from edgeq.report.gate import Gated, GateLimits, gate
-from edgeq.report.timing import BenchReport
-from edgeq.run.session import SessionSettings, with_carried
-from edgeq.run.workers import open_request
+from edgeq.report.timing import BenchReport, FleetRecord, FleetRow, board_table, failures, kind_table, summarised
+from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.records import parse, plain
 from edgeq.util.resources import device_errors

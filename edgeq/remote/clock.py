@@ -18,19 +18,17 @@ from msgspec import Meta
 
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.errors import BoardError, UsageError
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed
-from edgeq.hardware.machine import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.measure.checks import Check
 from edgeq.model.load import model_bytes
 from edgeq.remote import link
 from edgeq.remote.devices import Board
-from edgeq.remote.guest import SENSELESS, BoardGuest, BoardModels, senseless
 from edgeq.remote.link import Text
 from edgeq.remote.machine import Description, check_graph, describe_board, kernel_events
-from edgeq.remote.session import BoardSession, open_board
-from edgeq.run.session import SessionSettings, with_carried
-from edgeq.run.workers import open_request
+from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSession, open_board, senseless
+from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, Share, parse
 from edgeq.util.resources import device_errors

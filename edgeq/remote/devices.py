@@ -95,7 +95,7 @@ def boards_of(given: str) -> tuple[Board, ...]:
 
 
 def _is_target(name: str) -> bool:
-    from edgeq.emulate.verify import ALL
+    from edgeq.emulate.check import ALL
     from edgeq.hardware.target import is_known
 
     return name == ALL or is_known(name)

@@ -13,22 +13,18 @@ from edgeq_device.text import hash_line, variant_lines
 from msgspec import Meta
 
 from edgeq.bundle.verify import opened
-from edgeq.emulate.check import EmulatedCheck, check_variant
+from edgeq.emulate.check import EmulatedCheck, Verified, VerifyRequest, check_variant, samples_of, summary, verify_on
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
-from edgeq.emulate.verify import Verified, VerifyRequest, samples_of, summary, verify_on
 from edgeq.errors import BoardError, BundleError, CheckFailedError
-from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import AUTO, resolve
 from edgeq.jobs.emulated import SIMULATORS, verify_request
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.remote import link
-from edgeq.remote.channel import read_json
 from edgeq.remote.devices import Board, boards_of
-from edgeq.remote.guest import BoardModels, senseless
-from edgeq.remote.link import Line, Text
+from edgeq.remote.link import Line, Text, read_json
 from edgeq.remote.machine import board_record, describe_board
-from edgeq.remote.session import BoardSession, open_board
+from edgeq.remote.session import BoardModels, BoardSession, open_board, senseless
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Amount, parse, plain
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.arrays import read_arrays
+from edgeq_device.bench import BenchSettings
 from edgeq_device.bench_models import bundle_variants
-from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.engines import plugin_of
 from edgeq_device.package import FLOAT, MAIN, Bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
@@ -20,15 +20,13 @@ from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 from edgeq.bundle.verify import opened
 from edgeq.errors import DataError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
-from edgeq.measure.bench import bench
+from edgeq.measure.bench import bench, is_bundle, variant_settings
 from edgeq.measure.coverage import kernel_times
-from edgeq.measure.loaded_model import is_bundle, variant_settings
 from edgeq.model.load import path_of, read_own
-from edgeq.report.fleet import FleetRecord
 from edgeq.report.numbers import string
 from edgeq.report.page import RECORD, TUNING, render
 from edgeq.report.read import ReportData, read_report
-from edgeq.report.timing import INT8
+from edgeq.report.timing import INT8, FleetRecord
 from edgeq.report.verdict import Verdict, verdict_of
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, output_file

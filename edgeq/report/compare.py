@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgeq_device.arrays import random_feeds
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings
 from edgeq_device.claim import Claim
 
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import EdgeqError, UsageError
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
-from edgeq.measure.bench import SAMPLES, Workload
+from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
-from edgeq.measure.loaded_model import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
 from edgeq.report.comparison import UNSETTLED, A, B, Comparison, Limits, Side, speed_outcome

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
-from edgeq.measure.loaded_model import is_bundle
+from edgeq.measure.bench import is_bundle
 from edgeq.model.load import model_files, read_model, save_model
 from edgeq.report.compare import ComparePlace, CompareRequest, run_comparison
 from edgeq.report.comparison import HELD, MISSED, UNSETTLED, Comparison, LimitCheck, Limits, check_limits

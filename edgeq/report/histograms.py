@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.calibrate.histogram import Histogram, linear_of
 from edgeq.calibrate.methods import REGISTRY
 from edgeq.calibrate.methods.mse import moments_of, squared_errors
 from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
-from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.calibrate.statistics import Histogram, Statistics, TensorStatistics, linear_of
 from edgeq.measure.comparison import decibels
 from edgeq.model.graph import is_constant, name_of
 from edgeq.scheme import Scheme

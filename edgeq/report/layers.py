@@ -49,7 +49,7 @@ class Saturated:
 
 @dataclass(frozen=True)
 class Activation:
-    """What the report draws of one activation; see `edgeq.measure.activation_observer.ActivationComparison`."""
+    """What the report draws of one activation; see `edgeq.measure.error_sources.ActivationComparison`."""
 
     name: str
     node: str = ""

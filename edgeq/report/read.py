@@ -11,11 +11,20 @@ from typing import Any
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.coverage import Coverage, KernelTime
-from edgeq.report.fleet import FleetRecord
 from edgeq.report.histograms import TensorHistogram
 from edgeq.report.layers import Layer, LayersRecord, layer_rows
 from edgeq.report.numbers import Pairs, pairs, size, string
-from edgeq.report.timing import FLOAT, INT8, BenchReport, Speed, Timing, bench_timing, finalists_timing, speed_timing
+from edgeq.report.timing import (
+    FLOAT,
+    INT8,
+    BenchReport,
+    FleetRecord,
+    Speed,
+    Timing,
+    bench_timing,
+    finalists_timing,
+    speed_timing,
+)
 from edgeq.report.tuning import Tuning, tuning_of
 from edgeq.report.tuning_record import ModelRecord, TuningRecord
 from edgeq.util.records import Count, Finite, Positive, Share, readable

@@ -21,15 +21,13 @@ from edgeq.backends.base import backend_for
 from edgeq.errors import CheckFailedError, ModelError, RuntimeUnavailableError, UsageError, one_line
 from edgeq.hardware.target import Target
 from edgeq.model.edit import Editor
-from edgeq.model.graph import clamp_bounds, every_node, is_op, node_input, only_reader
+from edgeq.model.graph import channel_axis, clamp_bounds, every_node, is_op, node_input, only_reader
 from edgeq.model.load import model_signature
-from edgeq.model.operators import channel_axis
 from edgeq.model.quant_params import LIMITS, QuantParams
 from edgeq.retarget.read import Form, places
 from edgeq.retarget.shift import INTEGERS, params_of, type_name
 from edgeq.run.engines import DEFAULT, as_engine
-from edgeq.run.session import OptimizationLevel, SessionSettings, open_session
-from edgeq.run.workers import start_engine
+from edgeq.run.session import OptimizationLevel, SessionSettings, open_session, start_engine
 
 USUAL = 0.1
 """Integer operators scale and round in one step what Q/DQ do in two: an integer may come out one off, and later layers

@@ -19,8 +19,17 @@ import onnx_ir as ir
 
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, replace_value
-from edgeq.model.graph import MAIN_DOMAINS, constant, is_constant, is_op, name_of, node_input, only_reader
-from edgeq.model.operators import DATA_MOVEMENT, operator_of
+from edgeq.model.graph import (
+    DATA_MOVEMENT,
+    MAIN_DOMAINS,
+    constant,
+    is_constant,
+    is_op,
+    name_of,
+    node_input,
+    only_reader,
+    operator_of,
+)
 from edgeq.model.quant_params import QuantParams
 from edgeq.retarget.shift import float32_params_of, is_weight, params_at, params_of, type_name
 from edgeq.util.records import computed

@@ -1,4 +1,15 @@
-"""`edgeq.retarget`: a quantized model in, the same model in another format or other integer types out, compared."""
+"""`edgeq.retarget`: a quantized model in, the same model in another format or other integer types out, compared.
+
+QDQ to QOperator: a float operator between DequantizeLinear and QuantizeLinear becomes the integer operator.
+
+What has no integer form, or stands between tensors that are not all quantized, stays as it is. A Relu or Clip in front
+of the QuantizeLinear disappears where the scale does its work, else it becomes a Clip of the integers: quantizing and
+clamping can change places, because quantizing keeps the order of numbers.
+
+QOperator to QDQ: each integer operator becomes DequantizeLinear, the float operator and QuantizeLinear.
+
+Nothing is lost: the integers, scales and zero points are those of the operator.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from edgeq_device.select import WrongKernels, known_wrong
 
@@ -15,9 +27,22 @@ from edgeq.backends.cpu import settle
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.clean import check_model_name, name_nodes, remove_no_ops, tidy
-from edgeq.model.edit import from_proto, to_proto
+from edgeq.model.edit import Editor, from_proto, replace_value, to_proto
 from edgeq.model.fold import LOWEST, raise_opset
-from edgeq.model.graph import bodies, opset_of
+from edgeq.model.graph import (
+    MAIN_DOMAINS,
+    MICROSOFT,
+    IntegerInput,
+    bodies,
+    channel_axis,
+    constant,
+    integer_inputs,
+    is_op,
+    moves_data,
+    node_input,
+    operator_of,
+    opset_of,
+)
 from edgeq.model.load import (
     check_valid,
     data_beside,
@@ -29,13 +54,312 @@ from edgeq.model.load import (
     save_model,
 )
 from edgeq.model.products import integer_products
+from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
-from edgeq.retarget.compare import USUAL, Comparison, check_target, compare, optimiser_problem
+from edgeq.retarget.compare import (
+    USUAL,
+    Comparison,
+    In,
+    Out,
+    Sides,
+    check_target,
+    clamped,
+    compare,
+    constant_clamp,
+    optimiser_problem,
+    products,
+    sides,
+)
 from edgeq.retarget.read import Form, check_form, is_integer_operator, normalise, read_form
-from edgeq.retarget.shift import INTEGERS, limit_weights, shift_activations, shift_weights
-from edgeq.retarget.write import to_qdq, to_qoperator
+from edgeq.retarget.shift import INTEGERS, limit_weights, params_at, params_of, shift_activations, shift_weights
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import check_apart, output_file
+
+Rule = tuple[Callable[[ir.Node], Sides | str], Callable[[ir.Node, list[In], Out, Editor], str]]
+"""What finds the integers around an operator, and what puts the integer operator in its place; each gives the reason
+where there is none."""
+
+
+def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> tuple[int, list[str]]:
+    """Rewrite in place; gives how many operators were, and the operators with weights that were not and why.
+
+    Args:
+        wanted: which operators to rewrite.
+    """
+    editor = Editor(model)
+    _share_quantizers(editor)
+    count, kept = 0, []
+    for node in list(model.graph):
+        rule = _RULES.get(node.op_type, _MOVEMENT if moves_data(node) else None)
+        if rule is None or node.domain not in MAIN_DOMAINS or node.graph is None or not wanted(node):
+            continue
+        find, write = rule
+        found = find(node)
+        reason = found if isinstance(found, str) else write(node, *found, editor)
+        if not reason:
+            count += 1
+        elif node.op_type in ("Conv", "Gemm", "MatMul"):
+            kept.append(f"{node.op_type} {node.name} stays between Q and DQ: {reason}")
+    return count, kept
+
+
+def _share_quantizers(editor: Editor) -> None:
+    """One QuantizeLinear where a tensor has several with the same parameters."""
+    for node in list(editor.graph):
+        for output in node.outputs:
+            first: list[tuple[ir.Node, QuantParams]] = []
+            for user, _ in list(output.uses()):
+                params = params_of(user) if is_op(user, "QuantizeLinear") else None
+                if params is None or user.graph is not editor.graph:
+                    continue
+                duplicate = next((n for n, p in first if p.same(params)), None)
+                if duplicate is None:
+                    first.append((user, params))
+                elif not user.outputs[0].is_graph_output():
+                    # The duplicate may stand later in the list; the graph is sorted in the end.
+                    replace_value(user.outputs[0], duplicate.outputs[0])
+                    editor.graph.remove(user, safe=True)
+
+
+def _emit(
+    op_type: str,
+    inputs: list[ir.Value | None],
+    node: ir.Node,
+    out: Out,
+    editor: Editor,
+    *,
+    domain: str = "",
+    attributes: dict[str, ir.Attr] | None = None,
+) -> str:
+    """Put the integer operator in place of node, clamp and QuantizeLinear."""
+    result = editor.node(
+        op_type,
+        inputs,
+        f"{node.name or node.op_type}_quant",
+        before=out.quantize,
+        like=node.outputs[0],
+        dtype=out.params.dtype,
+        attributes=dict(node.attributes) if attributes is None else attributes,
+        domain=domain,
+    )
+    replace_value(out.quantize.outputs[0], clamped(result, out, editor))
+    for gone in (out.quantize, out.clamp, node):
+        if gone is not None:
+            editor.graph.remove(gone, safe=True)
+    return ""
+
+
+def _operands(found: list[In], out: Out, node: ir.Node, editor: Editor) -> tuple[list[ir.Value | None], ...]:
+    """Each input as (integers, scale, zero point), and the output's (scale, zero point)."""
+    made: list[list[ir.Value | None]] = [
+        [side.value, *editor.parameters(side.params, f"{node.name}/in{place}")] for place, side in enumerate(found)
+    ]
+    return (*made, [*editor.parameters(out.params, f"{node.name}/out")])
+
+
+def _conv(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    bias, reason = _bias(node, inputs, editor)
+    if reason:
+        return reason
+    x, w, y = _operands(inputs, out, node, editor)
+    return _emit("QLinearConv", [*x, *w, *y, *([bias] if bias is not None else [])], node, out, editor)
+
+
+def _matmul(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    a, b, y = _operands(inputs, out, node, editor)
+    return _emit("QLinearMatMul", [*a, *b, *y], node, out, editor)
+
+
+def _gemm(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    if node.attributes.get_float("beta", 1.0) != 1.0:
+        return "beta is not 1"
+    bias, reason = _bias(node, inputs, editor, factor=node.attributes.get_float("alpha", 1.0))
+    if reason:
+        return reason
+    a, b, y = _operands(inputs, out, node, editor)
+    attributes = {name: value for name, value in node.attributes.items() if name != "beta"}
+    return _emit("QGemm", [*a, *b, bias, *y], node, out, editor, domain=MICROSOFT, attributes=attributes)
+
+
+def _binary(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    if inputs[0].params.dtype != inputs[1].params.dtype or inputs[1].params.per_channel:
+        return "its inputs are of different types"
+    a, b, y = _operands(inputs, out, node, editor)
+    return _emit(f"QLinear{node.op_type}", [*a, *b, *y], node, out, editor, domain=MICROSOFT)
+
+
+def _unary(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    if node.op_type == "AveragePool" and (
+        node.attributes.get_int("ceil_mode", 0) != 0 or any(d != 1 for d in node.attributes.get_ints("dilations", []))
+    ):
+        return "it has ceil_mode or dilations"
+    x, y = _operands(inputs, out, node, editor)
+    return _emit(f"QLinear{node.op_type}", [*x, *y], node, out, editor, domain=MICROSOFT)
+
+
+def _concat(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    if any(side.params.dtype != out.params.dtype or side.params.per_channel for side in inputs):
+        return "its inputs are of different types"
+    *parts, y = _operands(inputs, out, node, editor)
+    operands = [*y, *(value for part in parts for value in part)]
+    return _emit("QLinearConcat", operands, node, out, editor, domain=MICROSOFT)
+
+
+def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    """An operator that only moves numbers moves integers: same parameters in front and behind."""
+    if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
+        return "no integer form"
+    if out.clamp is not None or not inputs[0].params.same(out.params):
+        return "its scale changes"
+    return _emit(node.op_type, [inputs[0].value, *node.inputs[1:]], node, out, editor)
+
+
+def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
+    """A Relu or Clip of its own, with one scale in front and behind: a Clip of the integers."""
+    source, alone = inputs[0], Out(out.quantize, out.params, node)
+    if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
+        return "its scale or a bound changes"
+    integers = clamped(source.value, alone, editor)
+    if integers is source.value and out.quantize.outputs[0].is_graph_output():
+        return "it gives an output of the model"  # which cannot be the same tensor as an input or another output
+    replace_value(out.quantize.outputs[0], integers)
+    editor.graph.remove([out.quantize, node], safe=True)
+    return ""
+
+
+def _bias(node: ir.Node, found: list[In], editor: Editor, *, factor: float = 1.0) -> tuple[ir.Value | None, str]:
+    """The bias as int32 in units of input scale times weight scale."""
+    value = node_input(node, 2)
+    if value is None:
+        return None, ""
+    numbers = constant(value)
+    if numbers is None:
+        maker = value.producer()
+        params = params_of(maker) if maker is not None and is_op(maker, "DequantizeLinear") else None
+        integers = constant(maker.inputs[0]) if maker is not None and params is not None else None
+        if params is None or integers is None:
+            return None, "its bias is not constant"
+        scale, zero = params.spread(integers.shape)
+        numbers = (integers.astype(np.int64) - zero).astype(np.float64) * scale
+    unit = found[0].params.scale.reshape(-1)[:1].astype(np.float64) * found[1].params.scale.reshape(-1) * factor
+    with np.errstate(divide="ignore", invalid="ignore"):  # alpha may be 0
+        levels = np.rint(numbers.astype(np.float64) / unit)
+    if not np.all(np.abs(levels) <= np.iinfo(np.int32).max):
+        return None, "its bias does not fit into int32"
+    return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
+
+
+def _first(node: ir.Node) -> Sides | str:
+    return sides(node, (0,))
+
+
+def _both(node: ir.Node) -> Sides | str:
+    return sides(node, (0, 1))
+
+
+def _every(node: ir.Node) -> Sides | str:
+    return sides(node, tuple(range(len(node.inputs))))
+
+
+_MOVEMENT: Rule = (_first, _data_movement)
+_RULES: dict[str, Rule] = {
+    "Conv": (products, _conv),
+    "MatMul": (products, _matmul),
+    "Gemm": (products, _gemm),
+    "Add": (_both, _binary),
+    "Mul": (_both, _binary),
+    "Sigmoid": (_first, _unary),
+    "LeakyRelu": (_first, _unary),
+    "AveragePool": (_first, _unary),
+    "GlobalAveragePool": (_first, _unary),
+    "Concat": (_every, _concat),
+    "Relu": (_first, _clamp),
+    "Clip": (_first, _clamp),
+}
+
+
+# Their float forms have other inputs or attributes.
+_OTHERWISE = frozenset({"QLinearReduceMean", "QLinearWhere"})
+# Attributes that no float form has.
+_OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
+
+
+def to_qdq(model: ir.Model) -> list[str]:
+    """Rewrite in place; gives those integer operators that have no float form here."""
+    editor, kept = Editor(model), []
+    for node in list(model.graph):
+        if not is_integer_operator(node):
+            continue
+        if _rewrite_of_write(node, editor):
+            editor.graph.remove(node, safe=True)
+        else:
+            kept.append(f"{node.op_type} {node.name} stays as it is")
+    return kept
+
+
+def _rewrite_of_write(node: ir.Node, editor: Editor) -> bool:
+    """Put the float form of an integer operator between Q and DQ; gives whether there is one."""
+    row, output = operator_of(node), node.outputs[0]
+    if row.integer_output is None or node.op_type in _OTHERWISE or node.domain not in (*MAIN_DOMAINS, MICROSOFT):
+        return False
+    if node.attributes.get_int("channels_last", 0) != 0 or _flattens(node):
+        return False
+    gives_floats = node.op_type == "QGemm" and node_input(node, row.integer_output[0]) is None
+    given = [(node_input(node, places.value), _operand(node, places)) for places in integer_inputs(node)]
+    known = [(value, params) for value, params in given if value is not None and params is not None]
+    made = params_at(node, row.integer_output[0])
+    if len(known) < len(given) or (made is None and not gives_floats):
+        return False
+    if any(params.scale.ndim > 1 for _, params in known):
+        return False
+    bias = node_input(node, row.bias)
+    if bias is not None:
+        params = _bias_of_to_qdq(node, bias, known[0][1], known[1][1])
+        if params is None:
+            return False
+        known.append((bias, params))
+    result = editor.node(
+        row.float_form,
+        [editor.dequantize(value, params, f"{value.name}/float", before=node) for value, params in known],
+        f"{(node.name or row.float_form).removesuffix('_quant')}/float",
+        before=node,
+        like=output,
+        dtype=ir.DataType.FLOAT,
+        attributes={key: value for key, value in node.attributes.items() if key not in _OWN_ATTRIBUTES},
+    )
+    if made is not None:
+        result = editor.quantize(result, made, f"{output.name}/integers", before=node)
+    replace_value(output, result)
+    return True
+
+
+def _operand(node: ir.Node, places: IntegerInput) -> QuantParams | None:
+    assert places.scale is not None, "only operators that give integer sums have no scale"
+    if places.value not in operator_of(node).weights:
+        return params_at(node, places.scale)
+    value, axis = node_input(node, places.value), channel_axis(node)
+    rank = len(value.shape) if value is not None and value.shape is not None else 2
+    return params_at(node, places.scale, axis % rank)
+
+
+def _flattens(node: ir.Node) -> bool:
+    """Whether it is a Softmax as opset 12 and older have it, over the last axes together."""
+    if node.op_type != "QLinearSoftmax" or node.attributes.get_int("opset", LOWEST) >= LOWEST:
+        return False
+    axis, data = node.attributes.get_int("axis", -1), node.inputs[0]
+    return axis != -1 and (data is None or data.shape is None or axis != len(data.shape) - 1)
+
+
+def _bias_of_to_qdq(node: ir.Node, bias: ir.Value, data: QuantParams, weight: QuantParams) -> QuantParams | None:
+    """Of an int32 bias, which is in units of input scale times weight scale; None where it has one integer for several
+    output channels, whose units differ."""
+    factor = np.float32(node.attributes.get_float("alpha", 1.0))
+    scale = (data.scale.reshape(-1)[:1] * weight.scale * factor).astype(np.float32).reshape(-1)
+    shape = bias.shape if bias.shape is not None else scale.shape
+    if scale.size > 1 and (not len(shape) or shape[-1] != scale.size):
+        return None
+    return QuantParams(scale, np.zeros((), np.int64), ir.DataType.INT32, axis=max(len(shape) - 1, 0))
+
 
 FORMATS = ("QDQ", "QOperator")
 

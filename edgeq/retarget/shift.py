@@ -21,11 +21,12 @@ from edgeq.model.graph import (
     every_node,
     is_constant,
     is_op,
+    moves_data,
     name_of,
     node_input,
+    operator_of,
     readers,
 )
-from edgeq.model.operators import moves_data, operator_of
 from edgeq.model.products import integers
 from edgeq.model.quant_params import QuantParams
 

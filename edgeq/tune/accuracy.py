@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 
 from edgeq.backends.base import Artifact
-from edgeq.data.samples import Sample, Samples, SourceSamples
-from edgeq.data.shards import Sharded
+from edgeq.data.samples import Sample, Samples, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.jobs.job import Job
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.bench import open_model
 from edgeq.measure.comparison import Comparison, rows
 from edgeq.measure.error_sources import Measured, ResampledMeter, loss_error
 from edgeq.measure.latency import Outputs, Session, infer
-from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import Task
 from edgeq.model.load import model_files
 from edgeq.report.tuning_record import Assessment
@@ -327,7 +326,7 @@ class AssessmentJob:
     memory: int
 
     def open(self, stack: ExitStack) -> Callable[[Asked], Assessment]:
-        """See `edgeq.distributed.processes.Job`."""
+        """See `edgeq.distributed.workers.Job`."""
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))
         meter = AccuracyMeter(
             self.samples,

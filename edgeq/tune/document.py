@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeq.bundle.plan import tool_versions
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.jobs.job import Job
 from edgeq.measure.task import Task

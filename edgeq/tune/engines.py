@@ -16,11 +16,11 @@ from edgeq_device.engines import find_library, installed_version
 
 from edgeq.backends.base import Artifact, TargetedBackend, backend_named
 from edgeq.errors import EngineError, UsageError
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines
-from edgeq.hardware.machine import Machine
 from edgeq.hardware.target import THIS_MACHINE, Target
-from edgeq.jobs.engine_checks import check_engine
 from edgeq.jobs.job import Built, Derived, Job, build_derived, derive
+from edgeq.jobs.target_checks import check_engine
 from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme

@@ -13,7 +13,7 @@ from edgeq.jobs.job import Built, Job
 from edgeq.model.int8_prediction import int8_rules, quantizable_operators
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.engines import CandidateBuilder
 from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing

@@ -23,11 +23,9 @@ from edgeq.jobs.proof import simulated_count
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
-from edgeq.model.load import model_bytes
-from edgeq.model.structure import in_engine
+from edgeq.model.load import in_engine, model_bytes
 from edgeq.report.tuning_record import Assessment, Screening
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings
 from edgeq.tune.accuracy import AccuracyMeter, AssessmentJob, assess_on, assessor
 from edgeq.tune.engines import CandidateBuilder
 from edgeq.tune.evaluator import Race, Runner

@@ -12,8 +12,7 @@ from edgeq.backends.base import RecoverableBackend, TargetedBackend, backend_nam
 from edgeq.data.files import check_there
 from edgeq.data.open_source import Data
 from edgeq.errors import HardwareError
-from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model

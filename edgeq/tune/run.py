@@ -14,23 +14,21 @@ from edgeq.calibrate.files import save_statistics
 from edgeq.data.open_source import Data, as_data
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import BoardError, GoalNotMetError
-from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.jobs.builds import prove_built, target_coverage, with_compiled
 from edgeq.jobs.checks import check_request, read_paths
 from edgeq.jobs.job import Job, open_job
-from edgeq.jobs.package import check_bundle_output
+from edgeq.jobs.package import as_text, bundle_variants, check_bundle_output
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.target_checks import artifact_checks
-from edgeq.jobs.variant_bundle import as_text, bundle_variants
 from edgeq.jobs.variants import PackagedVariant, variant_name, with_fallback
 from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task, as_task
 from edgeq.model.load import model_bytes, path_of
 from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import EngineChoice, as_engines
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tune.document import make_record, settings_of
 from edgeq.tune.engines import Field, find_field

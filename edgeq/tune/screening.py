@@ -12,8 +12,8 @@ from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.node_runs import sized_macs
+from edgeq.model.load import content_digest, structure_digest
 from edgeq.model.prepare import PreparedModel
-from edgeq.model.structure import content_digest, structure_digest
 from edgeq.report.tuning_record import Screening, Stage
 from edgeq.tune.engines import outrun, same_file
 from edgeq.tune.evaluator import Evaluator

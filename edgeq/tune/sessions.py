@@ -21,8 +21,7 @@ from edgeq.backends.base import Artifact
 from edgeq.measure.latency import session_memory
 from edgeq.model.load import model_bytes
 from edgeq.report.tuning_record import Timing
-from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune.evaluator import FLOAT, Evaluator, Runner
 from edgeq.tune.explain import Trial
 from edgeq.tune.space import Candidate, engine_name

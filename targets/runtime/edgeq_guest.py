@@ -114,8 +114,8 @@ def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     """`bench_models`, of a bundle's variants or of models that requests to open them describe."""
+    from edgeq_device.bench import BenchSettings
     from edgeq_device.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.bench_settings import BenchSettings
     from edgeq_device.package import open_bundle
     from edgeq_device.sessions import read_device
 

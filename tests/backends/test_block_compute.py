@@ -1,4 +1,4 @@
-"""`edgeq.quantize.block_products`: what int8 activations do, against the kernel, and which products stay in float."""
+"""`edgeq.quantize.block_weights`: what int8 activations do, against the kernel, and which products stay in float."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from edgeq.data.sample import Sample
 from edgeq.errors import UsageError
 from edgeq.model.load import read_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantize.block_products import (
+from edgeq.quantize.block_weights import (
     DETAIL,
     LEVEL,
     ProductNoise,
     block_products,
+    fit_blocks,
     int8_rows,
     measure_noise,
     operands,
     read_blocks,
 )
-from edgeq.quantize.block_weights import fit_blocks
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from tests.backends.networks import prepared
@@ -151,7 +151,7 @@ def test_few_of_many_outputs_tell_the_same(
     artifact = CpuBackend().build(wild, {}, FOUR, tmp_path / "q.onnx", samples=samples())
     model = read_model(artifact.model)
     whole = measure_noise(model, wild, samples())
-    monkeypatch.setattr("edgeq.quantize.block_products._OUTPUTS", 16)
+    monkeypatch.setattr("edgeq.quantize.block_weights._OUTPUTS", 16)
     for few, all_of_them in zip(measure_noise(model, wild, samples()), whole, strict=True):
         assert few.weights == pytest.approx(all_of_them.weights, rel=0.3)
         assert few.activations == pytest.approx(all_of_them.activations, rel=0.3)

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.emulate.saturation.audit import audit
-from edgeq.emulate.saturation.reach import largest_sums
+from edgeq.emulate.saturation.audit import audit, largest_sums
 from edgeq.errors import UsageError
 from edgeq.measure.node_runs import source_names
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
-from edgeq.quantize.saturation_fit import fit_factors
+from edgeq.quantize.qdq import fit_factors
 from edgeq.scheme import Scheme
 from tests.backends.build import bench, mixed, residual, weights
 

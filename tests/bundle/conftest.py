@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 
 from .samples import small_spec
 

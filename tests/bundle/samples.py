@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgeq.bundle.write import BundleSpec, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTestCase, VariantSpec
 from tests.graphs import proto
 
 HERE = {"AMD64": "x86_64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())

@@ -19,7 +19,8 @@ from edgeq_device.sessions import _gathered
 from edgeq_device.variants import EXTERNAL_FOLDER
 from onnx import TensorProto, helper
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 
 from .attacks.directories import edit, seal

@@ -25,7 +25,8 @@ from edgeq_device.variants import EXTERNAL_FOLDER
 from onnx import helper
 
 from edgeq.backends.tensorrt.options import explicit_options, table_options
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.cli import group
 from edgeq.errors import UsageError

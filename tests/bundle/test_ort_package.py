@@ -14,7 +14,8 @@ import pytest
 from edgeq_device.engines import engine_options, engines, find_library
 from edgeq_device.errors import RuntimeUnavailableError
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 
 from .attacks.directories import edit_ort, option_that_writes, seal
 from .samples import HERE, INPUT, answer, linear, variant

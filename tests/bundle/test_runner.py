@@ -21,7 +21,8 @@ from edgeq_device.errors import OutputError
 from edgeq_device.infer import output_place
 from edgeq_device.package import open_bundle
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 from tests.cli.process import FAST_CLOCK, enable_signals
 
 from .attacks import directories

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgeq.bundle.plan import make_sbom
-from edgeq.bundle.spec import BundleSpec
+from edgeq.bundle.plan import BundleSpec, make_sbom
 
 METADATA = {
     "source_model_sha256": "a" * 64,

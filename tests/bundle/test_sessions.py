@@ -15,7 +15,8 @@ from edgeq_device.package import Bundle, open_bundle
 from edgeq_device.sessions import open_session
 from edgeq_device.variants import Variant
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 
 from .samples import INPUT, answer, linear, variant
 

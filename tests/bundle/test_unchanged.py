@@ -22,7 +22,8 @@ from edgeq_device.package import open_bundle
 from edgeq_device.sessions import read_device
 from edgeq_device.verify import verify
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 
 from .samples import HERE, linear, variant
 

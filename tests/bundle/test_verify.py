@@ -16,8 +16,9 @@ from edgeq_device.package import open_bundle
 from edgeq_device.text import variant_lines
 from edgeq_device.variants import SliceTolerance
 
+from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.verify import verify_bundle
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 
 from .attacks import directories
@@ -222,7 +223,8 @@ def test_command_refuses_a_changed_bundle(copy: Path) -> None:
 
 
 def test_command_reports_a_failing_self_test(tmp_path: Path) -> None:
-    from edgeq.bundle.write import BundleSpec, write_bundle
+    from edgeq.bundle.plan import BundleSpec
+    from edgeq.bundle.write import write_bundle
 
     model = linear(tmp_path / "m.onnx", 0.5)
     write_bundle(BundleSpec("x", (variant("v", model, 0.0),)), tmp_path / "b")

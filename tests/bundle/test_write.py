@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTestCase, VariantSpec
 from edgeq.bundle.verify import opened
 from edgeq.bundle.write import write_bundle
 from edgeq.errors import BundleError, CalibrationError, DataError, ModelError, OutputError, UsageError

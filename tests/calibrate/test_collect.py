@@ -12,12 +12,10 @@ import onnxruntime
 import pytest
 
 from edgeq.calibrate import collect as collecting
-from edgeq.calibrate.float_pass import FloatPass
-from edgeq.calibrate.histogram import histogram_of
+from edgeq.calibrate.collect import FloatPass
 from edgeq.calibrate.observer import SPREAD, spread_stride
-from edgeq.calibrate.ranges import derive_ranges
-from edgeq.calibrate.statistics import Nonfinite, Statistics
-from edgeq.calibrate.tensors import quantizable_tensors
+from edgeq.calibrate.ranges import derive_ranges, quantizable_tensors
+from edgeq.calibrate.statistics import Nonfinite, Statistics, histogram_of
 from edgeq.errors import CalibrationError, DataError
 from edgeq.model.edit import from_proto
 from edgeq.model.load import model_digest, read_model

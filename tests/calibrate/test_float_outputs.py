@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeq.calibrate.collect import collect
-from edgeq.calibrate.float_pass import FloatOutputs
+from edgeq.calibrate.collect import FloatOutputs, collect
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.model.load import model_signature, read_model

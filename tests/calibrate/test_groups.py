@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.tensors import scale_groups, share_ranges
+from edgeq.calibrate.ranges import Range, scale_groups, share_ranges
 from edgeq.model.load import read_model
 
 from .models import write

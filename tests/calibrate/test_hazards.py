@@ -17,9 +17,8 @@ from edgeq.backends.tensorrt.explicit import plan_placement
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.hazard_precision import ANGLE, DIVISOR, LOGARITHM, ROOT, Spread, root_snr
 from edgeq.calibrate.hazards import COLUMNS, JOINED, NONFINITE, NOTHING, TAIL, calibrated, far_value, find_hazards
-from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.ranges import scheme_ranges
-from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.calibrate.statistics import TensorStatistics, histogram_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.prepare import prepare_model
 from edgeq.run.session import SessionSettings, open_session

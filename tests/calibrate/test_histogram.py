@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edgeq.calibrate import histogram as module
-from edgeq.calibrate.histogram import CHUNK, EMPTY, Counter, Histogram, histogram_of, sound
+from edgeq.calibrate import statistics
+from edgeq.calibrate.statistics import CHUNK, EMPTY, Counter, Histogram, histogram_of, sound
 from edgeq.errors import CalibrationError
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -65,8 +65,8 @@ def test_a_counter_continues_a_histogram() -> None:
 
 def test_few_values_need_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    zeros = module._zeros
-    monkeypatch.setattr(module, "_zeros", lambda: (made.append(1), zeros())[1])
+    zeros = statistics._zeros
+    monkeypatch.setattr(statistics, "_zeros", lambda: (made.append(1), zeros())[1])
     values = np.random.default_rng(0).normal(size=2 * CHUNK).astype(np.float32)
     counter = Counter()
     for end in (0, 5, 2000, CHUNK):
@@ -147,9 +147,9 @@ def test_values_that_are_not_finite_are_refused(bad: float) -> None:
         ([5], [0]),
         ([5], [-1]),
         ([5], [1, 1]),
-        ([module.KEYS], [1]),
+        ([statistics.KEYS], [1]),
         ([255 << 10], [1]),
-        ([module.KEYS // 2], [1]),
+        ([statistics.KEYS // 2], [1]),
     ],
 )
 def test_unsound_histograms_are_reported(keys: list[int], counts: list[int]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.calibrate.instrumented import InstrumentedModel, without_conversions
+from edgeq.calibrate.observer import InstrumentedModel, without_conversions
 from edgeq.errors import DataError
 from edgeq.model.load import read_model
 from tests.graphs import model

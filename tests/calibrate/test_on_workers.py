@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.collect import Merged, _collect
-from edgeq.calibrate.histogram import EMPTY, Counter
 from edgeq.calibrate.observer import Observer
-from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.calibrate.tensors import Derived, Plan
+from edgeq.calibrate.ranges import Derived, Plan
+from edgeq.calibrate.statistics import EMPTY, Counter, TensorStatistics
 
 PLAN = Plan(("x",), ("y",), (Derived("c", "clip", ("x",), 0.0, 1.0), Derived("u", "union", ("c", "y"))))
 ARRAYS = [np.random.default_rng(i).normal(scale=i, size=(2, 5000)).astype(np.float32) for i in range(1, 6)]

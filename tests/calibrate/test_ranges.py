@@ -6,7 +6,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.calibrate.histogram import BINS, Linear, histogram_of, linear_of
 from edgeq.calibrate.methods import mse
 from edgeq.calibrate.methods.entropy import FLOOR, divergences, entropy_range, windows
 from edgeq.calibrate.methods.mse import moments_of, mse_range, squared_errors
@@ -14,7 +13,7 @@ from edgeq.calibrate.methods.percentile import percentile_range
 from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
-from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.calibrate.statistics import BINS, Linear, Statistics, TensorStatistics, histogram_of, linear_of
 from edgeq.errors import CalibrationError, UsageError
 
 _RANDOM = np.random.default_rng(3)

@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from edgeq.calibrate.files import save_statistics
-from edgeq.calibrate.histogram import histogram_of
 from edgeq.calibrate.observer import Observer
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.show import (
@@ -22,7 +21,7 @@ from edgeq.calibrate.show import (
     text_plot,
     write_svg,
 )
-from edgeq.calibrate.statistics import Statistics, TensorStatistics
+from edgeq.calibrate.statistics import Statistics, TensorStatistics, histogram_of
 from edgeq.calibrate.table import FLATBUFFERS, write_native, write_tables
 from edgeq.cli import group
 from edgeq.errors import OutputError, UsageError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeq.calibrate.tensors import Derived, plan, quantizable_tensors
+from edgeq.calibrate.ranges import Derived, plan, quantizable_tensors
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq import errors

@@ -17,7 +17,8 @@ import pytest
 from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
-from edgeq.jobs import job, quantize, variant_bundle
+from edgeq.jobs import job, quantize
+from edgeq.jobs import package as variant_bundle
 from edgeq.util.process import INTERRUPTED, TERMINAL_GONE, TERMINATED
 from tests.cli import process
 from tests.cli.workspace import Workspace, contents

@@ -13,7 +13,8 @@ import onnx
 import pytest
 from edgeq_device.relay import printable_lines
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 from tests.bundle.samples import INPUT, linear, variant
 from tests.cli import process
 

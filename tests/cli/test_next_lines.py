@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 import pytest
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq.cli import COMMANDS, group

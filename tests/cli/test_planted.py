@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner
 from edgeq_device.guest import import_path, python_command
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import COMMANDS, group
-from edgeq.emulate.apt import which
+from edgeq.emulate.sysroot import which
 from edgeq.errors import EdgeqError
 from tests.bundle.samples import INPUT, linear, variant
 from tests.cli.process import REPOSITORY

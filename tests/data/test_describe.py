@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edgeq.data.preprocess import SOURCE, list_preprocessings, show_preprocessing, steps
-from edgeq.data.source_options import SourceOptions
+from edgeq.data.preprocess import SOURCE, SourceOptions, list_preprocessings, show_preprocessing, steps
 from edgeq.data.steps import is_step
 
 

@@ -15,8 +15,7 @@ from PIL import Image
 
 from data.helpers import pixels, spec
 from edgeq.data import preprocess as module
-from edgeq.data.builtin import BUILTIN
-from edgeq.data.preprocess import load_preprocess, names, register
+from edgeq.data.preprocess import BUILTIN, load_preprocess, names, register
 from edgeq.data.records import Picture
 from edgeq.errors import DataError
 from edgeq.util.records import plain

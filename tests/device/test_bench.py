@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.bench import run_bench
-from edgeq_device.bench_settings import OFFICIAL_DURATION_S, BenchSettings, format_bench, parse_settings
+from edgeq_device.bench import OFFICIAL_DURATION_S, BenchSettings, format_bench, parse_settings, run_bench
 from edgeq_device.errors import DataError, UsageError
 from edgeq_device.latency import WarmUp
 from edgeq_device.scenarios import SCENARIOS

@@ -15,7 +15,7 @@ from edgeq_device.package import open_bundle
 from edgeq_device.serve import requested_variant
 from edgeq_device.sessions import read_device
 
-from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTestCase, VariantSpec
 from edgeq.bundle.write import write_bundle
 
 from . import fakes

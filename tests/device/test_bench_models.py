@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgeq_device.bench import BenchSettings
 from edgeq_device.bench_models import BenchModel, bench_models
-from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.errors import DataError, RuntimeUnavailableError, UsageError
 from edgeq_device.latency import WarmUp
 from edgeq_device.memory import MemoryUse

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgeq_device.disturbance import Others, Waits
+from edgeq_device.environment import Others, Waits
 from edgeq_device.latency import Bursts, measure_interleaved
 
 OWN, WORKER = threading.get_native_id(), 10_000_001
@@ -111,7 +111,7 @@ def test_on_this_machine_every_run_has_its_mark() -> None:
 
 
 def test_on_a_busy_machine_it_goes_on_only_as_long_as_its_patience(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq_device.disturbance import Waits
+    from edgeq_device.environment import Waits
 
     monkeypatch.setattr(Waits, "disturbed", lambda self, starts, ends: np.ones(len(starts), bool))
     measured = measure_interleaved(
@@ -135,13 +135,13 @@ def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path) -> None
 
 
 def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq_device import disturbance
+    from edgeq_device import environment
 
     slept: list[float] = []
     # This process, and until it sleeps one that runs a model for it.
-    monkeypatch.setattr(disturbance.environment, "read_runnable", lambda root: 1 if slept else 2)
-    monkeypatch.setattr(disturbance.time, "sleep", slept.append)
-    with disturbance.Watch(time.perf_counter) as watch:
+    monkeypatch.setattr(environment.environment, "read_runnable", lambda root: 1 if slept else 2)
+    monkeypatch.setattr(environment.time, "sleep", slept.append)
+    with environment.Watch(time.perf_counter) as watch:
         watch.used_elsewhere(0.5)
         watch.look_around()
         assert slept

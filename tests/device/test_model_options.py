@@ -14,9 +14,10 @@ from edgeq_device.package import open_bundle
 from edgeq_device.sessions import open_session as open_on_device
 
 from edgeq import errors
-from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
-from edgeq.measure.loaded_model import open_model
+from edgeq.measure.bench import open_model
 from edgeq.run.session import SessionSettings, open_session
 from tests import graphs
 
@@ -112,7 +113,7 @@ def test_options_by_hand_are_set(model: Path, tmp_path: Path, monkeypatch: pytes
         seen.append(dict(settings.config))
         return open_session(path, settings)
 
-    monkeypatch.setattr("edgeq.run.workers.open_session", spy)
+    monkeypatch.setattr("edgeq.run.session.open_session", spy)
     np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
     reference = carrying(tmp_path / "float.onnx")
     by_hand = ["--data", str(tmp_path / "x.npy"), "--session-option", f"{OTHER}=1", "--json"]

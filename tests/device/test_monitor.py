@@ -59,7 +59,7 @@ def test_the_busiest_core_stands_for_the_clock(tmp_path: Path, clock: Any) -> No
 
 
 def test_work_of_others_and_of_the_host(tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq_device.disturbance._ticks_per_second", lambda: 100.0)
+    monkeypatch.setattr("edgeq_device.environment._ticks_per_second", lambda: 100.0)
     own = iter([5.0, 6.0])
     write(tmp_path, "proc/stat", "cpu  1000 0 0 1000 0 0 0 0 0 0\n")
     monitor = Monitor(root=tmp_path, clock=clock, own_cpu_s=lambda: next(own))

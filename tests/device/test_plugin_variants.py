@@ -12,7 +12,8 @@ import pytest
 from edgeq_device.cli import main
 from edgeq_device.select import judge
 
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 from tests import fake_engine
 from tests.bundle.samples import INPUT, answer, linear, variant
 

@@ -29,7 +29,7 @@ class Squares:
     log: Path | None = None
 
     def open(self, stack: ExitStack) -> Callable[[int], int]:
-        """See `edgeq.distributed.processes.Job`."""
+        """See `edgeq.distributed.workers.Job`."""
 
         def run(number: int) -> int:
             if self.log is not None:

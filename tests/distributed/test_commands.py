@@ -16,17 +16,16 @@ from edgeq import demo
 from edgeq.calibrate.run import calibrate
 from edgeq.cli import group
 from edgeq.data.open_source import Data
-from edgeq.data.samples import Samples, open_samples
-from edgeq.data.shards import Sharded
+from edgeq.data.samples import Samples, Sharded, open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import DataError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.jobs.job import open_job
 from edgeq.jobs.quantize import quantize
 from edgeq.measure.accuracy import RunningEvaluation
+from edgeq.measure.bench import open_model
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.latency import infer
-from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import Task, make_task
 from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.distributed import workers
-from edgeq.distributed.processes import check_versions, versions
-from edgeq.distributed.workers import Workers, files_for, open_workers
+from edgeq.distributed.workers import Workers, check_versions, files_for, open_workers, versions
 from edgeq.errors import DataError, EdgeqError, GoalNotMetError, RuntimeUnavailableError, UsageError
 from tests.distributed.jobs import Squares, ignores_interrupts
 

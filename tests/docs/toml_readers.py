@@ -11,8 +11,8 @@ from edgeq.cli import group
 from edgeq.cli._recipe import read as _recipe_steps
 from edgeq.data.preprocess import parse_spec
 from edgeq.errors import EdgeqError
-from edgeq.hardware import schema
-from edgeq.hardware import schema as document
+from edgeq.hardware import profile as document
+from edgeq.hardware import profile as schema
 from edgeq.hardware.target import resolve
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.remote.devices import boards_of

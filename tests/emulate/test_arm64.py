@@ -16,10 +16,10 @@ import onnx
 import pytest
 
 from edgeq.data.open_source import Data
+from edgeq.emulate.check import VerifyRequest, verify_on
 from edgeq.emulate.emulator import emulator_named
 from edgeq.emulate.machine import Qemu, emulated_command
 from edgeq.emulate.sysroot import Sysroot
-from edgeq.emulate.verify import VerifyRequest, verify_on
 from edgeq.errors import HardwareError
 from edgeq.jobs.package import package
 from tests.graphs import proto

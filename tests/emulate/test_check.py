@@ -14,11 +14,10 @@ import onnx
 import pytest
 
 from edgeq.data.samples import Samples, open_samples
-from edgeq.emulate.check import EmulatedCheck, Trial, check_trial
+from edgeq.emulate.check import EmulatedCheck, Trial, check_trial, summary
 from edgeq.emulate.routes import Open, Simulator
-from edgeq.emulate.verify import summary
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, resolve
 from edgeq.measure.latency import Session
 from edgeq.measure.task import make_task

@@ -10,8 +10,7 @@ import pytest
 from edgeq.emulate.check import Trial, check_trial, route_for
 from edgeq.emulate.emulator import EXACT, SATURATED
 from edgeq.emulate.routes import EMULATED, NATIVE, NOT_RUN, route_to
-from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
 from edgeq.run.engines import Engine, IsaCap, IsaLevel, load_engines

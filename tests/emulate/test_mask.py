@@ -14,8 +14,7 @@ from edgeq.emulate.emulator import load_emulators, probe, probe_file
 from edgeq.emulate.machine import emulated_command
 from edgeq.emulate.routes import masked_command, patched
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import Guest, start_guest
+from edgeq.run.session import Guest, SessionSettings, start_guest
 
 # Two CPUID instructions, and their bytes once more inside a constant, where they must be left alone.
 ASKING = """

@@ -12,8 +12,7 @@ from edgeq_device.cpuid import FEATURES
 from edgeq.emulate import routes
 from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, Open, Running, route_to
 from edgeq.errors import CheckFailedError, HardwareError
-from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles
 from edgeq.hardware.target import Target, resolve
 from edgeq.run.session import open_session

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.emulate.apt import Apt, Package
 from edgeq.emulate.emulator import Emulator, Pins, emulator_named
-from edgeq.emulate.sysroot import LOCK, build_sysroot, load_sysroot, place_of, use_sysroot
+from edgeq.emulate.sysroot import LOCK, Apt, Package, build_sysroot, load_sysroot, place_of, use_sysroot
 from edgeq.errors import OutputError, RuntimeUnavailableError, UsageError
 
 ELF = b"\x7fELF\x02\x01\x01" + bytes(11) + (183).to_bytes(2, "little") + bytes(40)

@@ -17,7 +17,7 @@ from edgeq_device.arrays import read_arrays
 from edgeq.bundle.verify import opened
 from edgeq.cli import group
 from edgeq.data.open_source import Data
-from edgeq.emulate.verify import VerifyRequest, next_check, verify_on
+from edgeq.emulate.check import VerifyRequest, next_check, verify_on
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve

@@ -12,7 +12,7 @@ from edgeq_device.engines import engine_options
 
 from edgeq import demo
 from edgeq.jobs.doctor import doctor
-from edgeq.jobs.engine_checks import check_engine
+from edgeq.jobs.target_checks import check_engine
 from edgeq.run.engines import load_engines
 
 pytestmark = pytest.mark.gpu

@@ -13,8 +13,7 @@ from edgeq_device.cpuid import Answers
 from edgeq_device.cuda import Gpu
 from edgeq_device.features import Evidence
 
-from edgeq.hardware.detect import SystemInfo, describe
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine, SystemInfo, describe
 
 FOLDER = Path(__file__).parent / "machines"
 RECORDS: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "machines.toml").read_text(encoding="utf-8"))

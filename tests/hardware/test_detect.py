@@ -8,8 +8,7 @@ from edgeq_device.features import Reading
 
 from edgeq.hardware import detect
 from edgeq.hardware import detect as runtimes
-from edgeq.hardware.detect import combine
-from edgeq.hardware.machine import Cache
+from edgeq.hardware.detect import Cache, combine
 from tests.device.nvidia import RECORDED, Nvml, loads
 from tests.hardware.recorded import RECORDS, evidence_of
 

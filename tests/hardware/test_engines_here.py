@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from edgeq_device.cuda import Gpu
 
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines
-from edgeq.hardware.machine import Machine
 from edgeq.run.engines import load_engines
 from tests import fake_engine
 

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 from edgeq_device import cpuid, features
-from edgeq_device.cpu_vendor import vendor_of
+from edgeq_device.engines import vendor_of
 from edgeq_device.features import Evidence, interpret
 
 from tests.hardware.recorded import RECORDS, auxv, evidence_of

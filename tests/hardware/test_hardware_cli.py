@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from edgeq.cli import group
 from edgeq.hardware import detect, target
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from tests.hardware.recorded import RECORDS, machine_of
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.hardware import detect
-from edgeq.hardware.machine import Cache
+from edgeq.hardware.detect import Cache
 
 
 def write(root: Path, files: dict[str, str]) -> None:

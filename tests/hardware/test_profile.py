@@ -9,7 +9,7 @@ import pytest
 from edgeq_device.cuda import Gpu
 
 from edgeq.errors import HardwareError
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import ANY, Profile, load_profiles, match_profile
 from edgeq.scheme import Scheme
 from edgeq.util.records import plain

@@ -7,8 +7,8 @@ import pytest
 from edgeq_device.cuda import Gpu
 
 from edgeq.errors import HardwareError
-from edgeq.hardware import schema
-from edgeq.hardware.machine import Machine
+from edgeq.hardware import profile as schema
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import load_targets, resolve
 from edgeq.util.records import plain

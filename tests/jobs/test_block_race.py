@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from edgeq.data.open_source import Data
 from edgeq.data.sample import Sample
 from edgeq.jobs.quantize import Quantized, quantize, raced_feeds
-from edgeq.quantize.block_products import LEVEL
+from edgeq.quantize.block_weights import LEVEL
 from edgeq.util.records import plain
 from tests.graphs import proto
 from tests.tune.recover.nets import FewSamples

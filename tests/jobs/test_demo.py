@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq import demo

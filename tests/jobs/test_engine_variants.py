@@ -17,10 +17,9 @@ from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.jobs.builds import Builds
-from edgeq.jobs.engine_checks import exists_for, in_engine
 from edgeq.jobs.job import open_job
-from edgeq.jobs.package import package
-from edgeq.jobs.variant_bundle import bundle_variants
+from edgeq.jobs.package import bundle_variants, package
+from edgeq.jobs.target_checks import exists_for, in_engine
 from edgeq.jobs.variants import PackagedVariant, with_fallback
 from edgeq.run.engines import EngineChoice, load_engines
 from tests import fake_engine

@@ -14,8 +14,7 @@ from edgeq.bundle.verify import check_report, verify_bundle
 from edgeq.data.open_source import Data
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.errors import CheckFailedError, HardwareError, OutputError, UsageError
-from edgeq.hardware.detect import detect_machine
-from edgeq.hardware.machine import Machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.jobs.job import Built, Job
 from edgeq.jobs.package import Packaged, package

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from edgeq_device.selftest import check_outputs
 
-from edgeq.bundle.write import SelfTestCase
+from edgeq.bundle.plan import SelfTestCase
 from edgeq.jobs.variants import expected_outputs
 from tests import graphs
 

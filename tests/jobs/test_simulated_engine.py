@@ -12,7 +12,7 @@ from edgeq_device.sessions import read_device
 import edgeq
 from edgeq import demo
 from edgeq.data.open_source import Data
-from edgeq.emulate.verify import VerifyRequest, verify_on
+from edgeq.emulate.check import VerifyRequest, verify_on
 from edgeq.jobs.emulated import SIMULATORS
 from tests.backends.qnn.test_qnn import simulator
 

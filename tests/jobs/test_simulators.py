@@ -56,7 +56,7 @@ def test_the_simulator_answers_as_the_twin_does(packed: Path) -> None:
 
 
 def test_verify_on_the_array(packed: Path) -> None:
-    from edgeq.emulate.verify import verify_on
+    from edgeq.emulate.check import verify_on
 
     asked = {**OPTIONS, "on": ("gemmini",), "data": str(VALIDATION), "count": 4}
     (found,) = verify_on(verify_request(packed, None, asked), simulators=SIMULATORS).checks

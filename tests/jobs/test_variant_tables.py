@@ -17,8 +17,7 @@ from edgeq.calibrate.table import read_tables
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import resolve
 from edgeq.jobs.job import build, open_job
-from edgeq.jobs.package import package
-from edgeq.jobs.variant_bundle import used_ranges
+from edgeq.jobs.package import package, used_ranges
 from edgeq.model.graph import name_of
 from edgeq.model.load import read_model
 from edgeq.model.quant_params import params_of

@@ -10,11 +10,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from click.testing import CliRunner, Result
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings
 from edgeq_device.latency import WarmUp
 
 import edgeq
-from edgeq.bundle.spec import BundleSpec, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTestCase, VariantSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError

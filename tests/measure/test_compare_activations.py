@@ -12,10 +12,9 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
-from edgeq.measure.activation_observer import ActivationComparison
-from edgeq.measure.compare_activations import compare_activations
+from edgeq.measure.error_sources import ActivationComparison
 from edgeq.measure.layer_runs import collect_activations
-from edgeq.measure.layers import compare_layers
+from edgeq.measure.layers import compare_activations, compare_layers
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.edit import from_proto, to_bytes, with_outputs
 from edgeq.model.graph import GraphIndex

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import DataError, ModelError, UsageError
 from edgeq.measure import debug as module

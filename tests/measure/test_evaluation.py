@@ -9,13 +9,14 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import BundleError, DataError, EdgeqError, ModelError, UsageError
 from edgeq.measure.accuracy import evaluate
+from edgeq.measure.bench import open_model
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
-from edgeq.measure.loaded_model import open_model
 from edgeq.measure.task import TaskOptions
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq.errors import RuntimeUnavailableError, UsageError

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.comparison import Comparison
-from edgeq.measure.slices import ExactSums, SliceSums, like_slices
+from edgeq.measure.comparison import Comparison, ExactSums, SliceSums, like_slices
 
 Array = NDArray[np.float32]
 IMAGE = {"images": np.zeros((1, 3, 8, 8), np.float32)}

@@ -11,7 +11,8 @@ import onnx.parser
 import pytest
 from click.testing import CliRunner
 
-from edgeq.bundle.write import BundleSpec, VariantSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec, VariantSpec
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import ModelError
 from edgeq.model.prepare import prepare_model

@@ -7,9 +7,10 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.errors import HardwareError
-from edgeq.model.int8_conditions import CONDITIONS, NodeContext
 from edgeq.model.int8_prediction import (
+    CONDITIONS,
     DEFAULT,
+    NodeContext,
     backends,
     explain_float,
     int8_rules,

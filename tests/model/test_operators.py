@@ -5,14 +5,14 @@ import onnx
 import pytest
 
 from edgeq.model.edit import to_bytes
-from edgeq.model.graph import node_input
-from edgeq.model.operators import (
+from edgeq.model.graph import (
     DATA_MOVEMENT,
     OPERATORS,
     PERMUTATIONS,
     channel_axis,
     integer_inputs,
     is_quantized_operator,
+    node_input,
     operator_of,
 )
 from edgeq.run.session import SessionSettings, open_session

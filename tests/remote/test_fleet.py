@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from edgeq import demo
 from edgeq.cli import group
-from edgeq.report.fleet import FleetRow, board_table, failures, kind_table, summarised
-from edgeq.report.timing import LatencyFigures
+from edgeq.report.timing import FleetRow, LatencyFigures, board_table, failures, kind_table, summarised
 from edgeq.util.records import plain
 from tests.remote.conftest import FakeBoard
 

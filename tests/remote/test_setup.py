@@ -9,7 +9,7 @@ import pytest
 
 from edgeq.errors import BoardError, DataError
 from edgeq.remote.devices import one_board
-from edgeq.remote.setup import set_up
+from edgeq.remote.machine import set_up
 from tests.remote.conftest import FakeBoard
 
 # Makes an environment whose Python answers as pip does that reaches no index.

@@ -17,9 +17,8 @@ from edgeq.measure.node_runs import profile
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
-from edgeq.remote.guest import start_board_guest
 from edgeq.remote.machine import State
-from edgeq.remote.session import open_board
+from edgeq.remote.session import open_board, start_board_guest
 from edgeq.run.session import SessionSettings
 from tests.remote.conftest import FakeBoard
 from tests.remote.tuning import FEW, cut_at, models, steady_boards, tuned

@@ -20,10 +20,10 @@ from edgeq import demo
 from edgeq.data.open_source import Data
 from edgeq.measure.task import make_task
 from edgeq.remote import clock as clocks
-from edgeq.remote.channel import Channel
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
-from edgeq.remote.guest import BoardGuest
+from edgeq.remote.link import Channel
+from edgeq.remote.session import BoardGuest
 from edgeq.run.engines import choose_engine
 from edgeq.tune.goal import Goal
 from edgeq.tune.run import Tuned

@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings
 from edgeq_device.claim import Claim
 from onnx import helper, numpy_helper
 
 from edgeq import demo
-from edgeq.bundle.write import BundleSpec, write_bundle
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.report.bundle import report_bundle

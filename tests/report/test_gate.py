@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
+from edgeq_device.bench import BenchSettings
 from edgeq_device.bench_models import BenchModel
-from edgeq_device.bench_settings import BenchSettings
 from edgeq_device.claim import Claim
 from onnx import numpy_helper
 

@@ -16,8 +16,7 @@ from edgeq import demo
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
 from edgeq.measure.bench import bench
 from edgeq.run.engines import EngineChoice, load_engines
-from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.workers import Engines, start_engine
+from edgeq.run.session import Engines, SessionSettings, open_session, start_engine
 from tests import fake_engine
 from tests.plugins import needs_plugin
 
@@ -80,7 +79,7 @@ def test_nothing_is_started_for_an_engine_that_cannot_be_used(
     version: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = fake_engine.install(tmp_path, monkeypatch, version=version)
-    monkeypatch.setattr("edgeq.run.workers.start_guest", None)
+    monkeypatch.setattr("edgeq.run.session.start_guest", None)
     with Engines() as engines, pytest.raises(RuntimeUnavailableError, match=line):
         engines.open(demo.MODEL, SessionSettings(engine=engine))
 
@@ -91,7 +90,7 @@ def test_nothing_is_started_on_a_cpu_that_an_engine_does_not_take(
     engine = replace(
         fake_engine.install(tmp_path, monkeypatch), cpu_vendors=("GenuineIntel",), cpu_vendors_until="1.2.3"
     )
-    monkeypatch.setattr("edgeq.run.workers.start_guest", None)
+    monkeypatch.setattr("edgeq.run.session.start_guest", None)
     monkeypatch.setattr("edgeq_device.engines.read_vendor", lambda: "AuthenticAMD")
     line = "edgeq-fake-engine 1.2.3 takes only CPUs by GenuineIntel; this one is AuthenticAMD"
     with Engines() as engines, pytest.raises(RuntimeUnavailableError, match=line):
@@ -101,7 +100,7 @@ def test_nothing_is_started_on_a_cpu_that_an_engine_does_not_take(
 
 
 def test_the_runtimes_own_kernels_run_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq.run.workers.start_guest", None)
+    monkeypatch.setattr("edgeq.run.session.start_guest", None)
     own = SessionSettings(engine=load_engines()["onnxruntime"], intra_op_threads=1)
     with Engines() as engines:
         session = engines.open(demo.MODEL, own)

@@ -10,8 +10,7 @@ from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.ranking import RaceRules
 
 from edgeq import demo
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings
 from edgeq.tune import sessions
 from edgeq.tune.sessions import SessionPool
 

@@ -20,7 +20,7 @@ from edgeq.errors import EngineError, RuntimeUnavailableError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.run.engines import Engine, EngineChoice, choose_engine, load_engines
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tune import engines as tune_engines
 from edgeq.tune.engines import Field, find_field, suits, with_entrants

@@ -1,4 +1,4 @@
-"""`edgeq.jobs.improvements` with those of `edgeq.tune.improvements`: what helps is found on the very model."""
+"""`edgeq.jobs.checks` with those of `edgeq.tune.improvements`: what helps is found on the very model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 import edgeq
-from edgeq.jobs import improvements as trials
+from edgeq.jobs import checks
 from edgeq.jobs.quantize import Quantized
 from edgeq.model.edit import to_bytes
 from edgeq.util.records import plain
@@ -93,7 +93,7 @@ def test_convolutions_hear_of_no_mode_that_leaves_them_in_float(tmp_path: Path) 
 
 
 def test_what_is_too_costly_is_named_without_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "_WORK", 0)
+    monkeypatch.setattr(checks, "_WORK", 0)
     poor = _quantized(transformer(layers=1), tmp_path, SHAPE)
     assert poor.proof.improvements
     assert all(tried.sqnr_db is None for tried in poor.proof.improvements)
@@ -101,7 +101,7 @@ def test_what_is_too_costly_is_named_without_a_figure(tmp_path: Path, monkeypatc
 
 
 def test_the_best_comes_first_and_nothing_that_does_not_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "GOOD_DB", math.inf)  # nothing is good enough to stop
+    monkeypatch.setattr(checks, "GOOD_DB", math.inf)  # nothing is good enough to stop
     poor = _quantized(transformer(layers=1), tmp_path, SHAPE)
     found = [tried.sqnr_db or 0.0 for tried in poor.proof.improvements]
     assert len(found) > 1

@@ -19,8 +19,7 @@ from edgeq.jobs.job import Job, open_job
 from edgeq.measure.accuracy import evaluate
 from edgeq.measure.task import make_task
 from edgeq.model.compatibility import free_sizes
-from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune.float_layers import MacCosts, affordable, select_float_layers
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.space import Candidate, kernel_candidates, method_candidates

@@ -15,7 +15,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fields
-from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.channels import OFFSET, Shifted, sort_channels, with_offsets, without_idle_weights
 from edgeq.backends.systolic.dialect import write_dialect
@@ -32,7 +31,7 @@ from edgeq.backends.systolic.network import (
     layer_outputs,
     readers,
 )
-from edgeq.backends.systolic.program import Conv, Fc, Program
+from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Program, array_config
 from edgeq.backends.systolic.reference_model import host_reference_model, in_origin_order
 from edgeq.backends.systolic.save import save_program
 from edgeq.backends.systolic.simulate import Array, Simulator, channel_means, correct_biases, corrected_layers

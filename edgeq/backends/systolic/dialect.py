@@ -35,9 +35,9 @@ from edgeq.model.graph import (
     constant_tensor,
     node_input,
     only_reader,
+    operator_of,
 )
 from edgeq.model.load import save_model
-from edgeq.model.operators import operator_of
 from edgeq.signature import Signature
 
 OPSET = 13

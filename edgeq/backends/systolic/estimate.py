@@ -23,8 +23,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgeq.backends.systolic.array import ArrayConfig, product_tiles
-from edgeq.backends.systolic.program import Clamp, Conv, Dequantize, Fc, Float, Program, Quantize, ResidualAdd, Step
+from edgeq.backends.systolic.program import (
+    ArrayConfig,
+    Clamp,
+    Conv,
+    Dequantize,
+    Fc,
+    Float,
+    Program,
+    Quantize,
+    ResidualAdd,
+    Step,
+    product_tiles,
+)
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import Kind, NodeRun
 from edgeq.model.edit import from_bytes

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.array import Dataflow, product_tiles
 from edgeq.backends.systolic.program import (
     AveragePool,
     Clamp,
     Concat,
     Conv,
+    Dataflow,
     Dequantize,
     Fc,
     Int8s,
@@ -33,6 +33,7 @@ from edgeq.backends.systolic.program import (
     ResidualAdd,
     Step,
     Tile,
+    product_tiles,
     step_outputs,
     tile_values,
 )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.fixed_batch import part_of
 from edgeq.backends.systolic.network import (
     AddLayer,
@@ -25,6 +24,7 @@ from edgeq.backends.systolic.network import (
     readers,
 )
 from edgeq.backends.systolic.program import (
+    ArrayConfig,
     AveragePool,
     Clamp,
     Concat,
@@ -46,8 +46,7 @@ from edgeq.backends.systolic.program import (
 )
 from edgeq.backends.systolic.weights import LARGEST, IntegerWeights, quantize_weights
 from edgeq.model.edit import to_bytes
-from edgeq.model.graph import attributes, constant, geometry, is_constant, name_of, node_input, sizes
-from edgeq.model.operators import DATA_MOVEMENT
+from edgeq.model.graph import DATA_MOVEMENT, attributes, constant, geometry, is_constant, name_of, node_input, sizes
 from edgeq.model.prepare import open_in_memory
 from edgeq.run.session import SessionSettings
 

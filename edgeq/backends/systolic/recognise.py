@@ -28,6 +28,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, replace_value
 from edgeq.model.graph import (
+    DATA_MOVEMENT,
     MAIN_DOMAINS,
     attributes,
     clamp_bounds,
@@ -35,12 +36,12 @@ from edgeq.model.graph import (
     constant_values,
     is_constant,
     is_op,
+    is_quantized_operator,
     name_of,
     node_input,
     sizes,
 )
 from edgeq.model.load import read_model, save_model
-from edgeq.model.operators import DATA_MOVEMENT, is_quantized_operator
 from edgeq.model.quant_params import QuantParams, params_of
 
 Found = tuple[Layer, ...] | str

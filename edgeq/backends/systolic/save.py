@@ -16,8 +16,7 @@ from edgeq_device.errors import DeviceError
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.array import ArrayConfig
-from edgeq.backends.systolic.program import Pool, Program, Step, Tensor, Tile
+from edgeq.backends.systolic.program import ArrayConfig, Pool, Program, Step, Tensor, Tile
 from edgeq.data.arrays import DAMAGE
 from edgeq.errors import BundleError
 from edgeq.util.ownership import is_plain

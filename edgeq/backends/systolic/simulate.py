@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.array import Dataflow
 from edgeq.backends.systolic.integer_steps import IntegerSteps, LayerRun, Rounding
 from edgeq.backends.systolic.program import (
     Conv,
+    Dataflow,
     Fc,
     Float,
     Program,

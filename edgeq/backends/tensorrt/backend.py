@@ -21,21 +21,20 @@ from edgeq.backends.tensorrt.check import SETTINGS, Placement, check_placement, 
 from edgeq.backends.tensorrt.explicit import insert_pairs, plan_placement, shield_biases, weighted_operators
 from edgeq.backends.tensorrt.facts import facts
 from edgeq.backends.tensorrt.half_precision import cast_float_nodes
-from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.calibrate.table import FLATBUFFERS
-from edgeq.calibrate.tensors import share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
 from edgeq.model.clean import name_nodes
-from edgeq.model.external import proto_skeleton
 from edgeq.model.fold import raise_opset
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.model.load import check_valid, save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.tensors import proto_skeleton
 from edgeq.run.engines import load_engines
 from edgeq.scheme import Scheme
 from edgeq.util.records import plain

@@ -24,9 +24,8 @@ from edgeq.backends.tensorrt.explicit import ADD, weight_axis
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun
 from edgeq.model.edit import Editor, insert_behind, replace_node
-from edgeq.model.graph import constant, is_op, name_of, node_input, only_reader
+from edgeq.model.graph import DATA_MOVEMENT, constant, is_op, name_of, node_input, only_reader
 from edgeq.model.macs import node_macs
-from edgeq.model.operators import DATA_MOVEMENT
 from edgeq.model.shapes import element_types
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import NOT_WRITTEN, computed

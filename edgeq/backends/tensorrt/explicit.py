@@ -44,16 +44,22 @@ from edgeq_device.version import parse_version
 from numpy.typing import NDArray
 
 from edgeq.backends.tensorrt.facts import facts
-from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.ranges import Range, quantizable_tensors
 from edgeq.calibrate.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
-from edgeq.calibrate.tensors import quantizable_tensors
 from edgeq.errors import CalibrationError, HardwareError, ModelError
 from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind
-from edgeq.model.graph import GraphIndex, constant, constant_values, is_op, name_of, node_input, only_reader
-from edgeq.model.int8_conditions import NodeContext, known_sizes
-from edgeq.model.int8_prediction import DEFAULT, Rule, explain_float, foreign
+from edgeq.model.graph import (
+    GraphIndex,
+    channel_axis,
+    constant,
+    constant_values,
+    is_op,
+    name_of,
+    node_input,
+    only_reader,
+)
+from edgeq.model.int8_prediction import DEFAULT, NodeContext, Rule, explain_float, foreign, known_sizes
 from edgeq.model.load import is_quantized
-from edgeq.model.operators import channel_axis
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import element_types, write_shapes
 from edgeq.scheme import FloatType

@@ -39,8 +39,18 @@ import onnx_ir as ir
 
 from edgeq.calibrate.hazard_precision import FEWEST, LEVELS, Measured, Spread, find_precise
 from edgeq.calibrate.statistics import Statistics
-from edgeq.model.graph import MAIN_DOMAINS, constant, consumers, is_op, name_of, node_input, readers
-from edgeq.model.operators import DATA_MOVEMENT, moves_data, operator_of
+from edgeq.model.graph import (
+    DATA_MOVEMENT,
+    MAIN_DOMAINS,
+    constant,
+    consumers,
+    is_op,
+    moves_data,
+    name_of,
+    node_input,
+    operator_of,
+    readers,
+)
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.tensors import float_constant, output_channels
 

@@ -15,9 +15,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgeq.calibrate.histogram import BINS, Float64s, Int64s, Linear, linear_of
 from edgeq.calibrate.range_method import Grid, RangeMethod
-from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.calibrate.statistics import BINS, Float64s, Int64s, Linear, TensorStatistics, linear_of
 
 CANDIDATES = 128
 """Thresholds tried: every 32nd bin."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeq.calibrate.histogram import BINS, Float64s, Linear, linear_of
 from edgeq.calibrate.range_method import Grid, RangeMethod
-from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.calibrate.statistics import BINS, Float64s, Linear, TensorStatistics, linear_of
 from edgeq.model.quant_params import QuantParams
 
 COARSE = 2.0 ** (-np.arange(13) / 2.0)

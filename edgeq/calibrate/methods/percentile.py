@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgeq.calibrate.histogram import Histogram
 from edgeq.calibrate.range_method import Grid, Option, RangeMethod
-from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.calibrate.statistics import Histogram, TensorStatistics
 
 
 def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool) -> tuple[float, float]:

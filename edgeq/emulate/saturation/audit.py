@@ -5,13 +5,13 @@ The outputs of a quantized model on a CPU whose kernels add two products in 16 b
 
 The model is optimised by ONNX Runtime as always. Layers on saturating paths are then computed by edgeq's exact model of
 those kernels; everything between them, which is exact there, by ONNX Runtime. So the outputs are those of the target,
-to the last bit where the graph is all integers, on any machine of the same architecture.
-"""
+to the last bit where the graph is all integers, on any machine of the same architecture."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +31,7 @@ from edgeq.model.graph import GraphIndex, name_of, reads
 from edgeq.model.load import read_own
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import open_in_memory
-from edgeq.model.saturation import SaturationTable, exact_options
+from edgeq.model.saturation import SaturationTable, exact_options, pairs_vary
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import computed
@@ -368,3 +368,42 @@ def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None
     if clipped is None:
         return bound
     return replace(bound, sums=sums, clipped=int(clipped.sum()), clipped_channels=int(np.count_nonzero(clipped)))
+
+
+_HELD = 2**15 - 1
+
+
+def largest_sums(
+    model: Path,
+    settings: SessionSettings,
+    samples: Samples,
+    source: Callable[[str], str],
+) -> dict[str, NDArray[np.float64]]:
+    """Per output channel of each layer, by the name of its source node, the largest sum of two products beside the
+    samples as a share of what 16 bits hold; 0 where none leaves them. Without layers whose kernels differ in what they
+    pair, and without groups.
+
+    Args:
+        model: quantized with the full range of its weights.
+        samples: 2 to 8 of them are run, fewer for larger models.
+        source: name in the optimised graph → that of the source node.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime refuses the model.
+    """
+    simulation = Simulation(model, settings, saturating=False, watched=True)
+    known = {
+        layer.name: source(layer.name)
+        for layer in simulation.layers
+        if layer.rows is not None
+        and not pairs_vary(layer.rows.shape[1], layer.channels)
+        and layer.node.attributes.get_int("group", 1) == 1
+    }
+    found: dict[str, NDArray[np.float64]] = {}
+    count = min(len(samples), sample_count(model_macs(simulation)))
+    for sample in itertools.islice(samples, count):
+        for name, layer in simulation.run(sample.inputs).layers.items():
+            if name in known:
+                reached = layer.stats.largest / _HELD
+                found[known[name]] = np.maximum(found.get(known[name], 0.0), reached)
+    return found

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.labels import integer_labels, pick_output
 from edgeq.measure.latency import Outputs
-from edgeq.measure.task import TaskKind, TaskOptions
+from edgeq.measure.task import TaskKind, TaskOptions, integer_labels, pick_output
 from edgeq.util.display import Displayed
 
 

@@ -25,9 +25,8 @@ from edgeq.measure.coco import (
     mean_average_precisions,
 )
 from edgeq.measure.decoders import Decode, load_decoder
-from edgeq.measure.labels import only_input
 from edgeq.measure.latency import Outputs
-from edgeq.measure.task import TaskKind, TaskOptions
+from edgeq.measure.task import TaskKind, TaskOptions, only_input
 from edgeq.util.display import Displayed
 from edgeq.util.registry import DECODERS
 

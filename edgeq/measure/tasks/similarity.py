@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.bench import PairedMeter
-from edgeq.measure.labels import pick_output
 from edgeq.measure.latency import Outputs
-from edgeq.measure.task import TaskKind, TaskOptions
+from edgeq.measure.task import TaskKind, TaskOptions, pick_output
 from edgeq.util.display import Displayed
 
 _MASK = "mask"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from edgeq.errors import CheckFailedError
-from edgeq.jobs.improvements import Case
+from edgeq.jobs.checks import Case
 from edgeq.jobs.job import Built
 from edgeq.measure.agreement import HEALTHY_DB
 from edgeq.tune.recover.closer import Search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import range_noise, scheme_ranges
-from edgeq.jobs.improvements import Case
+from edgeq.jobs.checks import Case
 from edgeq.jobs.job import Built, build
 from edgeq.scheme import Scheme
 

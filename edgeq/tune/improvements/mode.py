@@ -6,8 +6,7 @@ import dataclasses
 
 from edgeq.backends.base import backend_named
 from edgeq.errors import UsageError
-from edgeq.jobs.checks import int8_share
-from edgeq.jobs.improvements import Case
+from edgeq.jobs.checks import Case, int8_share
 from edgeq.jobs.job import Built, build
 from edgeq.scheme import Scheme
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeq.jobs.improvements import Case
+from edgeq.jobs.checks import Case
 from edgeq.jobs.job import Built
 from edgeq.tune.recover.methods import recoveries
 from edgeq.tune.recover.run import Recoverer, ineffective

@@ -20,9 +20,19 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.model.edit import Editor, replace_value, set_constant
-from edgeq.model.graph import GraphIndex, constant, is_op, name_of, node_input, only_reader, read_count
+from edgeq.model.graph import (
+    GraphIndex,
+    Operator,
+    channel_axis,
+    constant,
+    is_op,
+    name_of,
+    node_input,
+    only_reader,
+    operator_of,
+    read_count,
+)
 from edgeq.model.load import read_own, save_model
-from edgeq.model.operators import Operator, channel_axis, operator_of
 from edgeq.model.quant_params import LIMITS, QuantParams
 from edgeq.tune.recover.layers import Floats, Layer, initializer
 

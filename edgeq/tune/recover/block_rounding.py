@@ -16,8 +16,14 @@ import onnx_ir as ir
 from edgeq.backends.cpu import described
 from edgeq.data.samples import Samples
 from edgeq.model.load import read_model, save_model
-from edgeq.quantize.block_products import choose_compute, find_blocks, read_blocks, store_blocks
-from edgeq.quantize.block_weights import BlockWeights, fit_blocks
+from edgeq.quantize.block_weights import (
+    BlockWeights,
+    choose_compute,
+    find_blocks,
+    fit_blocks,
+    read_blocks,
+    store_blocks,
+)
 from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.tune.recover.base import State
 from edgeq.tune.recover.layers import Floats, Weights, find_layers

@@ -25,13 +25,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.calibrate.histogram import linear_of
 from edgeq.calibrate.methods.mse import COARSE, REFINEMENTS
 from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
-from edgeq.calibrate.statistics import TensorStatistics
-from edgeq.model.graph import MAIN_DOMAINS, MICROSOFT, GraphIndex, name_of, readers
-from edgeq.model.operators import operator_of
+from edgeq.calibrate.statistics import TensorStatistics, linear_of
+from edgeq.model.graph import MAIN_DOMAINS, MICROSOFT, GraphIndex, name_of, operator_of, readers
 from edgeq.run.session import SessionSettings
 from edgeq.tune.recover.layers import Floats, initializer
 from edgeq.tune.recover.stepper import open_piece

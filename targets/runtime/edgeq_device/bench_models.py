@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from edgeq_device.arrays import random_feeds, read_arrays
-from edgeq_device.bench import OnProgress, Report, run_bench
-from edgeq_device.bench_settings import BenchSettings
+from edgeq_device.bench import BenchSettings, OnProgress, Report, run_bench
 from edgeq_device.engines import FLOAT as FLOAT32
 from edgeq_device.engines import plugin_of
 from edgeq_device.environment import pinned

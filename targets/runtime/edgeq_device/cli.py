@@ -170,8 +170,8 @@ def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.arrays import parse_shapes
+    from edgeq_device.bench import bench_lines, parse_settings
     from edgeq_device.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.bench_settings import bench_lines, parse_settings
     from edgeq_device.sessions import read_device
 
     lift_seconds()  # its options say how long it runs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import struct
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import import_module, metadata
@@ -15,11 +16,27 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from edgeq_device.cpu_vendor import read_vendor
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
-from edgeq_device.features import normalise_architecture
+from edgeq_device.features import Evidence, gather, normalise_architecture, parse_identity
 from edgeq_device.plainjson import own_table
 from edgeq_device.version import parse_version
+
+_IDENTITY = (0, 0)
+
+
+@lru_cache(maxsize=1)
+def read_vendor() -> str:
+    """ "GenuineIntel", "AuthenticAMD" ...; "" where nothing says so, as on other architectures."""
+    return vendor_of(gather())
+
+
+def vendor_of(evidence: Evidence) -> str:
+    """What CPUID answers, by which runtimes go: /proc/cpuinfo shows the host's under an emulator."""
+    if evidence.cpuid is not None and _IDENTITY in evidence.cpuid.leaves:
+        _, ebx, ecx, edx = evidence.cpuid.leaves[_IDENTITY]
+        return struct.pack("<3I", ebx, edx, ecx).decode("ascii", "replace").strip("\0 ")
+    return parse_identity(evidence.cpuinfo).get("vendor_id", "")
+
 
 FLOAT = "f32"
 """The precision unless another one is chosen: that of the model as it is written."""

@@ -18,7 +18,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple
 
 import numpy as np
 
-from edgeq_device.disturbance import Watch
+from edgeq_device.environment import Watch
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _BINS = 40

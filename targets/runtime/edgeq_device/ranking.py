@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from edgeq_device.disturbance import Watch
+from edgeq_device.environment import Watch
 from edgeq_device.latency import Bursts, Clock, Distribution, Recorder, Runners, WarmUp, quiet_collector, warm_up_all
 
 FEWEST_SESSIONS = 6

@@ -16,10 +16,22 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, TypeVar, Union
 from urllib.parse import urlencode
 
-from edgeq_device.connection import AWAY, LIMITS, Address, Deadline, Limits, parse_address
+from edgeq_device.connection import (
+    AWAY,
+    LIMITS,
+    Address,
+    Answer,
+    Deadline,
+    Limits,
+    Request,
+    challenges,
+    connected,
+    credentials,
+    exchange,
+    parse_address,
+)
 from edgeq_device.contents import check_content
 from edgeq_device.errors import BundleError, OutputError, RuntimeUnavailableError, UsageError
-from edgeq_device.exchange import Answer, Request, challenges, connected, credentials, exchange
 from edgeq_device.manifest import MAX_FILES, MAX_SIZE, FileRecord, check_file_names
 from edgeq_device.package import open_bundle
 from edgeq_device.plainjson import parse_json

@@ -153,7 +153,7 @@ def _prepare(request: Request, arrays: Arrays, opened: _Session) -> Tuple[Dict[s
 
 
 def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
-    from edgeq_device.disturbance import Watch
+    from edgeq_device.environment import Watch
     from edgeq_device.latency import Bursts, burst, quiet_collector
 
     spent = time.process_time()

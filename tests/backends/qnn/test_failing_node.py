@@ -10,8 +10,7 @@ import pytest
 from edgeq.backends.qnn.backend import delegated, failing_node
 from edgeq.errors import EngineError
 from edgeq.model.load import read_model
-from edgeq.run.session import open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, open_session
 from tests import fake_engine
 from tests.graphs import proto
 

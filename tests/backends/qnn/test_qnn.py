@@ -14,8 +14,7 @@ from edgeq_device.errors import DeviceError
 from onnx import TensorProto
 
 from edgeq.backends.base import Artifact, backend_for
-from edgeq.backends.qnn.backend import Delegation
-from edgeq.backends.qnn.rewrite import rewrite
+from edgeq.backends.qnn.backend import Delegation, rewrite
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import Samples, open_samples
@@ -23,8 +22,7 @@ from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.run.engines import engine_for
-from edgeq.run.session import SessionSettings, open_session
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.scheme import Scheme
 from tests.backends.networks import sqnr_db
 from tests.graphs import proto

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from edgeq.backends.qnn.rewrite import dialect
+from edgeq.backends.qnn.backend import dialect
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.run.engines import engine_for
-from edgeq.run.workers import Engines
+from edgeq.run.session import Engines
 from edgeq.util.resources import shipped
 from tests.backends.qnn.test_qnn import simulator
 

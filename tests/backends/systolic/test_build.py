@@ -9,9 +9,20 @@ import onnx
 import onnx.parser
 import pytest
 
-from edgeq.backends.systolic.array import ArrayConfig, array_config
 from edgeq.backends.systolic.network import AddLayer, ClampLayer, ConvLayer, Network
-from edgeq.backends.systolic.program import Clamp, Conv, Dequantize, Fc, Float, MaxPool, Program, Quantize, ResidualAdd
+from edgeq.backends.systolic.program import (
+    ArrayConfig,
+    Clamp,
+    Conv,
+    Dequantize,
+    Fc,
+    Float,
+    MaxPool,
+    Program,
+    Quantize,
+    ResidualAdd,
+    array_config,
+)
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import HardwareError, ModelError
 from tests import graphs

@@ -10,9 +10,8 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.dialect import check_dialect, dialect_model, to_oldest_form, write_dialect
-from edgeq.backends.systolic.program import Conv, Program
+from edgeq.backends.systolic.program import ArrayConfig, Conv, Program
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, from_proto, set_constant, to_proto

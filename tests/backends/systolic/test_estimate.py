@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgeq.backends.systolic.array import ArrayConfig, product_tiles
 from edgeq.backends.systolic.estimate import BYTES_PER_CYCLE, estimate
+from edgeq.backends.systolic.program import ArrayConfig, product_tiles
 from edgeq.util.records import plain
 from tests.backends.systolic.graphs import GraphBuilder, program_of
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.integer_steps import (
     IntegerSteps,
     convolve,
@@ -21,7 +20,7 @@ from edgeq.backends.systolic.integer_steps import (
     sum_windows,
     wrapped,
 )
-from edgeq.backends.systolic.program import Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
+from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from edgeq_device.connection import Address, parse_address
-from edgeq_device.exchange import challenges, credentials
+from edgeq_device.connection import Address, challenges, credentials, parse_address
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from edgeq_device.cli import main
 from edgeq_device.package import open_bundle
 
+from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.sign import sign_bundle
-from edgeq.bundle.spec import BundleSpec
 from edgeq.bundle.verify import check_trusted
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group

@@ -16,14 +16,12 @@ import onnx.parser
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.emulate.saturation.arithmetic import exact_product, saturating_product
-from edgeq.emulate.saturation.layers import conv_sums, matmul_sums
+from edgeq.emulate.saturation.layers import conv_sums, exact_product, matmul_sums, saturating_product
 from edgeq.model.edit import from_proto
-from edgeq.model.operators import is_depthwise
+from edgeq.model.graph import is_depthwise
 from edgeq.model.saturation import PAIR_LIMIT, SaturationTable, conv_rows, possible_sums, saturation_table
 from edgeq.run.engines import Engine
-from edgeq.run.session import SessionSettings
-from edgeq.run.workers import start_engine
+from edgeq.run.session import SessionSettings, start_engine
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.emulate.saturation.layers import Layer
-from edgeq.model.operators import is_depthwise, operator_of
+from edgeq.model.graph import is_depthwise, operator_of
 from edgeq.model.saturation import SaturatingPath, saturation_table
 
 

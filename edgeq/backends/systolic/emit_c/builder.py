@@ -22,8 +22,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.program import (
+    ArrayConfig,
     Dequantize,
     Float,
     Program,

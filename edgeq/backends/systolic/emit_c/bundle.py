@@ -12,7 +12,6 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.array import ArrayConfig
 from edgeq.backends.systolic.emit_c import builder as text
 from edgeq.backends.systolic.emit_c.builder import (
     Builder,
@@ -27,7 +26,7 @@ from edgeq.backends.systolic.emit_c.builder import (
     harmless,
 )
 from edgeq.backends.systolic.emit_c.layers import emit_step
-from edgeq.backends.systolic.program import Float, Program, Step, step_outputs
+from edgeq.backends.systolic.program import ArrayConfig, Float, Program, Step, step_outputs
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
 

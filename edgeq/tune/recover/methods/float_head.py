@@ -18,9 +18,8 @@ import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.model.graph import GraphIndex, name_of, readers
+from edgeq.model.graph import DATA_MOVEMENT, GraphIndex, name_of, readers
 from edgeq.model.int8_prediction import hazardous_nodes
-from edgeq.model.operators import DATA_MOVEMENT
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.nonlinear import Followers
 from edgeq.util.display import Progress
