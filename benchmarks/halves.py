@@ -43,8 +43,8 @@ from edgeq.report.tuning_record import Screening
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tune.accuracy_estimate import AgreementEstimate, assess
-from edgeq.tune.decision import decide
 from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.judge import decide
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.space import Candidate, in_float, kernel_candidates, method_candidates

@@ -14,8 +14,7 @@ from edgeq.cli._options import FORCE, OUTPUT, PATH, complete_board, data_options
 
 if TYPE_CHECKING:
     from edgeq.remote.clock import BoardClock
-    from edgeq.tune.plan import Plan
-    from edgeq.tune.run import Tuned
+    from edgeq.tune.run import Plan, Tuned
     from edgeq.util.display import Progress
 
 _LOSERS_SHOWN = 10
@@ -82,8 +81,7 @@ def command(
     from edgeq.jobs.job import tune_arguments
     from edgeq.run.engines import choose_engine
     from edgeq.tune.goal import Goal, parse_budget
-    from edgeq.tune.plan import plan
-    from edgeq.tune.run import tune
+    from edgeq.tune.run import plan, tune
 
     arguments = {**tune_arguments(options), "engines": [choose_engine(text) for text in engines]}
     drop = arguments.pop("max_drop")
@@ -136,7 +134,7 @@ def _draw_result(result: Tuned, *, verbose: bool) -> Lines:
 
 
 def _draw_simulated(record: Mapping[str, Any], *, verbose: bool) -> Lines:
-    from edgeq.tune.simulated import summary
+    from edgeq.tune.record import summary
 
     yield from (f"{title}: {text}" for title, text in summary(record).items())
     for form in record["trials"] if verbose else ():

@@ -142,7 +142,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One candidate: how it was made, and what became known of it. See `edgeq.tune.explain.Trial`."""
+    """One candidate: how it was made, and what became known of it. See `edgeq.tune.trials.Trial`."""
 
     name: str
     scheme: Mapping[str, Any] = field(default_factory=dict)

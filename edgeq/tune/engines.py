@@ -24,11 +24,10 @@ from edgeq.jobs.target_checks import check_engine
 from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
-from edgeq.tune.explain import Trial, behind, relative_latency, unmeasured
 from edgeq.tune.race import LIKELY
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.space import Candidate, build_sequence, in_engine, with_scheme
-from edgeq.tune.trials import TrialTable, sqnr_of
+from edgeq.tune.trials import Trial, TrialTable, behind, relative_latency, sqnr_of, unmeasured
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.resources import device_errors
 

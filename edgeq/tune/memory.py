@@ -23,8 +23,8 @@ from edgeq.model.graph import sizes
 from edgeq.model.macs import node_macs
 from edgeq.scheme import Scheme
 from edgeq.tune.engines import Field
-from edgeq.tune.explain import Outcome, Trial, unmeasured
 from edgeq.tune.space import Candidate, engine_name
+from edgeq.tune.trials import Outcome, Trial, unmeasured
 from edgeq.util.display import Progress
 from edgeq.util.outputs import output_file
 from edgeq.util.records import fingerprint, parse, plain
@@ -37,7 +37,7 @@ _ALIKE = 0.8
 # A winner that reaches less of the speedup that the evidence has did not win for the same reason.
 _CONFIRMED = 0.85
 _MOST_USED, _MOST_KEPT, _MOST_BYTES = 3, 200, 2**20
-# What the settings of a run (`edgeq.tune.document.settings_of`) have of the machine, the versions and the goal.
+# What the settings of a run (`edgeq.tune.record.settings_of`) have of the machine, the versions and the goal.
 _SETTING = ("target", "profile", "machine", "objective", "version", "set_of_engines")
 
 
@@ -176,7 +176,7 @@ def recall(
 
     Args:
         path: None: nothing is remembered.
-        settings: of the run, as `edgeq.tune.document.settings_of` has them.
+        settings: of the run, as `edgeq.tune.record.settings_of` has them.
         max_drop: what may be lost; what won where less could be lost is left out.
     """
     setting = fingerprint({key: settings.get(key) for key in _SETTING})

@@ -25,16 +25,14 @@ from edgeq.model.prepare import open_in_memory
 from edgeq.model.quant_params import QuantParams
 from edgeq.quantize.block_weights import block_products, read_blocks
 from edgeq.scheme import ALL_NODES
-from edgeq.tune.decision import in_simulation
 from edgeq.tune.evaluator import Evaluator
-from edgeq.tune.explain import Trial
 from edgeq.tune.float_layers import MacCosts, RankedLayer, Ranking, select_float_layers
 from edgeq.tune.goal import Deadline
-from edgeq.tune.halving import build_and_assess
+from edgeq.tune.judge import build_and_assess, in_simulation
 from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.space import Candidate
 from edgeq.tune.timing import MOST_S, RACED, race_until_claimed, time_new
-from edgeq.tune.trials import BY_TIME, FLOAT_MACS, ROUGHLY, WIDE_COST, TrialTable, loss_of, structure_of
+from edgeq.tune.trials import BY_TIME, FLOAT_MACS, ROUGHLY, WIDE_COST, Trial, TrialTable, loss_of, structure_of
 from edgeq.util.display import Progress
 
 WIDE: Literal["wide"] = "wide"

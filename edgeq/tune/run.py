@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgeq.backends.base import RecoverableBackend, TargetedBackend, backend_named
 from edgeq.calibrate.files import save_statistics
+from edgeq.data.files import check_there
 from edgeq.data.open_source import Data, as_data
 from edgeq.distributed.workers import open_workers
-from edgeq.errors import BoardError, GoalNotMetError
+from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine
-from edgeq.hardware.target import Target, runs_natively
+from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.builds import prove_built, target_coverage, with_compiled
 from edgeq.jobs.checks import check_request, read_paths
 from edgeq.jobs.job import Job, open_job
@@ -26,24 +28,149 @@ from edgeq.jobs.variants import PackagedVariant, variant_name, with_fallback
 from edgeq.measure.checks import strongest
 from edgeq.measure.task import Task, as_task
 from edgeq.model.load import model_bytes, path_of
+from edgeq.model.macs import node_macs
+from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.remote.clock import BoardClock
-from edgeq.run.engines import EngineChoice, as_engines
+from edgeq.run.engines import DEFAULT, EngineChoice, as_engines
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
-from edgeq.tune.document import make_record, settings_of
-from edgeq.tune.engines import Field, find_field
+from edgeq.tune.engines import Field, find_field, with_entrants
 from edgeq.tune.evaluator import FLOAT
-from edgeq.tune.explain import Outcome, Trial, verdict
 from edgeq.tune.goal import Deadline, Goal, as_goal
 from edgeq.tune.journal import COLLECTED, JOURNAL, Journal, JournaledEvaluator, check_folder, claimed, clear, folder_of
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.memory import Memory, Space, memory_file, recall
-from edgeq.tune.plan import is_static, kernel_choices, promising_first, resolve_timed
+from edgeq.tune.record import bundle_note, make_record, settings_of, shortfall, simulated_record
+from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.search import Searched, Searches
-from edgeq.tune.simulated import bundle_note, shortfall, simulated_record
-from edgeq.tune.space import Candidate, sequence_candidates, thread_counts
+from edgeq.tune.space import Candidate, kernel_candidates, method_candidates, sequence_candidates, thread_counts
+from edgeq.tune.trials import Outcome, Trial, verdict
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
+
+# Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
+_DYNAMIC_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would try: `--dry-run`.
+
+    Attributes:
+        candidates: kernel choices, in the order in which they are built.
+        methods: names of the candidates with other calibration methods, as the first kernel choice would have them.
+        recoveries: names of accuracy recoveries, in the order in which they are tried.
+        threads: numbers that are compared; 0 is all cores. Empty where the target is simulated and nothing is timed.
+        engines: what runs them.
+    """
+
+    target: Target
+    goal: Goal
+    candidates: tuple[Candidate, ...]
+    methods: tuple[str, ...]
+    recoveries: tuple[str, ...]
+    threads: tuple[int, ...]
+    engines: Field
+
+    def __record__(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "target": self.target.name,
+            "profile": self.target.profile.name,
+            "goal": self.goal,
+            "candidates": self.candidates,
+            "methods": self.methods,
+            "recoveries": self.recoveries,
+            "threads": self.threads,
+            "engines": [*([DEFAULT] if self.engines.own else []), *self.engines.plugins],
+        }
+
+
+def plan(
+    model: Path,
+    data: Data | None,
+    *,
+    validation: Data | None = None,
+    target: str | Path = "auto",
+    goal: Goal | None = None,
+    statistics: Path | None = None,
+    engines: Sequence[EngineChoice] = (),
+    progress: Progress = SILENT,
+) -> Plan:
+    """The candidates that `tune` would start from, without building anything. Samples have to be there, and are not
+    read.
+
+    Raises:
+        DataError: no file is where the samples should be.
+        HardwareError: an unknown target, or one that neither runs nor is simulated here.
+    """
+    for given in (data, validation):
+        if given is not None and isinstance(given.source, str | Path):
+            check_there(given.source)
+    machine = detect_machine()
+    chosen, timed = resolve_timed(target, machine)
+    goal, raced = goal or Goal(), find_field(chosen, machine, engines, timed=timed, progress=progress)
+    with tempfile.TemporaryDirectory(prefix="edgeq-tune-") as folder:
+        prepared = prepare_model(model, Path(folder), progress=progress)
+        first = kernel_choices(prepared, chosen, static=is_static(chosen, data, statistics))
+    methods = method_candidates(first[0], chosen.profile) if first else ()
+    editable = timed or isinstance(backend_named(chosen.backend), RecoverableBackend)
+    return Plan(
+        target=chosen,
+        goal=goal,
+        candidates=with_entrants(first, raced, unquantized=goal.objective != "size"),
+        methods=tuple(c.name for c in methods),
+        recoveries=tuple(name for group in recovery_groups() for name in group) if editable else (),
+        threads=thread_counts(machine.usable_threads) if timed else (),
+        engines=raced,
+    )
+
+
+def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
+    """The target, and whether its kernels run here, so that they can be timed.
+
+    Raises:
+        HardwareError: it is unknown, or neither runs nor is simulated here.
+    """
+    chosen = resolve(target, machine)
+    lacks = chosen.profile.missing(machine)
+    backend = backend_named(chosen.backend)
+    if lacks and not (isinstance(backend, TargetedBackend) and backend.simulated):
+        raise HardwareError(
+            f"{chosen.name} does not run here: this machine lacks {', '.join(lacks)}, and tuning measures latencies",
+            "Run edgeq tune on the device, or `edgeq package` for it here",
+        )
+    return chosen, not lacks
+
+
+def is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
+    """Whether ranges are derived before the build: where there is data for it, or nothing else that could be built."""
+    return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
+
+
+def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[Candidate, ...]:
+    """The target's kernel choices for a model, the profile's own first.
+
+    Args:
+        static: whether ranges are derived before the build.
+    """
+    macs = node_macs(prepared.model)
+    types = target.profile.scheme.dynamic_weight_types
+    dynamic = sum(macs.get(node.name or "", 0) for node in prepared.model.graph if node.op_type in types)
+    worthwhile = dynamic > _DYNAMIC_SHARE * sum(macs.values())
+    return kernel_candidates(target.profile, static=static, dynamic=worthwhile or not static)
+
+
+def promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """All candidates, so ordered that a short budget is spent on the right ones.
+
+    What is made for this kind of model comes early: matrix products of such a model bear ranges that are
+    measured at run time better than fixed ones.
+    """
+    if not extra:
+        return tuple(kernels)
+    dynamic = [c for c in kernels if c.scheme.mode == "dynamic"]
+    return (*dynamic, *extra, *(c for c in kernels if c not in dynamic))
 
 
 @dataclass(frozen=True)

@@ -24,18 +24,16 @@ from typing import Any
 from edgeq.errors import EngineError
 from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import StageTime
-from edgeq.tune.decision import confirm, decide, fall_back
+from edgeq.tune.build import build_all, build_methods
 from edgeq.tune.engines import Field, with_entrants
 from edgeq.tune.evaluator import Evaluator
-from edgeq.tune.explain import Outcome
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.halving import halve
+from edgeq.tune.judge import confirm, decide, fall_back, halve
 from edgeq.tune.memory import Memory, Space
 from edgeq.tune.recovery import recover_accuracy
-from edgeq.tune.screening import build_all, build_methods
 from edgeq.tune.space import Candidate
 from edgeq.tune.timing import time_kernels
-from edgeq.tune.trials import TrialTable
+from edgeq.tune.trials import Outcome, TrialTable
 from edgeq.util.display import SILENT, Progress
 
 # Shares of the budget by which each stage hands over to the next.

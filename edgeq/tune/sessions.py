@@ -23,9 +23,8 @@ from edgeq.model.load import model_bytes
 from edgeq.report.tuning_record import Timing
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune.evaluator import FLOAT, Evaluator, Runner
-from edgeq.tune.explain import Trial
 from edgeq.tune.space import Candidate, engine_name
-from edgeq.tune.trials import ROUGHLY, TIE, TrialTable
+from edgeq.tune.trials import ROUGHLY, TIE, Trial, TrialTable
 
 MEMORY = 2**30
 """Bytes that sessions which nobody uses may take, about."""
@@ -90,7 +89,7 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
 
 def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
     """What is run to learn what an artifact answers. A simulator of its engine would take a thousand times as long as
-    the Q/DQ model as it is written, from which it differs by roundings: see `edgeq.tune.decision`."""
+    the Q/DQ model as it is written, from which it differs by roundings: see `edgeq.tune.judge`."""
     if artifact.in_simulator:
         return artifact.model, SessionSettings(optimization="none")
     return artifact.proof_model, artifact.proof_settings()

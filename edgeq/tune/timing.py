@@ -20,14 +20,24 @@ from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.report.tuning_record import Timing
 from edgeq.run.session import SessionSettings, open_session
+from edgeq.tune.build import build
 from edgeq.tune.engines import Field, drop_slower_twins, more_in_engines
 from edgeq.tune.evaluator import FLOAT, Evaluator, Race, Runner
-from edgeq.tune.explain import Trial, behind, relative_latency, times
 from edgeq.tune.goal import Deadline
-from edgeq.tune.screening import build
 from edgeq.tune.sessions import Threads, choose_threads
 from edgeq.tune.space import Candidate, engine_name, in_float
-from edgeq.tune.trials import BY_TIME, ROUGHLY, TIE, TrialTable, sqnr_of, structure_of
+from edgeq.tune.trials import (
+    BY_TIME,
+    ROUGHLY,
+    TIE,
+    Trial,
+    TrialTable,
+    behind,
+    relative_latency,
+    sqnr_of,
+    structure_of,
+    times,
+)
 
 MOST_S = 18.0
 """A stage of races that are not settled by then: what is left in doubt is close enough not to matter."""

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgeq.hardware.target import resolve
-from edgeq.tune.explain import Outcome
 from edgeq.tune.goal import Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator
-from edgeq.tune.simulated import bundle_note, shortfall, simulated_record, summary
+from edgeq.tune.record import bundle_note, shortfall, simulated_record, summary
+from edgeq.tune.trials import Outcome
 from tests.tune.fakes import Clock, Fact, FakeEvaluator
 from tests.tune.test_search import candidates, run
 

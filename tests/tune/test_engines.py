@@ -24,11 +24,11 @@ from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tune import engines as tune_engines
 from edgeq.tune.engines import Field, find_field, suits, with_entrants
-from edgeq.tune.explain import Outcome, verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import digest
 from edgeq.tune.search import search
 from edgeq.tune.space import Candidate
+from edgeq.tune.trials import Outcome, verdict
 from edgeq.util.records import plain
 from tests import fake_engine
 from tests.plugins import needs_plugin

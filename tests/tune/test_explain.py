@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgeq.tune.explain import Outcome, verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.search import search
+from edgeq.tune.trials import Outcome, verdict
 from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import candidates
 

@@ -11,11 +11,11 @@ import pytest
 
 from edgeq.errors import OutputError
 from edgeq.scheme import Scheme
-from edgeq.tune.explain import Outcome
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import Journal, JournaledEvaluator, digest
 from edgeq.tune.search import search
 from edgeq.tune.space import Candidate
+from edgeq.tune.trials import Outcome
 from edgeq.util.records import plain
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, Interrupted, profile
 

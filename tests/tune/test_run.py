@@ -21,8 +21,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.measure.task import make_task
 from edgeq.tune.goal import Goal
-from edgeq.tune.plan import plan
-from edgeq.tune.run import Tuned
+from edgeq.tune.run import Tuned, plan
 from edgeq.util.records import plain
 from tests.graphs import proto
 from tests.tune.fakes import Interrupting

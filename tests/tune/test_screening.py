@@ -8,8 +8,8 @@ from edgeq.errors import BoardError
 from edgeq.hardware.profile import load_profiles
 from edgeq.report.tuning_record import Screening
 from edgeq.run.engines import choose_engine
+from edgeq.tune.build import build, build_methods
 from edgeq.tune.goal import Deadline, Goal
-from edgeq.tune.screening import build, build_methods
 from edgeq.tune.space import Candidate, in_engine, kernel_candidates, method_candidates
 from edgeq.tune.trials import TrialTable
 from tests.tune.fakes import Clock, Fact, FakeEvaluator

@@ -16,10 +16,10 @@ from edgeq.cli.tune import _draw_timed
 from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
 from edgeq.tune.evaluator import Race, Runner
-from edgeq.tune.explain import Outcome, verdict
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.search import search
 from edgeq.tune.space import Candidate
+from edgeq.tune.trials import Outcome, verdict
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, Notes, profile

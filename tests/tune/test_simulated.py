@@ -20,8 +20,7 @@ from edgeq.data.open_source import Data
 from edgeq.errors import GoalNotMetError, OutputError
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.tune.goal import Goal
-from edgeq.tune.plan import plan
-from edgeq.tune.run import Tuned
+from edgeq.tune.run import Tuned, plan
 from edgeq.util.records import plain
 from tests.tune.fakes import Interrupting
 

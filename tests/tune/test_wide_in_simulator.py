@@ -49,7 +49,7 @@ def test_what_8_bits_cannot_hold_goes_to_16_in_the_simulator_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without what is tried before: other ranges, which leave the channel out, and recoveries."""
-    monkeypatch.setattr("edgeq.tune.screening.method_candidates", lambda *arguments: ())
+    monkeypatch.setattr("edgeq.tune.build.method_candidates", lambda *arguments: ())
     monkeypatch.setattr("edgeq.tune.local.LocalEvaluator.recovery_groups", lambda self: ())
     model, random = network(tmp_path / "net.onnx"), np.random.default_rng(1)
     inputs = [random.normal(size=(1, 8)).astype(np.float32) for _ in range(60)]

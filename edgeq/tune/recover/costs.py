@@ -47,8 +47,8 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
 from edgeq.tune.float_layers import LayerCosts, MacCosts, QuietLayer, RankedLayer, Ranking
-from edgeq.tune.recover.gates import VALUE
 from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.methods.split_gates import VALUE
 from edgeq.tune.recover.nonlinear import Followers
 from edgeq.tune.recover.run import Recoverer
 from edgeq.util.display import SILENT, Progress

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.artifact`: integers read as what they stand for, and edited, in every format and type."""
+"""`edgeq.tune.recover.layers`: integers read as what they stand for, and edited, in every format and type."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.scheme import Scheme
-from edgeq.tune.recover.artifact import QuantizedFile
-from edgeq.tune.recover.layers import Weights, find_layers
+from edgeq.tune.recover.layers import QuantizedFile, Weights, find_layers
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, run, target
 

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.artifact`: written out, integer operators give what they gave."""
+"""`edgeq.tune.recover.layers`: written out, integer operators give what they gave."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeq.data.samples import Sample
 from edgeq.errors import ModelError
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
-from edgeq.tune.recover.artifact import PLAIN, expanded
+from edgeq.tune.recover.layers import PLAIN, expanded
 from edgeq.tune.recover.run import Recoverer
 from tests.graphs import model as text_model
 from tests.tune.recover.graphs import nets

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.gates`: what is a gate and what is none; split, a network computes what it did."""
+"""`edgeq.tune.recover.methods.split_gates`: what is a gate and what is none; split, a network computes what it did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgeq.model.edit import to_proto
 from edgeq.model.graph import GraphIndex
-from edgeq.tune.recover.gates import VALUE, Gate, find_gates, split_all
+from edgeq.tune.recover.methods.split_gates import VALUE, Gate, find_gates, split_all
 from tests.graphs import model as text_model
 from tests.tune.recover.graphs import nets
 from tests.tune.recover.nets import Net, run, two_gates

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.moments` against all patches at once."""
+"""`edgeq.tune.recover.methods.weight_rounding` against all patches at once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeq.calibrate.sampled_values import spread
 from edgeq.quantize.weight_only import damped
-from edgeq.tune.recover import moments as module
 from edgeq.tune.recover.layers import Layer, find_layers
-from edgeq.tune.recover.moments import layer_moments, spread
+from edgeq.tune.recover.methods import weight_rounding
+from edgeq.tune.recover.methods.weight_rounding import layer_moments
 from tests.tune.recover.graphs import tensors_of
 from tests.tune.recover.nets import FewSamples, Net, few, prepared_of
 
@@ -33,7 +34,7 @@ def _patches(layer: Layer, all_tensors: list[dict[str, np.ndarray]]) -> np.ndarr
     )
 
 
-@pytest.mark.parametrize("memory", [module.MEMORY, 1])
+@pytest.mark.parametrize("memory", [weight_rounding.MEMORY, 1])
 def test_mean_and_covariance_are_those_of_all_patches(tmp_path: Path, memory: int) -> None:
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
     prepared = prepared_of(model, tmp_path)
@@ -68,8 +69,8 @@ def test_a_mean_far_from_zero_leaves_the_covariance_its_digits(tmp_path: Path) -
 
 
 def test_few_positions_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FEWEST", 40)
-    monkeypatch.setattr(module, "_PATCHES_PER_TAP", 1)
+    monkeypatch.setattr(weight_rounding, "_FEWEST", 40)
+    monkeypatch.setattr(weight_rounding, "_PATCHES_PER_TAP", 1)
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
     prepared = prepared_of(model, tmp_path)
     ((_, moments),) = layer_moments(prepared, find_layers(model)[:1], few(4, [1, 2, 9, 9]))
@@ -92,12 +93,12 @@ def test_what_is_stored_is_not_computed_again(tmp_path: Path) -> None:
 
 
 def test_layers_too_large_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST", 2 * 18 * 18)
+    monkeypatch.setattr(weight_rounding, "LARGEST", 2 * 18 * 18)
     model = _net().model({"x": ["N", 2, 9, 9]}, ["g"])
     prepared = prepared_of(model, tmp_path)
     layers = find_layers(model)
     assert [layer.groups * layer.taps**2 for layer in layers] == [18**2, 2 * 18**2, 16]
-    monkeypatch.setattr(module, "LARGEST", 18**2)
+    monkeypatch.setattr(weight_rounding, "LARGEST", 18**2)
     assert [layer.name for layer, _ in layer_moments(prepared, layers, few(2, [1, 2, 9, 9]))] == ["first", "g_Gemm"]
 
 

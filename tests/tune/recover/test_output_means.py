@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.moments` against all values at once, and what is kept of it."""
+"""`edgeq.tune.recover.methods.weight_rounding` against all values at once, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edgeq.tune.recover import moments
 from edgeq.tune.recover.layers import find_layers
-from edgeq.tune.recover.moments import OutputView, float_means
+from edgeq.tune.recover.methods import weight_rounding
+from edgeq.tune.recover.methods.weight_rounding import OutputView, float_means
 from edgeq.tune.recover.nonlinear import Followers
 from tests.tune.recover.graphs import tensors_of
 from tests.tune.recover.nets import Net, few, prepared_of
@@ -56,7 +56,7 @@ def test_what_is_kept_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.
     plain, largest = float_means(prepared, views, samples)
     float_means(prepared, some, samples, store=store)
     assert float_means(prepared, views, samples, store=store)[1] == largest
-    monkeypatch.setattr(moments, "tensor_values", lambda *arguments: pytest.fail("the model was run"))
+    monkeypatch.setattr(weight_rounding, "tensor_values", lambda *arguments: pytest.fail("the model was run"))
     again, known = float_means(prepared, views, samples, store=store)
     assert known == largest
     for name in views:

@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.stepper`: some nodes of a model in a session of their own."""
+"""`edgeq.tune.recover.nonlinear`: some nodes of a model in a session of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeq.model.edit import to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 from edgeq.run.session import SessionSettings
-from edgeq.tune.recover.stepper import open_piece
+from edgeq.tune.recover.nonlinear import open_piece
 from tests.graphs import model
 
 NET = """

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from edgeq.quantize.weight_only import damped, round_rows
-from edgeq.tune.recover.artifact import QuantizedFile
-from edgeq.tune.recover.layers import Weights, find_layers
-from edgeq.tune.recover.methods.weight_rounding import weight_limits
-from edgeq.tune.recover.moments import layer_moments
+from edgeq.tune.recover.layers import QuantizedFile, Weights, find_layers
+from edgeq.tune.recover.methods.weight_rounding import layer_moments, weight_limits
 from edgeq.tune.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tune.recover.nets import SCHEME, few, job_of, noise_db, target, two_gates

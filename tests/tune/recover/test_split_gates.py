@@ -10,8 +10,8 @@ import pytest
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.sampled_values import channel_extrema, drawn_rows
 from edgeq.scheme import Scheme
-from edgeq.tune.recover.gates import VALUE, Plan, find_gates, worth_it
 from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.recover.methods.split_gates import VALUE, Plan, find_gates, worth_it
 from edgeq.tune.recover.run import Recoverer
 from edgeq.util.display import SILENT
 from tests.tune.recover.graphs import tensors_of

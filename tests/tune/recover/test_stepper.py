@@ -1,4 +1,4 @@
-"""`edgeq.tune.recover.stepper`: piece by piece, a model gives what it gives at once."""
+"""`edgeq.tune.recover.nonlinear`: piece by piece, a model gives what it gives at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeq.model.edit import set_constant
 from edgeq.model.graph import GraphIndex, name_of
-from edgeq.tune.recover.stepper import Stepper
+from edgeq.tune.recover.nonlinear import Stepper
 from tests.tune.recover.graphs import nets, tensors_of
 from tests.tune.recover.nets import Net
 

@@ -30,12 +30,10 @@ from edgeq.calibrate.sampled_values import spread
 from edgeq.data.samples import Sample, Samples
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.prepare import PreparedModel
-from edgeq.tune.recover.artifact import PLAIN, IntegerLayer, QuantizedFile, expanded
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.layers import Floats, find_layers
-from edgeq.tune.recover.moments import OutputView, float_means
-from edgeq.tune.recover.nonlinear import Followers
-from edgeq.tune.recover.stepper import Stepper
+from edgeq.tune.recover.layers import PLAIN, Floats, IntegerLayer, QuantizedFile, expanded, find_layers
+from edgeq.tune.recover.methods.weight_rounding import OutputView, float_means
+from edgeq.tune.recover.nonlinear import Followers, Stepper
 from edgeq.util.display import Progress
 
 SAMPLES = 32

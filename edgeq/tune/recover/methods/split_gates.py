@@ -10,19 +10,281 @@ little in integers, and then each has its own scale:
 
 In floats the network computes the same. Which gates are split is decided by simulation on samples of y: the error of x
 with and without the split, weighted by the layers that read x, against the sum over all gates.
+
+Which gates to split, by simulation on values drawn from some samples.
+
+Compared are the errors of x = y g(y) in integers as the model is and with y computed twice (`gates`), weighted by the
+layers that read x. The range and the channel factors of the second y are chosen here.
+
+Convolutions before a gate, x = y g(y) as in SiLU and GELU: found, and computed twice, once for each of the two
+readers of y.
+
+    y  = W u + b          →  g(y)
+    y' = (W u + b) / k    →  x' = y' g(y)     per channel k; the layers that read x' have their weights multiplied by k
+
+In floats the network computes the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeq.calibrate.range_method import grid_of
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.calibrate.range_method import Grid, grid_of
+from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.sampled_values import channel_extrema, drawn_rows
+from edgeq.calibrate.statistics import ChannelExtrema, Statistics
 from edgeq.data.samples import Samples
-from edgeq.model.prepare import rewritten
+from edgeq.model.edit import Editor
+from edgeq.model.graph import GraphIndex, is_op, name_of, readers
+from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.tune.recover.base import Recovery, Stage, State
-from edgeq.tune.recover.gates import VALUE, find_gates, plan_gates, split_all, worth_it
+from edgeq.tune.recover.layers import Floats, Layer, Weights, find_layers, only_layers
+from edgeq.tune.recover.nonlinear import Follower, Followers, Function, range_behind
 from edgeq.util.display import Progress
+
+VALUE = "/value"
+"""Suffix of the names of a layer's second form, its weights and its output."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """A layer whose output is multiplied by a function of itself.
+
+    Attributes:
+        layer: computes y.
+        product: name of the Mul that computes x.
+        gate: name of the tensor g(y).
+        follower: the nodes from y to x.
+        readers: the layers that read x, if nothing else does; else empty, and then channels cannot be scaled.
+    """
+
+    layer: Layer
+    product: str
+    gate: str
+    follower: Follower
+    readers: tuple[Layer, ...]
+
+
+def find_gates(model: ir.Model) -> tuple[Gate, ...]:
+    """All gates of the main graph whose layer serves nothing else."""
+    layers = {layer.name: layer for layer in find_layers(model)}
+    by_output = {layer.output: layer for layer in layers.values()}
+    followers, weights = Followers(model), Weights(model)
+    found = []
+    for node in model.graph:
+        if not is_op(node, "Mul"):
+            continue
+        for value, gate in (tuple(node.inputs), tuple(reversed(node.inputs))):
+            layer = by_output.get(name_of(value))
+            if layer is None or layer.op_type == "MatMul" or not weights.alone(layer.weight, layer.bias):
+                continue
+            follower = _up_to(followers.of(layer.output), node)
+            inside = {output for made in follower.nodes for output in made.outputs} if follower else ()
+            if follower is not None and gate in inside:
+                reading = _reading_layers(node.outputs[0], layer, layers, weights)
+                found.append(Gate(layer, node.name or "", name_of(gate), follower, reading))
+                break
+    return tuple(found)
+
+
+def split_all(model: ir.Model, factors: Sequence[tuple[Gate, Floats]]) -> None:
+    """Split gates of `model`, in place, each with its k, float64 [channels].
+
+    They are split in the order of the graph: a layer that reads the output of an earlier gate must be scaled before it
+    is copied itself.
+
+    Args:
+        factors: gates of this model, or of the one that it is a clone of.
+    """
+    index = GraphIndex(model)
+    editor = Editor(model)
+    for gate, factor in sorted(factors, key=lambda pair: index.order[pair[0].layer.name]):
+        _split(editor, index, gate, factor)
+
+
+def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> None:
+    """Split one gate. Nodes keep their names; the second form of the layer gets the suffix `VALUE`."""
+    layer, first = gate.layer, index.nodes[gate.layer.name]
+    weights = Weights(editor.model)
+    weight, bias = weights.scaled_outputs(layer, 1 / factor)
+    inputs = [first.inputs[0], editor.constant(layer.weight + VALUE, weight.astype("float32"))]
+    if bias is not None:
+        inputs.append(editor.constant(layer.bias + VALUE, bias.astype("float32")))
+    output = first.outputs[0]
+    second = editor.node(
+        layer.op_type,
+        inputs,
+        layer.name + VALUE,
+        output=layer.output + VALUE,
+        after=first,
+        like=output,
+        attributes=first.attributes,
+        domain=first.domain,
+    )
+    product = index.nodes[gate.product]
+    product.replace_input_with(product.inputs.index(output), second)
+    for reader in gate.readers:
+        weights.scale_inputs(reader, factor)
+
+
+def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
+    """The part of a follower that the output of `end` depends on, if nothing in it is read elsewhere but that output;
+    None where `end` is no part of it."""
+    inside = set(follower.nodes)
+    needed: set[ir.Node] = set()
+    waiting: list[ir.Node | None] = [end]
+    while waiting:
+        node = waiting.pop()
+        if node in inside and node not in needed:
+            needed.add(node)
+            waiting.extend(value.producer() for value in node.inputs if value is not None)
+    if end not in needed:
+        return None
+    read_outside = {name_of(value) for node in inside - needed for value in node.inputs} | set(follower.ends)
+    inner = {name_of(node.outputs[0]) for node in needed - {end}} | {follower.tensor}
+    if inner & read_outside:
+        return None
+    return Follower(follower.tensor, tuple(n for n in follower.nodes if n in needed), (name_of(end.outputs[0]),))
+
+
+def _reading_layers(value: ir.Value, maker: Layer, layers: Mapping[str, Layer], weights: Weights) -> tuple[Layer, ...]:
+    if value.is_graph_output():
+        return ()
+    found = only_layers(readers(value), name_of(value), maker, layers)
+    return found if all(weights.alone(layer.weight) for layer in found) else ()
+
+
+# Candidates for the ratio of the range of y' below zero to that above.
+_BALANCES = (0.25, 0.5, 1.0, 2.0)
+_SMALLEST = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What splitting a gate would do.
+
+    Attributes:
+        now, then: expected squared error of x, weighted by its readers, over the expected square.
+        factor: float64 [channels], k.
+        value: range of y'.
+    """
+
+    gate: Gate
+    now: float
+    then: float
+    factor: Floats
+    value: Range
+
+
+def plan_gates(
+    prepared: PreparedModel,
+    gates: Sequence[Gate],
+    samples: Samples,
+    statistics: Statistics,
+    grid: Grid,
+    progress: Progress,
+) -> tuple[Plan, ...]:
+    """Simulate each gate as it is and split, on values of y drawn from some samples.
+
+    Args:
+        gates: of the prepared model.
+        statistics: of the prepared model.
+        grid: the integers of activations.
+
+    Raises:
+        EdgeqError: ONNX Runtime refuses a sample.
+    """
+    # A Conv, or a Gemm of two axes: channels are the second axis.
+    axes = {gate.layer.output: 1 for gate in gates}
+    extrema = channel_extrema(prepared, axes, samples, progress)
+    drawn = drawn_rows(prepared, axes, samples)
+    followers = Followers(prepared.model)
+    weights = Weights(prepared.model)
+    plans = []
+    for gate in gates:
+        product = followers.function(gate.follower)
+        head = Follower(gate.layer.output, gate.follower.nodes[:-1], (gate.gate,))
+        opening = followers.function(head)
+        weight = sum((weights.input_importance(r) for r in gate.readers), np.zeros(gate.layer.outputs))
+        if not gate.readers:
+            weight = np.ones(gate.layer.outputs)
+        y = gate.layer.output
+        now = range_behind(statistics.tensors[y], product, grid)
+        if now is not None:
+            plans.append(_simulate(gate, drawn[y], extrema[y], weight, opening, now, grid))
+    return tuple(plans)
+
+
+def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
+    """The plans with the greatest gains, while a gain is more than `share` of the sum of errors that is left."""
+    left = sum(plan.now for plan in plans)
+    chosen = []
+    for plan in sorted(plans, key=lambda p: p.then - p.now):
+        gain = plan.now - plan.then
+        if gain <= share * left:
+            break
+        chosen.append(plan)
+        left -= gain
+    return tuple(chosen)
+
+
+def _simulate(
+    gate: Gate, y: Floats, extrema: ChannelExtrema, weight: Floats, opening: Function, now: Range, grid: Grid
+) -> Plan:
+    g = opening(y).reshape(y.shape)
+    x = y * g
+    power = float(((x**2) @ weight).mean())
+    span = Range(min(float(g.min()), 0.0), max(float(g.max()), 0.0))
+    rounded_gate = _rounded(g, span, grid)
+    product = _rounded(y, now, grid) * _rounded(opening(_rounded(y, now, grid)).reshape(y.shape), span, grid)
+    error_now = float(((_rounded(product, _span(x), grid) - x) ** 2 @ weight).mean())
+    above = np.maximum(extrema.maximum.astype(np.float64), 0.0)
+    below = np.minimum(np.maximum(-extrema.minimum.astype(np.float64), 0.0), _closed_below(opening, extrema, span))
+    best: Plan | None = None
+    for balance in _BALANCES:
+        factor = np.maximum(above, below / balance)
+        factor = np.maximum(factor / max(float(factor.max()), 1e-30), _SMALLEST)
+        if not gate.readers:
+            factor = np.ones_like(factor)
+        high = float((above / factor).max())
+        low = float(min(balance * high if gate.readers else np.inf, (below / factor).max()))
+        value = Range(-low, high)
+        made = _rounded(y / factor, value, grid) * rounded_gate
+        error = float((((_rounded(made, _span(x / factor), grid) * factor - x) ** 2) @ weight).mean())
+        plan = Plan(gate, _over(error_now, power), _over(error, power), factor, value)
+        if best is None or plan.then < best.then:
+            best = plan
+    assert best is not None
+    return best
+
+
+def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
+    """Values quantized over a range and dequantized; zeros for an empty range."""
+    params = grid.params(chosen.low, chosen.high)
+    return np.asarray(params.fake_quant(values) if params.scale else np.zeros(values.shape), np.float64)
+
+
+def _closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:
+    """How far below zero y still matters: beyond that, g(y) is less than half a step of its own range."""
+    lowest = float(extrema.minimum.min())
+    if lowest >= 0:
+        return 0.0
+    numbers = np.linspace(lowest, 0.0, 4096)
+    open_ = np.abs(opening(numbers).ravel()) >= 0.5 * (span.high - span.low) / 255
+    return float(-numbers[open_].min()) if open_.any() else 0.0
+
+
+def _span(values: Floats) -> Range:
+    return Range(min(float(values.min()), 0.0), max(float(values.max()), 0.0))
+
+
+def _over(error: float, power: float) -> float:
+    return error / power if power > 0 else 0.0
 
 
 @dataclass(frozen=True)

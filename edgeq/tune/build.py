@@ -17,12 +17,21 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.report.tuning_record import Screening, Stage
 from edgeq.tune.engines import outrun, same_file
 from edgeq.tune.evaluator import Evaluator
-from edgeq.tune.explain import Trial, relative_latency, unmeasured
 from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import SampleStore
 from edgeq.tune.sessions import Clock
 from edgeq.tune.space import Candidate, in_own_kernels, method_candidates
-from edgeq.tune.trials import BY_TIME, ROUGHLY, TIE, TrialTable, sqnr_of, structure_of
+from edgeq.tune.trials import (
+    BY_TIME,
+    ROUGHLY,
+    TIE,
+    Trial,
+    TrialTable,
+    relative_latency,
+    sqnr_of,
+    structure_of,
+    unmeasured,
+)
 
 # Of candidates that cost the same, one whose outputs are this much further from float32's is not worth measuring.
 _SQNR_BEHIND_DB = 6.0
