@@ -48,8 +48,7 @@ from edgeq.tune.judge import decide
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.recover.methods import recovery_groups
 from edgeq.tune.space import Candidate, in_float, kernel_candidates, method_candidates
-from edgeq.tune.timing import Baseline
-from edgeq.tune.trials import TrialTable
+from edgeq.tune.trials import Trials
 
 BAR = 0.1
 FLOAT = "float32"
@@ -98,7 +97,7 @@ def collect(case: Case, task: Task, workdir: Path) -> Stored:
     target = resolve("auto")
     validation = Data(case.judged_on, case.preprocess, count=MOST)
     job = open_job(case.model, Data(case.data, case.preprocess, count=case.count), validation, workdir)
-    evaluator = LocalEvaluator(job, target, workdir / "tune", timed=False)
+    evaluator = LocalEvaluator(job, target, workdir / "tune", counts=True)
     layers = [name for name, macs in node_macs(job.prepared.model).items() if macs]
     kernels = kernel_candidates(target.profile)
     methods = method_candidates(kernels[0], target.profile)
@@ -195,20 +194,21 @@ def decide_on(stored: Stored, chosen: Sequence[int], goals: Sequence[float]) -> 
         assessments[name] = assess(agreement, labels, complete=True)
     found = {}
     for goal in goals:
-        table = TrialTable(Goal(max_drop=goal), timed=False)
+        table = Trials(Counted(), Goal(max_drop=goal), Deadline(None))  # type: ignore[arg-type]
         for name, (candidate, screening) in stored.screenings.items():
             table.add(candidate)
-            table.update(name, screening=screening, assessment=assessments[name])
+            table.screened(name, screening)
+            table.update(name, assessment=assessments[name])
         qualified = [t.name for t in table.qualified()]
-        decide(table, Untimed(), Deadline(None), (0,), Baseline())  # type: ignore[arg-type]
+        decide(table, (0,))
         found[goal] = [t.name for t in table if t.status == "chosen"] + qualified
     return found
 
 
-class Untimed:
-    """As much of an evaluator as `decide` needs where nothing is timed."""
+class Counted:
+    """As much of an evaluator as `decide` needs where speed is counted."""
 
-    timed = False
+    counts = True
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> None:
         """Nothing simulates the target."""

@@ -6,7 +6,6 @@ in each engine; what is behind its twin in another engine, or behind float32, is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,20 +23,14 @@ from edgeq.jobs.target_checks import check_engine
 from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
-from edgeq.tune.race import LIKELY
+from edgeq.tune.build import same_file
+from edgeq.tune.goal import EQUAL, SQNR_BEHIND_DB
 from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.space import Candidate, build_sequence, in_engine, with_scheme
-from edgeq.tune.trials import Trial, TrialTable, behind, relative_latency, sqnr_of, unmeasured
+from edgeq.tune.trials import Trial, Trials, behind, outrun, unmeasured
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.resources import device_errors
 
-FAR_BEHIND = 1.3
-"""What takes so many times as long as the fastest is not worth variants of its own."""
-# Of one file in two engines, the one that takes longer by this factor is dropped: its accuracy is hardly another, and
-# the last race would not take it for as fast. In one engine the precisions differ only in what stays float: the lower
-# one stays where it is surely faster, and by the second factor.
-_TWIN_BEHIND, _PRECISION_BEHIND = 1 + LIKELY, 1.03
-_SQNR_AHEAD_DB = 6.0
 # Fields of `Scheme` that make weights which nothing saturates on, the least noise first.
 _SAFE_WEIGHTS = ("fit_pairs", "reduce_range")
 
@@ -176,51 +169,43 @@ def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized:
     return (*candidates[:position], *entrants, *candidates[position:])
 
 
-def drop_slower_twins(table: TrialTable, *, own: bool = True) -> None:
+def drop_slower_twins(trials: Trials, *, own: bool = True) -> None:
     """Drop what another engine, or the same one in another precision, runs faster from the same file, unless its
     outputs are much closer to float32's; and a lower precision that is no faster. Where no speed of one of the two can
-    be claimed, and in a thorough search, both stay.
+    be claimed, both stay.
 
     Args:
         own: whether what onnxruntime's own kernels run can be dropped, too.
     """
-    if table.goal.thorough:
-        return
-    candidates = [t for t in table.alive() if own or t.candidate.engine is not None]
-    for trial in sorted(candidates, key=relative_latency, reverse=True):
-        for other in table.alive():
-            untimed = trial.timing is None or other.timing is None
-            if untimed or not same_file(trial, other) or unmeasured(trial, other):
+    candidates = [t for t in trials.alive() if own or t.candidate.engine is not None]
+    for trial in sorted(candidates, key=lambda t: t.latency, reverse=True):
+        for other in trials.alive():
+            untimed = trial.timing is None or other.timing is None or unmeasured(trial, other)
+            if untimed or not same_file(trial, other) or trial.sqnr_db >= other.sqnr_db + SQNR_BEHIND_DB:
                 continue
-            if _outdone(table, trial, other) and sqnr_of(trial) < sqnr_of(other) + _SQNR_AHEAD_DB:
+            lower = _is_lower(trial.candidate, other.candidate)
+            if lower:
+                gone = not _pays(trials, trial, other)
+            elif _is_lower(other.candidate, trial.candidate):
+                gone = _pays(trials, other, trial)
+            else:
+                gone = outrun(trial, other, trials.pace.behind)
+            if gone:
                 why = behind(trial, other)
-                lower = _is_lower(trial.candidate, other.candidate)
-                table.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
+                trials.eliminate(trial.name, f"{why}, too little for its lower precision" if lower else why)
                 break
 
 
-def _outdone(table: TrialTable, trial: Trial, twin: Trial) -> bool:
-    """Whether `twin`, which has the same file, makes `trial` needless."""
-    if _is_lower(trial.candidate, twin.candidate):
-        return not _pays(table, trial, twin)
-    if _is_lower(twin.candidate, trial.candidate):
-        return _pays(table, twin, trial)
-    return outrun(trial, twin)
-
-
-def _pays(table: TrialTable, lower: Trial, higher: Trial) -> bool:
-    """Whether the lower one of two precisions is surely faster: here, and where all is float if that was timed. What
-    is all in int8 is faster in either by chance, and what recoveries put into float later has that precision."""
-    floats = [t for t in table if not t.candidate.quantized and t.timing is not None]
-    alike = [next((t for t in floats if t.candidate.engine == own.candidate.engine), None) for own in (lower, higher)]
-    pairs = [(lower, higher)]
-    if alike[0] is not None and alike[1] is not None:
-        pairs.append((alike[0], alike[1]))
-    return all(_surely_faster(*pair) for pair in pairs)
+def _pays(trials: Trials, lower: Trial, higher: Trial) -> bool:
+    """Return whether the lower one of two precisions is surely faster: here, and where all is float if that was timed.
+    What is all in int8 is faster in either by chance, and what recoveries put into float later has that precision."""
+    floats = [t for t in trials if not t.candidate.quantized and t.timing is not None]
+    alike = [t for one in (lower, higher) for t in floats if t.candidate.engine == one.candidate.engine]
+    return _surely_faster(lower, higher) and (len(alike) < 2 or _surely_faster(*alike))
 
 
 def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
-    """Whether both are for one engine, and `candidate` for a lower precision."""
+    """Return whether both are for one engine, and `candidate` for a lower precision."""
     mine, other = candidate.engine, twin.engine
     if mine is None or other is None or mine.engine.name != other.engine.name:
         return False
@@ -228,45 +213,28 @@ def _is_lower(candidate: Candidate, twin: Candidate) -> bool:
     return order.index(mine.precision) > order.index(other.precision)
 
 
-def _surely_faster(lower: Trial, higher: Trial) -> bool:
-    """Whether a precision is worth what it costs: the unfavourable end of its speed is above the other's median."""
-    mine, other = (t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (lower, higher))
-    if mine is None or other is None or mine[1] <= other[0]:
-        return False
-    return relative_latency(lower) * _PRECISION_BEHIND < relative_latency(higher)
+def _surely_faster(one: Trial, other: Trial) -> bool:
+    """Return whether the unfavourable end of one's speed is above the other's median, and more than equal to it."""
+    mine, its = (t.timing.speedup.interval if t.timing and t.timing.speedup else None for t in (one, other))
+    return mine is not None and its is not None and mine[1] > its[0] and one.latency * (1 + EQUAL) < other.latency
 
 
-def more_in_engines(table: TrialTable, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
-    """`sources` in each engine that is in the run with an int8 candidate that is neither slower than float32 nor far
-    behind (in a thorough search with any), in the precision that is fastest there; those that were not made yet."""
-    thorough = table.goal.thorough
-    timed = [t for t in table.alive() if t.timing is not None and (thorough or t.timing.verdict != SLOWER)]
-    most = math.inf if thorough else FAR_BEHIND * min((relative_latency(t) for t in timed), default=0.0)
+def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) -> list[Candidate]:
+    """Return `sources` in each engine that is in the run with an int8 candidate that is not slower than float32, in the
+    precision that is fastest there; those that were not made yet."""
     best: dict[str, Trial] = {}
-    for trial in sorted(timed, key=relative_latency):
-        if trial.candidate.engine and trial.candidate.quantized and relative_latency(trial) <= most:
+    for trial in sorted(trials.alive(), key=lambda t: t.latency):
+        known = trial.timing is not None and trial.verdict != SLOWER
+        if known and trial.candidate.engine and trial.candidate.quantized:
             best.setdefault(trial.candidate.engine.engine.name, trial)
-    made: list[Candidate] = []
+    made: dict[str, Candidate] = {}
     for trial in best.values():
         choice = trial.candidate.engine
         assert choice is not None
-        twins = [in_engine(c, choice) for source in sources for c in field.fitting(source, choice.engine)]
-        new = {t.name: t.replace(threads=trial.candidate.threads) for t in twins if t.name not in table}
-        made += new.values()
-    return made
-
-
-def outrun(trial: Trial, other: Trial) -> bool:
-    """Whether `other` is so much faster that `trial` matters only where the engine of `other` is missing."""
-    if trial.timing is None or other.timing is None or unmeasured(trial, other):
-        return False
-    return relative_latency(other) * _TWIN_BEHIND < relative_latency(trial)
-
-
-def same_file(one: Trial, other: Trial) -> bool:
-    """Whether two trials run one file in two engines, or in one with two precisions."""
-    a, b = (t.candidate.replace(name="", threads=0, engine=None) for t in (one, other))
-    return one.candidate.engine != other.candidate.engine and a == b
+        for source in sources:
+            for twin in (in_engine(c, choice) for c in field.fitting(source, choice.engine)):
+                made[twin.name] = twin.replace(threads=trial.candidate.threads)
+    return [candidate for name, candidate in made.items() if name not in trials]
 
 
 class CandidateBuilder:

@@ -24,13 +24,11 @@ class Race:
         timings: by the names that the runners were given, with their ratio to `baseline`.
         settled: whether the order of the first places is settled, as `Ranking.settled` has it.
         histograms: {"edges_ms": [...], "counts": {name: [...]}}.
-        tied: names of the candidates that cannot be distinguished from the fastest one, itself included.
     """
 
     timings: Mapping[str, Timing]
     settled: bool
     histograms: Mapping[str, Any] = field(default_factory=dict)
-    tied: tuple[str, ...] = ()
 
 
 class Evaluator(Protocol):
@@ -41,9 +39,9 @@ class Evaluator(Protocol):
         """Number of validation samples."""
 
     @property
-    def timed(self) -> bool:
-        """Whether latencies can be measured: not where the target's kernels are simulated. Without them, `time`,
-        `slow_layers` and `memory` are not called."""
+    def counts(self) -> bool:
+        """Whether its clock counts multiply-accumulates: the target's kernels do not run here. Each candidate's speed
+        is known when it is built then, and `time` is not called."""
 
     def build(self, candidate: Candidate) -> Screening:
         """Build a candidate and look at it: does it load, what runs in int8, how far are its outputs.
@@ -53,40 +51,36 @@ class Evaluator(Protocol):
         """
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """Accuracy of several candidates on the first `samples` validation samples, by name."""
+        """Measure the accuracy of several candidates on the first `samples` validation samples, by name."""
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """Accuracy in a simulator of the target, too slow for `assess`, which has measured all samples without it.
-        None where there is no such simulator. Called without a clock alone (`timed`).
+        """Measure the accuracy in a simulator of the target, too slow for `assess`, which has measured all samples
+        without it. None where there is no such simulator.
 
         Args:
             max_drop: loss that is allowed: no more samples are run than it takes to know.
             seconds: when there is no time for more samples; may be infinite.
         """
 
-    def time(
-        self,
-        runners: Mapping[str, Runner],
-        baseline: str,
-        *,
-        tie: float,
-        seconds: float,
-    ) -> Race:
-        """Latencies, measured side by side until it is settled which is the fastest, or that what leads takes at most
-        the share `tie` longer than any other, or `seconds` are over. What is settled to be slower is not run
-        further."""
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
+        """Measure latencies side by side until it is settled which is the fastest, or that what leads takes at most
+        the share `tie` longer than any other, or `seconds` are over. What is settled to be slower is not run further.
+
+        Args:
+            rough: whether the race decides only what is looked at next.
+        """
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """Layers of `candidate` that take longer than float32's, by the runtime's profile, worst first."""
+        """Return the layers of `candidate` that take longer than float32's, by the runtime's profile, worst first."""
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """Peak memory of a session, bytes."""
+        """Return the peak memory of a session, bytes."""
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Names of accuracy recoveries, in groups that are tried together, cheapest first."""
+        """Return names of accuracy recoveries, in groups that are tried together, cheapest first."""
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
-        """Layers of `candidate` in the order in which to keep them in float; empty where there is no choice.
+        """Rank the layers of `candidate` in the order in which to keep them in float; empty where there is no choice.
 
         Args:
             headroom: largest cost that is of interest, as a share of the cost of all layers in float.

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+WIDE: Literal["wide"] = "wide"
+"""The field of a scheme that names the nodes whose results are raised from 8 to 16 bits."""
 REFINEMENTS = 4
 # Sizes tried beyond the powers of two, where more layers in float lost more than fewer did.
 _BETWEEN = 6
@@ -222,7 +224,7 @@ def rank_by_probing(
     noise_of: Callable[[Sequence[str]], float],
     expired: Callable[[], bool],
     *,
-    groups: int = _GROUPS,
+    each: bool = False,
 ) -> Ranking:
     """Layers by noise, of those within a factor of about two the cheapest first; costs are multiply-accumulates.
 
@@ -232,10 +234,10 @@ def rank_by_probing(
         macs: multiply-accumulates by layer, in execution order.
         noise_of: noise power over signal power at the outputs where only these layers are quantized.
         expired: whether to stop splitting.
-        groups: groups to begin with, about equally long; as many as layers measures each layer by itself.
+        each: whether each layer is measured by itself, whatever that takes.
     """
     names = list(macs)
-    size = max(1, -(-len(names) // groups))
+    size = 1 if each else max(1, -(-len(names) // _GROUPS))
 
     def measured(nodes: Sequence[str]) -> RankedLayer:
         """`nodes` as one layer with its noise, which costs one call of `noise_of`."""

@@ -17,6 +17,68 @@ from edgeq.util.display import Displayed
 Objective = Literal["latency", "throughput", "size", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 DEFAULT_DROP = 0.01
+EQUAL = 0.02
+"""Costs that differ by less, as a share, are equal, and the more accurate candidate wins: in the seconds that there are
+for a race, no smaller difference is settled."""
+BEHIND = 0.1
+"""A candidate that takes longer by this share is behind: two races minutes apart differ by less on a quiet machine."""
+SQNR_BEHIND_DB = 6.0
+"""A candidate whose outputs are further from float32's by this is less accurate: one bit of every value."""
+_ALL = 1_000_000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How early a search dismisses what will hardly win.
+
+    Attributes:
+        halvings: rounds of accuracy on fewer than all samples, each on twice as many as the one before.
+        equal: share within which a race need not settle an order.
+        first_races: share of the last race's seconds that each of the first races gets.
+        behind: share by which a candidate that is behind takes longer.
+        twin: share by which a file must be faster in one engine to get calibration methods there alone.
+        threads: share by which any other number of threads must be slower for a plug-in to get the number that suits
+            onnxruntime's own kernels: it may take seconds to open.
+        gain: share by which a second candidate must be faster to be recovered beside the first.
+        sqnr_db: how much further from float32's the outputs of what is dropped for its accuracy are.
+        alike_db: the same for what a plug-in runs about as fast: each calibration method takes it seconds to compile.
+        methods: calibration methods that are tried in a plug-in.
+        recovered: structures that are recovered.
+        finalists: structures in the last race.
+        hopeless: times the loss allowed; a candidate that loses more with all layers in float that may be is given up.
+    """
+
+    halvings: int = 3
+    equal: float = EQUAL
+    first_races: float = 0.25
+    behind: float = BEHIND
+    twin: float = 0.0
+    threads: float = 0.5
+    gain: float = BEHIND
+    sqnr_db: float = SQNR_BEHIND_DB
+    alike_db: float = 0.0
+    methods: int = 2
+    recovered: int = 2
+    finalists: int = 4
+    hopeless: float = 3.0
+
+
+THOROUGH = Pace(
+    halvings=0,
+    equal=0.0,
+    first_races=1.0,
+    behind=math.inf,
+    twin=math.inf,
+    threads=math.inf,
+    gain=0.0,
+    sqnr_db=math.inf,
+    alike_db=math.inf,
+    methods=_ALL,
+    recovered=_ALL,
+    finalists=_ALL,
+    hopeless=math.inf,
+)
+"""Nothing is dismissed early."""
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp
-from edgeq_device.ranking import FEWEST_SESSIONS, RaceRules
+from edgeq_device.claim import claim
+from edgeq_device.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp, histogram, shared_edges
+from edgeq_device.ranking import FEWEST_SESSIONS, RaceRules, Ranking
 
 from edgeq.backends.base import Artifact, RecoverableBackend, backend_named
 from edgeq.data.samples import Samples, Subset
@@ -21,123 +22,31 @@ from edgeq.hardware.target import Target
 from edgeq.jobs.job import Built, Job
 from edgeq.jobs.proof import simulated_count
 from edgeq.measure.agreement import Agreement
+from edgeq.measure.coverage import kernel_times, measure_coverage
 from edgeq.measure.latency import sessions_to_time
+from edgeq.measure.node_runs import sized_macs
 from edgeq.measure.task import Task
-from edgeq.model.int8_prediction import int8_rules, quantizable_operators
-from edgeq.model.load import in_engine, model_bytes, read_model
+from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
 from edgeq.model.macs import node_macs
-from edgeq.report.tuning_record import Assessment, Screening
-from edgeq.run.session import Engines, SessionSettings
-from edgeq.tune.accuracy import AccuracyMeter, AssessmentJob, assess_on, assessor
-from edgeq.tune.build import Structures
+from edgeq.model.prepare import PreparedModel
+from edgeq.report.tuning_record import Assessment, Screening, Timing
+from edgeq.run.session import Engines, SessionSettings, open_session
+from edgeq.tune import float_layers
+from edgeq.tune.accuracy import MEMORY, AccuracyMeter, assess_on, assessor
 from edgeq.tune.engines import CandidateBuilder
 from edgeq.tune.evaluator import Race, Runner
-from edgeq.tune.float_layers import MacCosts, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
-from edgeq.tune.journal import MEMORY, digest
-from edgeq.tune.race import race_of
-from edgeq.tune.recover.costs import rank_static
+from edgeq.tune.journal import digest
+from edgeq.tune.judge import FEWEST_SAMPLES
+from edgeq.tune.ranking import SCREENED, LayerRanker
 from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.recovery import WIDE, rank_products, rank_tensors
 from edgeq.tune.sessions import Clock, LocalClock, Model, SessionPool, judged, opened
 from edgeq.tune.space import Candidate
-from edgeq.tune.timing import slow_layers
-from edgeq.tune.trials import ROUGHLY
 from edgeq.util.display import SILENT, Progress
-
-SCREENED = 8
-"""Samples on which candidates are screened, and noise is measured."""
-
-
-@dataclass(frozen=True)
-class LayerRanker:
-    """Ranks what a candidate quantizes.
-
-    Attributes:
-        workdir: for the models of probes.
-        timed: whether the target's kernels run here.
-    """
-
-    job: Job
-    target: Target
-    workdir: Path
-    timed: bool
-    accuracy: AccuracyMeter
-    builder: CandidateBuilder
-    engines: Engines
-    progress: Progress
-
-    def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
-        """See `Evaluator.rank`. Static candidates are ranked by tensors and the runtime's profile; others by probing
-        groups of layers, in simulation every layer. `built` is what was built of `candidate`."""
-        if self.timed and candidate.scheme.mode == "static" and not candidate.builder and self.job.calibration:
-            return rank_static(
-                self.builder.recoverer,
-                self.job,
-                candidate.scheme,
-                candidate.recoveries,
-                profiled=candidate.engine is None,
-                progress=self.progress,
-            )
-
-        def noise_of(session: Any) -> float:
-            """Noise over signal power of an open session, on the samples of the screening."""
-            return self.accuracy.noise(session, SCREENED, model=candidate.name)
-
-        model, half = self.job.prepared.model, Deadline(seconds / 2).passed
-        if candidate.scheme.mode == "weight-only" and candidate.scheme.weight_bits < 8:
-            with self.progress.stage("ranking products"):
-                return rank_products(model, read_model(built.artifact.model), noise_of, half)
-        if WIDE in self.target.profile.search:
-            ranges = built.ranges
-            if candidate.recoveries:
-                model = self.builder.recoverer.ranged(candidate.scheme, candidate.recoveries).prepared.model
-            with self.progress.stage("ranking tensors"):
-                return rank_tensors(model, ranges, noise_of, half)
-        macs = self._quantized_macs(candidate, built)
-        if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
-            return Ranking((), MacCosts({}))
-        expired = Deadline(seconds).passed
-        with self.progress.stage("ranking layers") as advance:
-
-            def noise(nodes: Sequence[str]) -> float:
-                advance(1)
-                return self._noise_alone(candidate, nodes, macs)
-
-            if self.timed:
-                return rank_by_probing(macs, noise, expired)
-            return rank_by_probing(macs, noise, expired, groups=len(macs))
-
-    def _quantized_macs(self, candidate: Candidate, built: Built) -> dict[str, int]:
-        """Multiply-accumulates of the layers that run in int8 and may be kept in float, in execution order."""
-        coverage = built.artifact.coverage
-        if coverage is not None:
-            return {node.source: node.macs for node in coverage.nodes if node.kind == "int8" and node.macs}
-        scheme = candidate.scheme
-        if scheme.mode == "dynamic":
-            types = frozenset(scheme.dynamic_weight_types)
-        else:
-            types = frozenset(scheme.op_types or quantizable_operators(int8_rules(self.target.backend)))
-        model = self.job.prepared.model
-        macs = node_macs(model)
-        eligible = [n.name or "" for n in model.graph if n.op_type in types and n.name not in scheme.exclude]
-        return {name: macs[name] for name in eligible if macs.get(name)}
-
-    def _noise_alone(self, candidate: Candidate, nodes: Sequence[str], macs: Mapping[str, int]) -> float:
-        """Noise power over signal power at the outputs where of the layers in `macs` only `nodes` are quantized."""
-        others = [name for name in macs if name not in nodes]
-        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
-        # Recoveries take time, and change the noise of all layers about alike.
-        probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
-        with tempfile.TemporaryDirectory(dir=self.workdir) as folder:
-            artifact = self.builder.build(probe, Path(folder) / "model.onnx").artifact
-            with opened(self.engines, *judged(artifact)) as session:
-                return self.accuracy.noise(session, SCREENED, model=probe.name)
-
+from edgeq.util.records import plain
 
 # Times the samples of a proof that are simulated of one candidate, at most: some minutes.
 _SIMULATIONS = 4
-_FIRST_SIMULATED = 32
 _BATCH = 8
 _LEAST_SQNR_DB = -200.0
 # Roundings differ between kernels without costing any; kernels that saturate cost several.
@@ -149,17 +58,19 @@ _BURSTS = Bursts(0.025, 0.006)
 # Two rounds of each session. A race that decides what is looked at next need not have each of its comparisons right.
 _SURE: dict[str, float] = {"confidence": 0.95, "min_rounds": 12}
 _ROUGHLY_SURE: dict[str, float] = {"confidence": 0.5, "min_rounds": 8}
+# Share of float32's time that a layer must lose in integers to be looked at: less is noise of the profiler.
+_LEAST_LOST = 0.002
 
 
 class LocalEvaluator:
-    """See `edgeq.tune.evaluator.Evaluator`.
+    """Measures on this machine: see `edgeq.tune.evaluator.Evaluator`.
 
     Args:
         workdir: for models, samples and outputs; must live as long.
         task: what to measure by labels; None measures agreement with float32.
-        timed: whether the target's kernels run here. If not, artifacts run in simulation, and losses are those on the
-            validation samples alone, as their proof reports them; with labels, where recoveries can edit what ships,
-            no less than what is to be expected on others.
+        counts: whether speed is counted: the target's kernels do not run here. Artifacts run in simulation then, and
+            losses are those on the validation samples alone, as their proof reports them; with labels, where recoveries
+            can edit what ships, no less than what is to be expected on others.
         batched: time batches of 8 where the model's first axis is open, for throughput.
         memory: bytes of samples and float32 outputs to hold in memory.
         engines: opens sessions of plug-ins; needed where candidates name one.
@@ -173,33 +84,24 @@ class LocalEvaluator:
         workdir: Path,
         *,
         task: Task | None = None,
-        timed: bool = True,
+        counts: bool = False,
         batched: bool = False,
         memory: int = MEMORY,
         engines: Engines | None = None,
         clock: Clock | None = None,
         progress: Progress = SILENT,
     ) -> None:
-        self._job = job
-        self._workdir = workdir
-        self.timed = timed
+        self._job, self._workdir, self._progress = job, workdir, progress
+        self.counts = counts
         self._batched = batched
-        self._progress = progress
-        self._editable = timed or isinstance(backend_named(target.backend), RecoverableBackend)
+        self._editable = not counts or isinstance(backend_named(target.backend), RecoverableBackend)
         # One file for all: the figure counts that its proof reports. Where candidates are many, some are lucky.
-        seen_only = not timed and not (self._editable and task is not None)
-        self._accuracy = AccuracyMeter(
-            job.validation,
-            job.prepared.path,
-            workdir,
-            task=task,
-            seen_only=seen_only,
-            memory=memory,
-            progress=progress,
-        )
-        self._shared: AssessmentJob | None = None
+        seen_only = counts and not (self._editable and task is not None)
+        how: dict[str, Any] = {"task": task, "seen_only": seen_only, "memory": memory}
+        self._accuracy = AccuracyMeter(job.validation, job.prepared.path, workdir, progress=progress, **how)
+        self._shared = None
         if job.workers is not None:
-            self._shared = assessor(job.workers, job, task=task, seen_only=seen_only, memory=memory)
+            self._shared = assessor(job.workers, job, **how)
             if self._shared is None:
                 progress.note("workers cannot read the validation samples themselves: accuracy is measured here")
         self.total = self._accuracy.total
@@ -208,12 +110,13 @@ class LocalEvaluator:
         self._engines = engines or Engines()
         self._sessions = SessionPool(self._engines)
         self._clock = clock or LocalClock(self._sessions)
-        self._ranker = LayerRanker(job, target, workdir, timed, self._accuracy, self._builder, self._engines, progress)
+        self._ranker = LayerRanker(job, target, workdir, counts, self._accuracy, self._builder, self._engines, progress)
         self._built: dict[str, Built] = {}
-        self._structures = Structures(job.prepared, self._accuracy.samples, self._clock)
+        self._digests: dict[str, tuple[str, str]] = {}
+        self._shares: dict[str, float] = {}
 
     def built(self, candidate: Candidate) -> Built:
-        """The artifact of `candidate`, made at the first call for any engine."""
+        """Return the artifact of `candidate`, made at the first call for any engine."""
         file = digest(candidate.replace(name="", engine=None))
         if file not in self._built:
             folder = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._workdir))
@@ -222,7 +125,8 @@ class LocalEvaluator:
         return replace(built, artifact=built.artifact.in_engine(candidate.engine)) if candidate.engine else built
 
     def build(self, candidate: Candidate) -> Screening:
-        """See `Evaluator.build`. Outputs are compared on 8 samples; what runs in int8 is found once a structure."""
+        """Build as `Evaluator.build` has it. Outputs are compared on 8 samples; what runs in int8 is found once a
+        structure."""
         start = time.perf_counter()
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
@@ -234,21 +138,21 @@ class LocalEvaluator:
         there = self._clock.answers(artifact.model, artifact.settings(), compare)
         if there is not None:
             _check_answers(agreement, there)
-        structure, content = self._structures.digests(artifact)
-        int8_mac_share = self._structures.int8_mac_share(self.built(candidate.replace(engine=None)).artifact)
+        own = self.built(candidate.replace(engine=None)).artifact
+        structure, content = self._digested(artifact)
         engine = candidate.engine.name if candidate.engine else ""
         return Screening(
             bytes=model_bytes(artifact.model),
             structure=in_engine(structure, engine),
             content=in_engine(content, engine),
-            int8_mac_share=round(int8_mac_share, 6),
+            int8_mac_share=round(self._int8_mac_share(own), 6),
             wide_share=round(float(artifact.details.get("wide_share", 0.0)), 6),
             sqnr_db=max(_LEAST_SQNR_DB, agreement.sqnr_db),
             build_s=round(spent, 3),
         )
 
     def assess(self, candidates: Sequence[Candidate], samples: int) -> dict[str, Assessment]:
-        """See `Evaluator.assess`. What a candidate was assessed on before is not run again."""
+        """Assess as `Evaluator.assess` has it. What a candidate was assessed on before is not run again."""
         found = {}
         with self._progress.stage(f"accuracy on {samples} samples", samples * len(candidates)) as advance:
             if self._shared is not None and self._job.workers is not None:
@@ -257,25 +161,23 @@ class LocalEvaluator:
                     found[name] = self._expected(assessment)
                     advance(samples)
                 return found
-            for candidate in candidates:
-                session = partial(self._proof_session, self.built(candidate).artifact)
-                assessment = self._accuracy.assess(
-                    candidate.name, session, samples, advance, together=_together(candidate)
-                )
-                found[candidate.name] = self._expected(assessment)
+            for one in candidates:
+                session = partial(self._proof_session, self.built(one).artifact)
+                assessment = self._accuracy.assess(one.name, session, samples, advance, together=_together(one))
+                found[one.name] = self._expected(assessment)
                 self._sessions.trim()
         return found
 
     def simulate(self, candidate: Candidate, max_drop: float, seconds: float) -> Assessment | None:
-        """See `Evaluator.simulate`. On ever more samples, for some minutes at most, until it is 95 % sure
-        on which side of `max_drop` the loss on all of them would be."""
+        """Simulate as `Evaluator.simulate` has it. On ever more samples, for some minutes at most, until it is 95 %
+        sure on which side of `max_drop` the loss on all of them would be."""
         artifact, deadline = self.built(candidate).artifact, Deadline(seconds)
         count = simulated_count(self._job.prepared, artifact)
         if count is None:
             return None
         whole = self.assess([candidate], self.total)[candidate.name]
         here = self._proof_session(artifact)
-        most, count = min(self.total, _SIMULATIONS * count), min(self.total, count, _FIRST_SIMULATED)
+        most, count = min(self.total, _SIMULATIONS * count), min(self.total, count, FEWEST_SAMPLES)
         with opened(self._engines, artifact.model, artifact.settings()) as session:
             while True:
                 with self._progress.stage(f"{candidate.name} in the simulator, {count} samples", count) as advance:
@@ -288,62 +190,55 @@ class LocalEvaluator:
                     return found
 
     def simulated_samples(self, count: int) -> Samples:
-        """The validation samples that `simulate` runs first."""
+        """Return the validation samples that `simulate` runs first."""
         return Subset(self._job.validation, self._accuracy.samples.first(count))
 
-    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
-        """See `Evaluator.time`. Small models run in several sessions each, in bursts that take turns."""
+    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float, rough: bool) -> Race:
+        """Time as `Evaluator.time` has it. Small models run in several sessions each, in bursts that take turns."""
         batch, feed = self._feed()
-        rough = tie >= ROUGHLY
         few = len(runners) <= _RUNNERS_IN_SESSIONS and not rough
         count = min(sessions_to_time(self._job.prepared.path), FEWEST_SESSIONS if few else _SESSIONS_ROUGHLY)
         warmup = WarmUp(min_s=0.1, max_s=min(0.5, seconds / (4 * len(runners))))
         enough = {"enough": UNDISTURBED_ROUNDS, "max_duration_s": seconds, **(_ROUGHLY_SURE if rough else _SURE)}
         how = {"top": 1, "keep": baseline, "tie": tie, **enough}
+        models = {name: self._model(*runner) for name, runner in runners.items()}
         with self._progress.stage(f"timing {len(runners)} runners") as advance:
-            ranking = self._clock.race(
-                {name: self._model(*runner) for name, runner in runners.items()},
-                feed,
-                RaceRules(count, warmup, _BURSTS, how),
-                lambda: advance(1),
-            )
+            ranking = self._clock.race(models, feed, RaceRules(count, warmup, _BURSTS, how), lambda: advance(1))
         return race_of(ranking, baseline, batch=batch)
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
-        """See `Evaluator.slow_layers`; on the first sample."""
-        return slow_layers(
-            self._job.prepared,
-            self.built(candidate).artifact,
-            self._feed()[1],
-            float_threads=float_threads,
-            threads=candidate.threads,
-            opener=self._clock.open_profiled,
-        )
+        """Name slow layers as `Evaluator.slow_layers` has it; on the first sample."""
+        if self.counts:
+            return ()
+        prepared, opener = self._job.prepared, self._clock.open_profiled
+        artifact = self.built(candidate).artifact
+        return slow_layers(prepared, artifact, self._feed()[1], float_threads, candidate.threads, opener=opener)
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
-        """See `Evaluator.memory`; with the first sample."""
+        """Measure memory as `Evaluator.memory` has it; with the first sample."""
         shapes = {name: list(array.shape) for name, array in self._accuracy.samples[0].inputs.items()}
         return self._clock.peak_memory(*self._model(candidate, threads), shapes)
 
     def float_metrics(self) -> dict[str, float]:
-        """float32's metrics over all validation samples; empty without a task."""
+        """Return float32's metrics over all validation samples; empty without a task."""
         return self._accuracy.float_metrics()
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """See `Evaluator.recovery_groups`. None where what is simulated is no Q/DQ model that they could edit, and none
-        without calibration samples."""
+        """Name recoveries as `Evaluator.recovery_groups` has it. None where what is simulated is no Q/DQ model that
+        they could edit, and none without calibration samples."""
         return recovery_groups() if self._editable and self._job.calibration is not None else ()
 
-    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> Ranking:
-        """See `Evaluator.rank`."""
+    def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> float_layers.Ranking:
+        """Rank as `Evaluator.rank` has it."""
         return self._ranker.rank(candidate, self.built(candidate), headroom=headroom, seconds=seconds)
 
     def _expected(self, found: Assessment) -> Assessment:
-        """Without a clock the loss that is to be expected is held against what is allowed, not the largest likely."""
-        return found if self.timed else replace(found, doubt=0.0)
+        """Return what is held against what is allowed in simulation: the loss that is to be expected, not the largest
+        likely."""
+        return replace(found, doubt=0.0) if self.counts else found
 
     def _proof_session(self, artifact: Artifact) -> Any:
-        """A session of what stands for the artifact in comparisons."""
+        """Return a session of what stands for the artifact in comparisons."""
         return self._sessions.sessions(*judged(artifact))[0]
 
     def _model(self, candidate: Candidate | None, threads: int) -> Model:
@@ -353,7 +248,7 @@ class LocalEvaluator:
         return artifact.model, artifact.settings(threads=threads)
 
     def _feed(self) -> tuple[int, dict[str, Any]]:
-        """What a timed query runs: (samples in it, inputs)."""
+        """Return what a timed query runs: (samples in it, inputs)."""
         inputs = dict(self._accuracy.samples[0].inputs)
         shapes = {spec.name: spec.shape or () for spec in self._job.prepared.signature.inputs}
         free = all(shapes[name] and not isinstance(shapes[name][0], int) for name in inputs)
@@ -361,9 +256,38 @@ class LocalEvaluator:
             return 1, inputs
         return _BATCH, {name: np.repeat(array, _BATCH, axis=0) for name, array in inputs.items()}
 
+    def _digested(self, artifact: Artifact) -> tuple[str, str]:
+        """Return digests of an artifact's structure and of its content, whatever engine it runs in."""
+        key = f"{artifact.proof_model} {sorted(artifact.session_options.items())}"
+        if key not in self._digests:
+            file = artifact.proof_model, artifact.session_options
+            self._digests[key] = structure_digest(*file), content_digest(*file)
+        return self._digests[key]
+
+    def _int8_mac_share(self, artifact: Artifact) -> float:
+        """Return the share of multiply-accumulates in int8 of an artifact in onnxruntime's own kernels, measured once a
+        structure."""
+        structure, _ = self._digested(artifact)
+        if structure not in self._shares:
+            found = artifact.coverage or measure_coverage(
+                artifact.model,
+                artifact.settings(),
+                self._accuracy.samples[0].inputs,
+                self._job.prepared.model,
+                lambda name, op_type: "",
+                macs=self._macs,
+                opener=self._clock.open_profiled,
+            )
+            self._shares[structure] = found.int8_mac_share or 0.0
+        return self._shares[structure]
+
+    @cached_property
+    def _macs(self) -> dict[str, int]:
+        return sized_macs(self._job.prepared.model, self._accuracy.samples[0].inputs)
+
 
 def _together(candidate: Candidate) -> bool:
-    """Whether samples may be run together: other candidates measure ranges over all that they run."""
+    """Return whether samples may be run together: other candidates measure ranges over all that they run."""
     return not candidate.quantized or (candidate.scheme.mode == "static" and not candidate.builder)
 
 
@@ -378,3 +302,62 @@ def _check_answers(here: Agreement, there: Agreement) -> None:
         raise CheckFailedError(
             f"on the board its outputs follow float32 to {there.sqnr_db:.1f} dB SQNR, here to {here.sqnr_db:.1f} dB"
         )
+
+
+def race_of(ranking: Ranking, baseline: str, *, batch: int) -> Race:
+    """Return the race whose latencies are `ranking`: milliseconds, and claims against the baseline.
+
+    Args:
+        batch: samples in a query.
+    """
+    whole = ranking.distributions
+    measured = {name: distribution.undisturbed() for name, distribution in whole.items()}
+    timings = {}
+    for name, distribution in measured.items():
+        figures = plain(distribution)
+        figures["samples_per_s"] *= batch
+        beside = (claim(whole[baseline], whole[name]), measured[baseline].p50)
+        timings[name] = Timing(figures) if name == baseline else Timing(figures, *beside)
+    edges = shared_edges(list(measured.values()))
+    counts = {name: histogram(distribution, edges) for name, distribution in measured.items()}
+    return Race(timings, ranking.settled, {"edges_ms": edges.tolist(), "counts": counts})
+
+
+def slow_layers(
+    prepared: PreparedModel,
+    artifact: Artifact,
+    feed: Mapping[str, Any],
+    float_threads: int,
+    threads: int,
+    *,
+    opener: Callable[[Path, SessionSettings], Any] = open_session,
+) -> tuple[str, ...]:
+    """Name the layers of `artifact` that take longer than in `prepared`, which it was made from, worst first.
+
+    Args:
+        feed: one query's inputs.
+        float_threads, threads: that the float model and the artifact run with.
+        opener: see `edgeq.measure.node_runs.profile`.
+    """
+    settings, quantized = SessionSettings(intra_op_threads=float_threads), artifact.settings(threads=threads)
+    spent: list[dict[str, float]] = []
+    for path, how in ((prepared.path, settings), (artifact.model, quantized)):
+        spent.append({})
+        for kernel in kernel_times(path, how, feed, prepared.model, opener=opener):  # a layer may run as several
+            spent[-1][kernel.name] = spent[-1].get(kernel.name, 0.0) + kernel.us
+    macs = node_macs(prepared.model)
+    layers = [node.name for node in prepared.model.graph if node.name and macs.get(node.name)]
+    return slower_in_integers(layers, *spent)
+
+
+def slower_in_integers(
+    names: Sequence[str], float_us: Mapping[str, float], int8_us: Mapping[str, float]
+) -> tuple[str, ...]:
+    """Return those of `names` that take longer in integers, by what they lose, most first.
+
+    Args:
+        float_us, int8_us: microseconds by layer in each model; layers that are not in both are left out.
+    """
+    least = _LEAST_LOST * sum(float_us.values())
+    lost = {n: int8_us[n] - float_us[n] for n in names if n in float_us and n in int8_us}
+    return tuple(sorted((n for n, us in lost.items() if us > least), key=lambda n: (-lost[n], n)))

@@ -15,7 +15,7 @@ from edgeq.model.load import model_bytes, model_digest
 from edgeq.report.tuning_record import SCHEMA
 from edgeq.tune.engines import Field
 from edgeq.tune.goal import Goal
-from edgeq.tune.trials import Outcome, Trial, in_simulator, loss_of, needed, verdict
+from edgeq.tune.trials import Outcome, Trial, in_simulator, needed, verdict
 from edgeq.util.records import fingerprint, plain
 
 
@@ -124,11 +124,11 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
         trial for trial in outcome.trials if trial.judged
     ]
     if judged:
-        best = min(judged, key=loss_of)
+        best = min(judged, key=lambda t: t.loss)
         on = f" ({in_simulator(best.simulated)})" if best.simulated else ""
         return (
             f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "
-            f"{loss_of(best):.4f}{on}"
+            f"{best.loss:.4f}{on}"
         )
     reasons = [trial.reason for trial in outcome.trials] or ["its profile has no scheme that fits the data"]
     return f"no form for {target.name} could be built: {reasons[0]}"

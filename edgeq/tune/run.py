@@ -211,7 +211,7 @@ class PreparedRun:
     def record(self, searched: Searched, deadline: Deadline) -> dict[str, Any]:
         """The tuning record, plain values; that of a simulation has other keys."""
         outcome = searched.outcome
-        if not self.evaluator.timed:
+        if self.evaluator.counts:
             return simulated_record(self.target, self.goal, outcome, deadline.elapsed_s)
         float32 = self.evaluator.float_metrics()
         about = (self.job, self.target, self.machine, self.task, self.goal)
@@ -231,7 +231,7 @@ class PreparedRun:
         force: bool,
     ) -> Proof:
         """Prove the chosen candidate and write the bundle, with what stands in for it where its engine is missing."""
-        timed = self.evaluator.timed
+        timed = not self.evaluator.counts
         winner = self._proven(chosen.candidate, chosen.simulated.samples if chosen.simulated else None)
         stand_in, preferred = winner, []
         if chosen.candidate.engine is not None:
@@ -416,7 +416,7 @@ def tune(
             chosen,
             workdir / "tune",
             task=task,
-            timed=timed,
+            counts=not timed,
             batched=goal.objective == "throughput",
             engines=opener,
             clock=clock,

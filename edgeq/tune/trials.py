@@ -1,4 +1,4 @@
-"""All trials of a run, in the order in which they were made, and how they compare."""
+"""The trials of a search, how they compare, and the sentences on them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeq_device.claim import FASTER, UNKNOWN
+from edgeq_device.claim import FASTER, FEWEST_PAIRS, UNKNOWN, Claim
 from edgeq_device.engines import FLOAT
 
 from edgeq.report.tuning_record import Assessment, Screening, Stage, StageTime, Status, Timing
 from edgeq.run.engines import DEFAULT
-from edgeq.tune.goal import Goal
+from edgeq.tune.evaluator import Evaluator, Race
+from edgeq.tune.goal import EQUAL, THOROUGH, Deadline, Goal, Pace
 from edgeq.tune.space import Candidate, engine_name
+from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain, written
+
+BY_TIME = ("latency", "throughput")
+"""The objectives whose costs are speeds."""
+FLOAT_MACS = "MACs in float"
+"""The objective of a clock that counts: their share, as small as possible."""
+WIDE_COST = 0.5
+"""What 16 bits cost where speed is counted, float being 1."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,39 @@ class Trial:
         """The accuracy that counts: the simulator's where it was measured."""
         return self.simulated or self.assessment
 
+    @property
+    def loss(self) -> float:
+        """What is held against the loss allowed, as a fraction; infinity where it was not assessed."""
+        return self.judged.bound if self.judged else float("inf")
+
+    @property
+    def accuracy_key(self) -> tuple[float, float, str]:
+        """Sorts the more accurate first: by loss, where that is equal by the distance of the outputs."""
+        return self.loss, -(self.assessment.sqnr_db if self.assessment else 0.0), self.name
+
+    @property
+    def latency(self) -> float:
+        """Median latency over float32's in the same race, which a machine that became slower or faster between two
+        races changes little; infinity where it was not timed."""
+        return self.timing.share if self.timing else float("inf")
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on its speed; unknown where it was not timed."""
+        return self.timing.verdict if self.timing else UNKNOWN
+
+    @property
+    def structure(self) -> str:
+        """Hash of its structure; "" where it was not built."""
+        return self.screening.structure if self.screening else ""
+
+    @property
+    def sqnr_db(self) -> float:
+        """SQNR of the screening; equal outputs count as 200, so that differences are numbers."""
+        return min(200.0, self.screening.sqnr_db) if self.screening else -200.0
+
     def replace(self, **changes: Any) -> Trial:
-        """A copy with `changes`."""
+        """Return a copy with `changes`."""
         return dataclasses.replace(self, **changes)
 
     def __record__(self) -> dict[str, Any]:
@@ -109,7 +149,7 @@ class Outcome:
     fallback: str = field(default="", metadata=written(form=_or_none))
 
     def trial(self, name: str) -> Trial:
-        """The trial of that name.
+        """Return the trial of that name.
 
         Raises:
             StopIteration: there is none.
@@ -122,192 +162,26 @@ class Outcome:
         return self.trial(self.chosen) if self.chosen else None
 
 
-def relative_latency(trial: Trial) -> float:
-    """Median latency over float32's in the same race, which a machine that became slower or faster between two races
-    changes little; infinity where it was not timed."""
-    return trial.timing.share if trial.timing else float("inf")
-
-
-def points(loss: float) -> str:
-    """A loss as a fraction in points: 0.0123 is "1.23 points"."""
-    return f"{100 * loss:.2f} points"
-
-
-def loses(found: Assessment) -> str:
-    """The loss on the samples, and what it may be over many others."""
-    text = f"loses {points(found.drop)}"
-    bound = points(found.bound)
-    return text if bound == points(found.drop) else f"{text}, over many other samples up to {bound}"
-
-
-def in_simulator(found: Assessment) -> str:
-    """The loss in a simulator of the target, and what it rests on."""
-    return f"loses {points(found.drop)} in the simulator{_interval(found)}, {found.samples} samples"
-
-
-def times(timing: Timing, of: str = "") -> str:
-    """The ratio to float32 with its interval."""
-    found = timing.speedup
-    if found is None:
-        return ""
-    if found.interval is None:
-        return f"the speed is not measurable here: {found.reason or 'too few pairs of runs'}"
-    whose = f"{of}'s" if of else "its"
-    return f"{found.interval[0]:.2f} times {whose} speed ({found.figures()})"
-
-
-def unmeasured(*trials: Trial) -> str:
-    """Why the speeds of `trials` cannot be compared: what is wrong with the first that cannot be claimed; "" where all
-    that were timed can be."""
-    unclear = next((t.timing for t in trials if t.timing is not None and t.timing.verdict == UNKNOWN), None)
-    return times(unclear) if unclear is not None else ""
-
-
-def behind(trial: Trial, faster: Trial, *, tied: bool = False) -> str:
-    """By how much `trial` takes longer than `faster`; that this is not known where no speed can be claimed, or with
-    `tied`."""
-    unclear = unmeasured(trial, faster)
-    if unclear or tied:
-        return f"in speed not distinguishable from {faster.name}{f': {unclear}' if unclear else ''}"
-    return f"{share(trial, faster):.2f} times the latency of {faster.name}"
-
-
-def hopeless(found: Assessment, max_drop: float) -> str:
-    """Why a candidate was not measured on all samples."""
-    return f"{loses(found)} after {found.samples} samples; 97.5 % sure that all do not show {points(max_drop)} or less"
-
-
-def share(trial: Trial, other: Trial) -> float:
-    """The latency of `trial` over that of `other`, each as a share of float32's; 0 where one was not timed."""
-    if trial.timing is None or other.timing is None:
-        return 0.0
-    return trial.timing.share / other.timing.share
-
-
-def less_accurate(trial: Trial, better: Trial) -> str:
-    """Why `better` is preferred to `trial`, which is as fast."""
-    if points(_loss(trial)) != points(_loss(better)):
-        return f"and loses up to {points(_loss(trial))}, not {points(_loss(better))}"
-    a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))
-    return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
-
-
-def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """What was found, the most important first."""
-    winner = outcome.winner
-    if winner is None:
-        asked = f"loses at most {points(goal.max_drop)} and is faster than float32"
-        lines = [f"no candidate {asked}", *needed(outcome, goal)]
-    else:
-        found, timing = winner.assessment, winner.timing
-        assert found is not None
-        assert timing is not None
-        lines = [
-            f"{winner.name} runs at {times(timing, of='float32')}",
-            f"it loses {points(found.drop)}{_interval(found)}, by {found.basis}, on {found.samples} samples; "
-            f"{points(goal.max_drop)} were allowed",
-        ]
-        lines += _engines(outcome, winner)
-        if found.doubt:
-            lines.append(
-                f"over many other samples up to {points(found.bound)} are to be expected, "
-                f"on {found.samples} others up to {points(found.prediction_bound)} (nine chances of ten)"
-            )
-    if not outcome.settled:
-        lines.append("the fastest candidates could not be distinguished in the time that there was")
-    if outcome.out_of_time:
-        lines.append("the budget ended the search; more time may find a better one")
-    return tuple(lines)
-
-
-def _engines(outcome: Outcome, winner: Trial) -> list[str]:
-    """How the engine that won compares with the others; nothing where there was one."""
-    best: dict[str, Trial] = {}
-    # Of one structure all have the same time: one that was in the end's choice says more than one that was dropped.
-    for trial in sorted(
-        (t for t in outcome.trials if t.timing), key=lambda t: (relative_latency(t), t.status == "eliminated")
-    ):
-        best.setdefault(engine_name(trial.candidate), trial)
-    own, lines = engine_name(winner.candidate), []
-    for name, trial in best.items():
-        if name != own:
-            times_its = share(trial, winner)
-            why = f": {trial.reason}" if times_its < 1 and trial.reason else ""
-            behind = f"{times_its:.2f} times its latency: {trial.name}, {trial.status}{why}"
-            lines.append(f"{own} runs it; the fastest in {name} has {behind}")
-    if winner.candidate.engine is not None:
-        what = outcome.fallback or "float32"
-        lines.append(f"where {own} is not installed, {what} runs in onnxruntime's own kernels")
-    return lines
-
-
-def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """What would be needed where nothing qualified: the nearest misses, and what would let each through."""
-    lines = []
-    timed = [t for t in outcome.trials if t.timing]
-    measured = [t for t in timed if t.assessment and t.assessment.complete]
-    quick = [t for t in measured if _verdict(t) == FASTER]
-    accurate = [t for t in measured if _loss(t) <= goal.max_drop]
-    near = min(quick, key=_loss) if quick else min(accurate or timed, key=relative_latency, default=None)
-    unclear = unmeasured(near) if near is not None else ""
-    if quick and near is not None and near.assessment is not None:
-        lines.append(
-            f"{near.name} is faster than float32 and {loses(near.assessment)}: "
-            f"--max-drop {100 * _loss(near) + 0.005:.2f}% would let it through"
-        )
-    elif unclear:
-        lines.append(f"{unclear}. --resume measures it again; try it when the machine is quiet")
-    elif accurate and near is not None:
-        lines.append(f"{near.name} keeps the accuracy, at {_times_float(near)}: not worth shipping")
-    elif near is not None and not any(_verdict(t) == FASTER for t in timed):
-        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {_times_float(near)}")
-    elif not outcome.out_of_time:
-        lines.append("no candidate was measured in full: the reasons are with the candidates")
-    if outcome.out_of_time:
-        lines.append("more --budget: the search was not finished")
-    return tuple(lines)
-
-
-def _interval(found: Assessment) -> str:
-    """Empty where nothing is known of it: the whole scale."""
-    return "" if found.high - found.low >= 1 else f" ({points(found.low)} to {points(found.high)})"
-
-
-def _loss(trial: Trial) -> float:
-    return trial.assessment.bound if trial.assessment else float("inf")
-
-
-def _times_float(trial: Trial) -> str:
-    return times(trial.timing, of="float32") if trial.timing else ""
-
-
-def _verdict(trial: Trial) -> str:
-    return trial.timing.verdict if trial.timing else UNKNOWN
-
-
-TIE = 0.01
-"""Speeds that differ by less, as a share, are equal: the more accurate one wins then."""
-ROUGHLY = 0.03
-"""Differences of speed that do not matter before the last race."""
-BY_TIME = ("latency", "throughput")
-"""The objectives whose costs are speeds."""
-WIDE_COST = 0.5
-"""What 16 bits cost where nothing can be timed, float being 1."""
-FLOAT_MACS = "MACs in float"
-"""The objective where nothing can be timed: their share, as small as possible."""
-
-
-class TrialTable:
-    """Trials by name. A trial without a reason is still in the run.
+class Trials:
+    """A search under way: its trials by name, and what it measures with. A trial without a reason is still in the run.
 
     Attributes:
-        objective: the goal's, or `FLOAT_MACS` where nothing can be timed.
+        objective: the goal's, or `FLOAT_MACS` with a clock that counts.
+        equal: share by which costs must differ; what is counted differs by any.
+        deadline: of the stage that the search is in.
+        float_threads: that suit float32.
+        raced: the last race; None before the first.
         leader: the last line that was shown on the candidate that leads.
     """
 
-    def __init__(self, goal: Goal, *, timed: bool = True) -> None:
-        self.goal = goal
-        self.objective: str = goal.objective if timed else FLOAT_MACS
+    def __init__(self, evaluator: Evaluator, goal: Goal, deadline: Deadline, progress: Progress = SILENT) -> None:
+        self.evaluator, self.goal, self.pace = evaluator, goal, THOROUGH if goal.thorough else Pace()
+        self.deadline, self.progress = deadline, progress
+        self.objective: str = FLOAT_MACS if evaluator.counts else goal.objective
+        self.by_time = self.objective in BY_TIME
+        self.equal = 0.0 if evaluator.counts else EQUAL
+        self.float_threads = 0
+        self.raced: Race | None = None
         self.leader = ""
         self._trials: dict[str, Trial] = {}
         self._timings: dict[tuple[str, int], Timing] = {}
@@ -321,12 +195,12 @@ class TrialTable:
     def __contains__(self, name: str) -> bool:
         return name in self._trials
 
-    def add(self, candidate: Candidate, stage: Stage = "space", parent: str = "") -> Trial:
+    def add(self, candidate: Candidate, stage: Stage = "space", parent: str = "") -> None:
         """Enter a candidate; one of that name that is there stays."""
-        return self._trials.setdefault(candidate.name, Trial(candidate, stage, parent))
+        self._trials.setdefault(candidate.name, Trial(candidate, stage, parent))
 
     def update(self, name: str, **changes: Any) -> Trial:
-        """Replace fields of a trial by name, and give the new one."""
+        """Replace fields of a trial by name, and return the new one."""
         self._trials[name] = self._trials[name].replace(**changes)
         return self._trials[name]
 
@@ -334,90 +208,219 @@ class TrialTable:
         """Drop a trial from the run."""
         self.update(name, status="eliminated", reason=reason)
 
+    def screened(self, name: str, found: Screening) -> None:
+        """Enter what was seen of a trial, and its speed where that is counted, or known of its structure."""
+        timing = counted(found) if self.evaluator.counts else None
+        self.timed(self.update(name, screening=found, timing=timing))
+
     def alive(self) -> list[Trial]:
-        """Those that were built and are still in the run."""
+        """List the trials that were built and are still in the run."""
         return [trial for trial in self if not trial.reason and trial.screening is not None]
 
     def time(self, trial: Trial, timing: Timing) -> None:
         """Remember the speed of a structure; every trial of that structure has it."""
-        assert trial.screening is not None
-        self._timings[(trial.screening.structure, trial.candidate.threads)] = timing
+        key = trial.structure, trial.candidate.threads
+        self._timings[key] = timing
         for other in self:
-            if other.screening and _speed_key(other) == _speed_key(trial):
+            if other.screening and (other.structure, other.candidate.threads) == key:
                 self.update(other.name, timing=timing)
 
     def timed(self, trial: Trial) -> Trial:
-        """`trial` with its structure's timing, if that is known."""
-        if trial.screening is None or trial.timing is not None:
-            return trial
-        timing = self._timings.get(_speed_key(trial))
+        """Return `trial` with its structure's timing, if that is known."""
+        timing = self._timings.get((trial.structure, trial.candidate.threads)) if trial.timing is None else None
         return self.update(trial.name, timing=timing) if timing else trial
 
     def cost(self, trial: Trial) -> float:
-        """What the objective makes as small as possible: bytes, or a share of float32's latency or MACs; infinity
-        while unknown."""
-        if self.objective == FLOAT_MACS:
-            found = trial.screening
-            return 1 - found.int8_mac_share + WIDE_COST * found.wide_share if found else float("inf")
+        """Return what the objective makes as small as possible: bytes, or a share of float32's latency or MACs;
+        infinity while unknown."""
         if self.objective == "size":
             return float(trial.screening.bytes) if trial.screening else float("inf")
         if self.objective == "memory":
             return float(trial.memory_bytes) if trial.memory_bytes is not None else float("inf")
-        return relative_latency(trial)
+        return trial.latency
 
-    def cheaper(self, a: Trial, b: Trial, tie: float = TIE) -> bool:
-        """Whether `a` costs less than `b`, of measured costs by more than a tie."""
-        tie = 0.0 if self.objective == FLOAT_MACS else tie
-        return self.cost(a) * (1 + tie) < self.cost(b)
+    def cheaper(self, a: Trial, b: Trial) -> bool:
+        """Return whether `a` costs less than `b`, by more than what is equal."""
+        return self.cost(a) * (1 + self.equal) < self.cost(b)
 
     def meets(self, trial: Trial) -> bool:
-        """Whether it was measured on all samples and keeps the accuracy asked for."""
-        found = trial.judged
-        return found is not None and found.complete and found.bound <= self.goal.max_drop
+        """Return whether it was measured on all samples and keeps the accuracy asked for."""
+        return trial.judged is not None and trial.judged.complete and trial.loss <= self.goal.max_drop
 
     def qualified(self) -> list[Trial]:
-        """Best first: by cost, of equal cost the more accurate."""
-        return sorted((t for t in self.alive() if self.meets(t)), key=lambda t: (self.cost(t), accuracy_key(t)))
+        """List what keeps the accuracy, best first: by cost, of equal cost the more accurate."""
+        return sorted((t for t in self.alive() if self.meets(t)), key=lambda t: (self.cost(t), t.accuracy_key))
+
+    def promising(self) -> list[Trial]:
+        """List what is in the run, by accuracy, of equal accuracy the cheaper first."""
+        return sorted(self.alive(), key=lambda t: (t.accuracy_key, self.cost(t)))
 
     def mark_pareto(self) -> None:
-        """Set `pareto` of every trial that was measured in full and timed."""
-        front = set(pareto_front(t for t in self if t.assessment and t.assessment.complete and t.timing))
-        for trial in self:
-            self.update(trial.name, pareto=trial.name in front)
+        """Set `pareto` of every trial that was measured in full and that no other beats in latency or loss without
+        losing in the other."""
+        measured = [t for t in self if t.assessment and t.assessment.complete and t.timing]
+        least = float("inf")
+        for trial in sorted(measured, key=lambda t: (t.latency, t.accuracy_key)):
+            if trial.loss < least:
+                least = trial.loss
+                self.update(trial.name, pareto=True)
 
 
-def pareto_front(trials: Iterable[Trial]) -> list[str]:
-    """Names of the trials that no other beats in latency or loss without losing in the other; fastest first."""
-    points = sorted((relative_latency(t), *accuracy_key(t)) for t in trials)
-    front: list[str] = []
-    best = float("inf")
-    for _, loss, _, name in points:
-        if loss < best:
-            best = loss
-            front.append(name)
-    return front
+def counted(found: Screening) -> Timing:
+    """Return the speed that a clock which counts shows: the share of multiply-accumulates in float, and what 16 bits
+    cost. It is below what float32 costs in 16 bits, and sure."""
+    cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share
+    times_float = (1 + WIDE_COST) / max(cost, 1e-6)
+    exact = Claim(times_float, times_float, times_float, confidence=1.0, pairs=FEWEST_PAIRS)
+    return Timing({"p50_ms": cost}, exact, 1.0)
 
 
-def loss_of(trial: Trial) -> float:
-    """What is held against the loss allowed, as a fraction; infinity where it was not assessed."""
-    return trial.judged.bound if trial.judged else float("inf")
+def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
+    """Group trials by their structure, in their order."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(trial.structure, []).append(trial)
+    return list(groups.values())
 
 
-def accuracy_key(trial: Trial) -> tuple[float, float, str]:
-    """Sorts the more accurate first: by loss, where that is equal by the distance of the outputs."""
-    sqnr = trial.assessment.sqnr_db if trial.assessment else 0.0
-    return loss_of(trial), -sqnr, trial.name
+def outrun(trial: Trial, other: Trial, by: float) -> bool:
+    """Return whether `trial` takes longer than `other` by the share `by`, as far as both speeds can be claimed."""
+    known = trial.timing is not None and other.timing is not None and not unmeasured(trial, other)
+    return known and other.latency * (1 + by) < trial.latency
 
 
-def sqnr_of(trial: Trial) -> float:
-    """Of the screening, dB; equal outputs count as 200, so that differences are numbers."""
-    return min(200.0, trial.screening.sqnr_db) if trial.screening else -200.0
+def points(loss: float) -> str:
+    """Write a loss as a fraction in points: 0.0123 is "1.23 points"."""
+    return f"{100 * loss:.2f} points"
 
 
-def structure_of(trial: Trial) -> str:
-    """Hash of the trial's structure; "" where it was not built."""
-    return trial.screening.structure if trial.screening else ""
+def loses(found: Assessment) -> str:
+    """Write the loss on the samples, and what it may be over many others."""
+    text, bound = f"loses {points(found.drop)}", points(found.bound)
+    return text if bound == points(found.drop) else f"{text}, over many other samples up to {bound}"
 
 
-def _speed_key(trial: Trial) -> tuple[str, int]:
-    return structure_of(trial), trial.candidate.threads
+def in_simulator(found: Assessment) -> str:
+    """Write the loss in a simulator of the target, and what it rests on."""
+    return f"loses {points(found.drop)} in the simulator{_interval(found)}, {found.samples} samples"
+
+
+def times(timing: Timing | None, of: str = "") -> str:
+    """Write the ratio to float32 with its interval; "" where there is none."""
+    found = timing.speedup if timing is not None else None
+    if found is None:
+        return ""
+    if found.interval is None:
+        return f"the speed is not measurable here: {found.reason or 'too few pairs of runs'}"
+    whose = f"{of}'s" if of else "its"
+    return f"{found.interval[0]:.2f} times {whose} speed ({found.figures()})"
+
+
+def unmeasured(*trials: Trial) -> str:
+    """Write why the speeds of `trials` cannot be compared: what is wrong with the first that cannot be claimed; ""
+    where all that were timed can be."""
+    return next((times(t.timing) for t in trials if t.timing is not None and t.verdict == UNKNOWN), "")
+
+
+def behind(trial: Trial, faster: Trial) -> str:
+    """Write by how much `trial` takes longer than `faster`, or why that is not known."""
+    unclear = unmeasured(trial, faster)
+    if unclear:
+        return f"in speed not distinguishable from {faster.name}: {unclear}"
+    return f"{trial.latency / faster.latency:.2f} times the latency of {faster.name}"
+
+
+def hopeless(found: Assessment, max_drop: float) -> str:
+    """Write why a candidate was not measured on all samples."""
+    return f"{loses(found)} after {found.samples} samples; 97.5 % sure that all do not show {points(max_drop)} or less"
+
+
+def less_accurate(trial: Trial, better: Trial) -> str:
+    """Write why `better` is preferred to `trial`, which is as fast."""
+    mine, other = (points(t.assessment.bound) if t.assessment else "nothing known" for t in (trial, better))
+    if mine != other:
+        return f"and loses up to {mine}, not {other}"
+    a, b = (t.assessment.sqnr_db if t.assessment else 0.0 for t in (trial, better))
+    return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
+
+
+def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
+    """Write what was found, the most important first."""
+    winner = outcome.winner
+    if winner is None:
+        asked = f"loses at most {points(goal.max_drop)} and is faster than float32"
+        lines = [f"no candidate {asked}", *needed(outcome, goal)]
+    else:
+        found = winner.assessment
+        assert found is not None
+        lines = [
+            f"{winner.name} runs at {times(winner.timing, of='float32')}",
+            f"it loses {points(found.drop)}{_interval(found)}, by {found.basis}, on {found.samples} samples; "
+            f"{points(goal.max_drop)} were allowed",
+            *_engines(outcome, winner),
+        ]
+        if found.doubt:
+            lines.append(
+                f"over many other samples up to {points(found.bound)} are to be expected, "
+                f"on {found.samples} others up to {points(found.prediction_bound)} (nine chances of ten)"
+            )
+    if not outcome.settled:
+        lines.append("the fastest candidates could not be distinguished in the time that there was")
+    if outcome.out_of_time:
+        lines.append("the budget ended the search; more time may find a better one")
+    return tuple(lines)
+
+
+def _engines(outcome: Outcome, winner: Trial) -> list[str]:
+    """Write how the engine that won compares with the others; nothing where there was one."""
+    best: dict[str, Trial] = {}
+    # Of one structure all have the same time: one that was in the end's choice says more than one that was dropped.
+    timed = (t for t in outcome.trials if t.timing)
+    for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
+        best.setdefault(engine_name(trial.candidate), trial)
+    own, lines = engine_name(winner.candidate), []
+    for name, trial in best.items():
+        if name != own:
+            share = trial.latency / winner.latency
+            why = f": {trial.reason}" if share < 1 and trial.reason else ""
+            told = f"{share:.2f} times its latency: {trial.name}, {trial.status}{why}"
+            lines.append(f"{own} runs it; the fastest in {name} has {told}")
+    if winner.candidate.engine is not None:
+        what = outcome.fallback or "float32"
+        lines.append(f"where {own} is not installed, {what} runs in onnxruntime's own kernels")
+    return lines
+
+
+def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
+    """Write what would be needed where nothing qualified: the nearest misses, and what would let each through."""
+    lines = []
+    timed = [t for t in outcome.trials if t.timing]
+    measured = [t for t in timed if t.assessment and t.assessment.complete]
+    quick = [t for t in measured if t.verdict == FASTER]
+    accurate = [t for t in measured if t.loss <= goal.max_drop]
+    near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
+    if near is None:
+        if not outcome.out_of_time:
+            lines.append("no candidate was measured in full: the reasons are with the candidates")
+    elif quick and near.assessment is not None:
+        lines.append(
+            f"{near.name} is faster than float32 and {loses(near.assessment)}: "
+            f"--max-drop {100 * near.loss + 0.005:.2f}% would let it through"
+        )
+    elif unclear := unmeasured(near):
+        lines.append(f"{unclear}. --resume measures it again; try it when the machine is quiet")
+    elif accurate:
+        lines.append(f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: not worth shipping")
+    elif not any(t.verdict == FASTER for t in timed):
+        found = times(near.timing, of="float32")
+        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
+    elif not outcome.out_of_time:
+        lines.append("no candidate was measured in full: the reasons are with the candidates")
+    if outcome.out_of_time:
+        lines.append("more --budget: the search was not finished")
+    return tuple(lines)
+
+
+def _interval(found: Assessment) -> str:
+    """Write the interval of a loss; "" where nothing is known of it: the whole scale."""
+    return "" if found.high - found.low >= 1 else f" ({points(found.low)} to {points(found.high)})"

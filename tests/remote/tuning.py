@@ -51,7 +51,7 @@ def steady_boards() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clocks, "_ranking", steady)
         patch.setattr(BoardClock, "race", short)
-        patch.setattr("edgeq.tune.timing.MOST_S", 0.6)
+        patch.setattr("edgeq.tune.race.RACE_S", 0.6)
         patch.setattr("edgeq.tune.run.kernel_candidates", lambda *given, **named: every(*given, **named)[:2])
         patch.setattr("edgeq.tune.build.method_candidates", lambda kernel, profile: ())
         yield

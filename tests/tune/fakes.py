@@ -56,7 +56,6 @@ class FakeEvaluator:
     float_ms: float = 10.0
     thread_gain: Mapping[int, float] = field(default_factory=dict)
     tails: Mapping[int, float] = field(default_factory=dict)
-    tied: tuple[str, ...] = ()
     busy: str = ""
     reach: float = 0.01
     simulated: Mapping[str, float] = field(default_factory=dict)
@@ -64,6 +63,10 @@ class FakeEvaluator:
     raised: Literal["exclude", "wide"] = "exclude"
     clock: Clock | None = None
     log: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> bool:
+        return not self.timed
 
     def fact(self, name: str) -> Fact:
         if name in self.facts:
@@ -109,7 +112,7 @@ class FakeEvaluator:
         samples = 8 if candidate.name.startswith(self.cut_short) else 24
         return Assessment(samples, True, "labels", loss, loss - 0.01, loss + 0.01, loss)
 
-    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
+    def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
         self._note(f"race {', '.join(runners)}", 2)
         p50 = {name: self._p50(candidate, threads) for name, (candidate, threads) in runners.items()}
         timings, ends = {}, (1 - self.reach, 1 + self.reach)
@@ -118,7 +121,7 @@ class FakeEvaluator:
             ratio = Claim(estimate, estimate * ends[0], estimate * ends[1], 0.97, 6, p50[baseline], value, self.busy)
             figures = {"p50_ms": value, "mean_ms": value * self.tails.get(runners[name][1], 1.0)}
             timings[name] = Timing(figures) if name == baseline else Timing(figures, ratio, p50[baseline])
-        return Race(timings, True, {"edges_ms": [], "counts": {}}, tuple(n for n in self.tied if n in p50))
+        return Race(timings, True, {"edges_ms": [], "counts": {}})
 
     def slow_layers(self, candidate: Candidate, float_threads: int) -> tuple[str, ...]:
         return self.slow
@@ -148,8 +151,8 @@ class BusyWith(FakeEvaluator):
 
     doubtful = ""
 
-    def time(self, runners: Mapping[str, Runner], baseline: str, *, tie: float, seconds: float) -> Race:
-        found = super().time(runners, baseline, tie=tie, seconds=seconds)
+    def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
+        found = super().time(runners, baseline, **how)
         ratio = found.timings[self.doubtful].speedup if self.doubtful in found.timings else None
         if ratio is None:
             return found

@@ -12,7 +12,7 @@ from edgeq.model.load import read_model
 from edgeq.quantize.weight_only import write_weight_only
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
-from edgeq.tune.recovery import rank_products
+from edgeq.tune.ranking import rank_products
 from tests.backends.networks import prepared
 from tests.graphs import proto
 

@@ -168,8 +168,8 @@ def test_the_noisy_layer_is_found_in_few_probes() -> None:
     assert len(probed) <= 32
 
 
-def test_every_layer_by_itself_where_there_are_as_many_groups() -> None:
-    ranked = rank_by_probing({f"n{i}": 1 for i in range(50)}, lambda nodes: float(nodes[0] == "n7"), never, groups=50)
+def test_each_layer_by_itself() -> None:
+    ranked = rank_by_probing({f"n{i}": 1 for i in range(50)}, lambda nodes: float(nodes[0] == "n7"), never, each=True)
     assert [len(layer.nodes) for layer in ranked.layers] == [1] * 50
     assert ranked.layers[0].name == "n7"
 

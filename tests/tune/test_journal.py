@@ -177,7 +177,7 @@ def test_a_race_on_a_busy_machine_is_run_again(tmp_path: Path) -> None:
     for busy, races in (("the machine was busy", 1), ("", 1), ("", 0)):
         evaluator = FakeEvaluator({"a": Fact(speed=2)}, busy=busy)
         journal = Journal(tmp_path / "journal.jsonl", {}, resume=True)
-        race = JournaledEvaluator(evaluator, journal).time(runners, "float32", tie=0.01, seconds=1)
+        race = JournaledEvaluator(evaluator, journal).time(runners, "float32", tie=0.01, seconds=1, rough=False)
         assert race.timings["a"].speedup is not None
         assert race.timings["a"].speedup.reason == busy
         assert len(evaluator.log) == races

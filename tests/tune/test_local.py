@@ -77,7 +77,7 @@ def test_accuracy_in_steps_is_accuracy_in_one(evaluator: LocalEvaluator, job: Jo
 
 
 def test_a_race_times_every_runner_against_float(evaluator: LocalEvaluator, first: Candidate) -> None:
-    race = evaluator.time({"float32": (None, 1), "int8": (first, 1)}, "float32", tie=0.05, seconds=0.5)
+    race = evaluator.time({"float32": (None, 1), "int8": (first, 1)}, "float32", tie=0.05, rough=True, seconds=0.5)
     assert set(race.timings) == {"float32", "int8"}
     assert race.timings["float32"].speedup is None
     assert race.timings["int8"].speedup is not None
@@ -89,7 +89,7 @@ def test_throughput_is_of_batches_where_the_batch_is_free(
     job: Job, target: Target, first: Candidate, tmp_path: Path
 ) -> None:
     evaluator = LocalEvaluator(job, target, tmp_path, batched=True)
-    race = evaluator.time({"float32": (None, 1)}, "float32", tie=0.05, seconds=0.2)
+    race = evaluator.time({"float32": (None, 1)}, "float32", tie=0.05, rough=True, seconds=0.2)
     figures = race.timings["float32"].latency
     assert figures["samples_per_s"] == pytest.approx(8e3 / figures["mean_ms"], rel=0.2)
 
@@ -135,8 +135,8 @@ def test_without_tensors_to_rank_layers_are_probed(evaluator: LocalEvaluator, fi
 @pytest.mark.parametrize("name", ["nvidia-t4", "gemmini"])
 def test_what_is_simulated_has_no_clock_and_is_ranked_layer_by_layer(job: Job, name: str, tmp_path: Path) -> None:
     target = resolve(name)
-    evaluator = LocalEvaluator(job, target, tmp_path, task=make_task("classification"), timed=False)
-    assert not evaluator.timed
+    evaluator = LocalEvaluator(job, target, tmp_path, task=make_task("classification"), counts=True)
+    assert evaluator.counts
     assert evaluator.recovery_groups() == ()
     candidate = kernel_candidates(target.profile)[0]
     built = evaluator.built(candidate).artifact
@@ -194,7 +194,7 @@ def npu(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[
         place = tmp_path / "evaluator"
         place.mkdir()
         found = LocalEvaluator(
-            fixed, resolve("hexagon-v73"), place, task=task, timed=False, engines=cast(Engines, engine)
+            fixed, resolve("hexagon-v73"), place, task=task, counts=True, engines=cast(Engines, engine)
         )
         assert found.recovery_groups()
         return found

@@ -1,4 +1,4 @@
-"""`edgeq.tune.race` on latencies that are made up: six sessions of two rounds."""
+"""`edgeq.tune.local.race_of` on latencies that are made up: six sessions of two rounds."""
 
 from __future__ import annotations
 
@@ -7,25 +7,15 @@ import pytest
 from edgeq_device.latency import Distribution
 from edgeq_device.ranking import Ranking
 
-from edgeq.tune.race import race_of
+from edgeq.tune.local import race_of
 
 SESSIONS, ROUNDS = 6, 12
 
 
-def _latencies(milliseconds: float, odd: float = 1.0) -> Distribution:
-    """Of one run a round, `odd` times as long in one of the sessions."""
+def _latencies(milliseconds: float) -> Distribution:
+    """Return latencies of one run a round."""
     samples = np.full(ROUNDS, milliseconds) * (1 + 1e-4 * np.arange(ROUNDS))
-    samples[::SESSIONS] *= odd
     return Distribution(samples, np.arange(ROUNDS), sessions=SESSIONS)
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "odd", "tied"), [(1.0, 1.0, True), (1.04, 0.95, True), (1.3, 0.75, False), (1.3, 1.0, False)]
-)
-def test_what_is_in_doubt_is_tied_only_where_the_medians_are_close(milliseconds: float, odd: float, tied: bool) -> None:
-    measured = {"float32": _latencies(2.0), "fast": _latencies(1.0), "other": _latencies(milliseconds, odd)}
-    found = race_of(Ranking(("fast", "other", "float32"), True, (), ROUNDS, measured), "float32", batch=1)
-    assert found.tied == (("fast", "other") if tied else ("fast",))
 
 
 def test_latencies_are_kept_beside_those_of_float32() -> None:

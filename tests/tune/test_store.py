@@ -7,7 +7,7 @@ import pytest
 
 from edgeq.data.samples import open_samples
 from edgeq.signature import Signature, TensorSpec
-from edgeq.tune.journal import ArrayStore, SampleStore
+from edgeq.tune.accuracy import ArrayStore, SampleStore
 
 SIGNATURE = Signature((TensorSpec("x:0/a", np.dtype(np.float32), (None, 3)),), ())
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgeq.calibrate.ranges import Range
 from edgeq.run.session import open_session
-from edgeq.tune.recovery import rank_tensors
+from edgeq.tune.ranking import rank_tensors
 from tests.graphs import model, proto
 
 NET = """g (float[1,64] x) => (float[1,64] y) <float s = {0.01}, float[1,64] a, float[1,64] b, float[1,64] c> {

@@ -1,0 +1,198 @@
+"""Layers, tensors or products of a candidate in the order in which to keep them from its integers, by the method that
+suits it.
+
+The noise of a tensor or product is what the outputs show where nothing but it is rounded, in the float model on this
+machine's kernels: a simulator of the hardware would take a thousand times as long and say the same.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from edgeq.calibrate.ranges import Range
+from edgeq.hardware.target import Target
+from edgeq.jobs.job import Built, Job
+from edgeq.model.edit import Editor, insert_behind, set_constant
+from edgeq.model.graph import is_op, name_of, only_reader, sizes
+from edgeq.model.int8_prediction import int8_rules, quantizable_operators
+from edgeq.model.load import read_model
+from edgeq.model.macs import node_macs
+from edgeq.model.prepare import open_in_memory
+from edgeq.model.quant_params import QuantParams
+from edgeq.quantize.block_weights import block_products, read_blocks
+from edgeq.run.session import Engines
+from edgeq.tune.accuracy import AccuracyMeter
+from edgeq.tune.engines import CandidateBuilder
+from edgeq.tune.float_layers import WIDE, MacCosts, RankedLayer, Ranking, rank_by_probing
+from edgeq.tune.goal import Deadline
+from edgeq.tune.recover.costs import rank_static
+from edgeq.tune.recover.layers import find_layers
+from edgeq.tune.sessions import judged, opened
+from edgeq.tune.space import Candidate
+from edgeq.util.display import Progress
+
+SCREENED = 8
+"""Samples on which candidates are screened, and noise is measured."""
+_CLIPPING = ("Relu", "Clip")
+
+
+@dataclass(frozen=True)
+class LayerRanker:
+    """Ranks what a candidate quantizes.
+
+    Attributes:
+        workdir: for the models of probes.
+        counts: whether speed is counted, as the target's kernels do not run here.
+    """
+
+    job: Job
+    target: Target
+    workdir: Path
+    counts: bool
+    accuracy: AccuracyMeter
+    builder: CandidateBuilder
+    engines: Engines
+    progress: Progress
+
+    def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
+        """Rank as `Evaluator.rank` has it. Static candidates are ranked by tensors and the runtime's profile; others by
+        probing groups of layers, or every layer where speed is counted. `built` is what was built of `candidate`."""
+        scheme, recoverer = candidate.scheme, self.builder.recoverer
+        if not self.counts and scheme.mode == "static" and not candidate.builder and self.job.calibration:
+            names, profiled = candidate.recoveries, candidate.engine is None
+            return rank_static(recoverer, self.job, scheme, names, profiled=profiled, progress=self.progress)
+
+        def noise_of(session: Any) -> float:
+            """Return the noise over signal power of an open session, on the samples of the screening."""
+            return self.accuracy.noise(session, SCREENED, model=candidate.name)
+
+        model, half = self.job.prepared.model, Deadline(seconds / 2).passed
+        if scheme.mode == "weight-only" and scheme.weight_bits < 8:
+            with self.progress.stage("ranking products"):
+                return rank_products(model, read_model(built.artifact.model), noise_of, half)
+        if WIDE in self.target.profile.search:
+            if candidate.recoveries:
+                model = recoverer.ranged(scheme, candidate.recoveries).prepared.model
+            with self.progress.stage("ranking tensors"):
+                return rank_tensors(model, built.ranges, noise_of, half)
+        macs = self._quantized_macs(candidate, built)
+        if len(macs) < 2 or min(macs.values()) > headroom * sum(macs.values()):
+            return Ranking((), MacCosts({}))
+        with self.progress.stage("ranking layers") as advance:
+
+            def noise(nodes: Sequence[str]) -> float:
+                advance(1)
+                return self._noise_alone(candidate, nodes, macs)
+
+            return rank_by_probing(macs, noise, Deadline(seconds).passed, each=self.counts)
+
+    def _quantized_macs(self, candidate: Candidate, built: Built) -> dict[str, int]:
+        """Return the multiply-accumulates of the layers that run in int8 and may be kept in float, in execution
+        order."""
+        coverage, scheme, model = built.artifact.coverage, candidate.scheme, self.job.prepared.model
+        if coverage is not None:
+            return {node.source: node.macs for node in coverage.nodes if node.kind == "int8" and node.macs}
+        if scheme.mode == "dynamic":
+            types = frozenset(scheme.dynamic_weight_types)
+        else:
+            types = frozenset(scheme.op_types or quantizable_operators(int8_rules(self.target.backend)))
+        macs = node_macs(model)
+        eligible = [n.name or "" for n in model.graph if n.op_type in types and n.name not in scheme.exclude]
+        return {name: macs[name] for name in eligible if macs.get(name)}
+
+    def _noise_alone(self, candidate: Candidate, nodes: Sequence[str], macs: Mapping[str, int]) -> float:
+        """Return the noise over signal power at the outputs where of the layers in `macs` only `nodes` are
+        quantized."""
+        others = [name for name in macs if name not in nodes]
+        scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *others))
+        # Recoveries take time, and change the noise of all layers about alike.
+        probe = candidate.replace(name=f"{candidate.name}, only {nodes[0]}", scheme=scheme, recoveries=())
+        with tempfile.TemporaryDirectory(dir=self.workdir) as folder:
+            artifact = self.builder.build(probe, Path(folder) / "model.onnx").artifact
+            with opened(self.engines, *judged(artifact)) as session:
+                return self.accuracy.noise(session, SCREENED, model=probe.name)
+
+
+def rank_products(
+    model: ir.Model, quantized: ir.Model, noise_of: Callable[[Any], float], expired: Callable[[], bool]
+) -> Ranking:
+    """Rank the products of a 4-bit model in the order in which to give them 8 bits.
+
+    Args:
+        model: the prepared float model.
+        quantized: the same with its products in blocks of 4 bits.
+        noise_of: noise power over signal power at the outputs of an open session.
+        expired: whether to stop measuring; what was not measured comes last.
+    """
+    products = block_products(quantized)
+    found: list[RankedLayer] = []
+    costs: dict[str, int] = {}
+    for layer in find_layers(model):
+        if layer.name not in products:
+            continue
+        blocks = read_blocks(products[layer.name])
+        if blocks.bits == 8:
+            continue
+        changed = model.clone()
+        weight = changed.graph.initializers[layer.weight]
+        set_constant(weight, layer.unrows(blocks.matrix().T))
+        noise = 0.0 if expired() else noise_of(open_in_memory(changed))
+        found.append(RankedLayer(layer.name, (layer.name,), noise))
+        costs[layer.name] = blocks.integers.size // 2
+    return _ranked(found, costs, "eight_bit")
+
+
+def rank_tensors(
+    model: ir.Model, ranges: Mapping[str, Range], noise_of: Callable[[Any], float], expired: Callable[[], bool]
+) -> Ranking:
+    """Rank nodes in the order in which to raise what they make to 16 bits, for hardware that computes on either.
+
+    Args:
+        model: the prepared float model.
+        ranges: of its tensors, as they are quantized.
+        noise_of, expired: as `rank_products` has them.
+    """
+    found: list[RankedLayer] = []
+    costs: dict[str, int] = {}
+    for node in model.graph:
+        name, made = str(node.name), name_of(node.outputs[0])
+        unknown = made not in ranges or node.outputs[0].dtype not in (None, ir.DataType.FLOAT)
+        if unknown or _is_clipped(node.outputs[0]):
+            continue
+        costs[name] = prod(sizes(node.outputs[0]) or (1,))
+        noise = 0.0 if expired() else noise_of(open_in_memory(_rounded(model, made, ranges[made])))
+        before = node.inputs[0] if is_op(node, *_CLIPPING) and node.inputs else None
+        maker = before.producer() if before is not None and _is_clipped(before) else None
+        found.append(RankedLayer(name, (name,) if maker is None else (str(maker.name), name), noise))
+    return _ranked(found, costs, WIDE)
+
+
+def _ranked(found: list[RankedLayer], costs: Mapping[str, int], field: Literal["wide", "eight_bit"]) -> Ranking:
+    """Rank by noise for each byte, the most first; `costs` in bytes by name."""
+    order = sorted(found, key=lambda layer: (-layer.noise / max(1, costs[layer.name]), layer.name))
+    return Ranking(tuple(order), MacCosts(costs), field=field)
+
+
+def _is_clipped(value: ir.Value) -> bool:
+    """Return whether its only reader clips it: the range of what that makes takes its place."""
+    reader = only_reader(value)
+    return reader is not None and is_op(reader, *_CLIPPING)
+
+
+def _rounded(model: ir.Model, tensor: str, span: Range) -> ir.Model:
+    """Return `model` with one tensor rounded to 8 bits."""
+    changed = model.clone()
+    editor = Editor(changed)
+    value = next(value for node in changed.graph for value in node.outputs if value.name == tensor)
+    params = QuantParams.from_range(span.low, span.high, ir.DataType.UINT8)
+    quantized = editor.quantize(value, params, f"{tensor}/rounded")
+    insert_behind(value, quantized, editor.dequantize(quantized, params, f"{tensor}/restored"), f"{tensor}/exact")
+    changed.graph.sort()
+    return changed
