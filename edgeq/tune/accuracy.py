@@ -36,6 +36,7 @@ from edgeq.report.tuning_record import Assessment
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, further_error, loses_more, sure
 from edgeq.tune.recover.costs import Columns
+from edgeq.tune.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
 
 _MOST, _MOST_BYTES = 32, 2**22
@@ -100,8 +101,6 @@ def _close(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 _TRIED = 4
 
 
-MEMORY = 1 << 30
-_SEED = 0
 _MOST_OF_DISK = 0.8
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -162,7 +161,7 @@ class SampleStore:
         if not self._bare:
             raise DataError(f"{samples.source} holds no samples", "Give at least one")
         self._order = list(range(len(self._bare)))
-        random.Random(_SEED).shuffle(self._order)
+        random.Random(0).shuffle(self._order)
 
     def __len__(self) -> int:
         return len(self._order)

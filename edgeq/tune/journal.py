@@ -23,8 +23,8 @@ from edgeq_device.plainjson import parse_json
 from edgeq.calibrate.files import STATISTICS
 from edgeq.errors import BoardError, EdgeqError, OutputError
 from edgeq.report.tuning_record import Assessment, Screening
-from edgeq.tune.evaluator import Evaluator, Race, Runner
 from edgeq.tune.space import Candidate
+from edgeq.tune.trials import Evaluator, Race, Runner
 from edgeq.util.display import Progress
 from edgeq.util.outputs import check_apart, recover
 from edgeq.util.ownership import MARKER, Judge, Ownership, is_marker, is_plain, shown, write_marker

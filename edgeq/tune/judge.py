@@ -32,7 +32,6 @@ from edgeq.tune.trials import (
 )
 
 FEWEST_SAMPLES = 32
-_STAND_INS = 3
 _SUPERLATIVES = {
     "latency": "fastest",
     "throughput": "fastest",
@@ -263,7 +262,7 @@ def fall_back(trials: Trials, winner: Trial | None) -> str:
         build(trials, twin, "recovery", winner.name)
     own = [t for t in trials if t.screening and t.candidate.engine is None and t.candidate.quantized]
     own.sort(key=lambda t: (not same_file(t, winner), trials.cost(t)))
-    for trial in own[:_STAND_INS]:
+    for trial in own[: trials.pace.finalists]:
         if trials.deadline.passed():
             break
         if trial.timing is None:

@@ -32,16 +32,16 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.report.tuning_record import Assessment, Screening, Timing
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune import float_layers
-from edgeq.tune.accuracy import MEMORY, AccuracyMeter, assess_on, assessor
+from edgeq.tune.accuracy import AccuracyMeter, assess_on, assessor
 from edgeq.tune.engines import CandidateBuilder
-from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import digest
 from edgeq.tune.judge import FEWEST_SAMPLES
 from edgeq.tune.ranking import SCREENED, LayerRanker
 from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.sessions import Clock, LocalClock, Model, SessionPool, judged, opened
+from edgeq.tune.sessions import MEMORY, Clock, LocalClock, Model, SessionPool, judged, opened
 from edgeq.tune.space import Candidate
+from edgeq.tune.trials import Race, Runner
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 
@@ -63,7 +63,7 @@ _LEAST_LOST = 0.002
 
 
 class LocalEvaluator:
-    """Measures on this machine: see `edgeq.tune.evaluator.Evaluator`.
+    """Measures on this machine: see `edgeq.tune.trials.Evaluator`.
 
     Args:
         workdir: for models, samples and outputs; must live as long.

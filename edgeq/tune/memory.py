@@ -23,6 +23,7 @@ from edgeq.model.graph import sizes
 from edgeq.model.macs import node_macs
 from edgeq.scheme import Scheme
 from edgeq.tune.engines import Field
+from edgeq.tune.goal import BEHIND
 from edgeq.tune.space import Candidate, engine_name
 from edgeq.tune.trials import Outcome, Trial, unmeasured
 from edgeq.util.display import Progress
@@ -34,8 +35,6 @@ SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"
 # Share of the multiply-accumulates that two models spend in the same kinds of layers; MobileNet v1 and v2 have 0.95.
 _ALIKE = 0.8
-# A winner that reaches less of the speedup that the evidence has did not win for the same reason.
-_CONFIRMED = 0.85
 _MOST_USED, _MOST_KEPT, _MOST_BYTES = 3, 200, 2**20
 # What the settings of a run (`edgeq.tune.record.settings_of`) have of the machine, the versions and the goal.
 _SETTING = ("target", "profile", "machine", "objective", "version", "set_of_engines")
@@ -123,7 +122,7 @@ class Memory:
     def confirmed(self, outcome: Outcome) -> bool:
         """Whether a narrowed search found what the evidence promised."""
         least = min((e.speedup for e in self.evidence), default=0.0)
-        return outcome.winner is not None and _speedup(outcome.winner) >= _CONFIRMED * least
+        return outcome.winner is not None and _speedup(outcome.winner) * (1 + BEHIND) >= least
 
     def unmeasured(self, outcome: Outcome) -> str:
         """Why a narrowed search may have missed what the evidence promised though nothing speaks against it: what

@@ -14,10 +14,9 @@ from edgeq_device.claim import SLOWER, UNKNOWN
 from edgeq.report.tuning_record import Timing
 from edgeq.tune.build import build
 from edgeq.tune.engines import Field, drop_slower_twins, more_in_engines
-from edgeq.tune.evaluator import FLOAT, Race, Runner
 from edgeq.tune.goal import BEHIND, EQUAL
 from edgeq.tune.space import Candidate, engine_name, in_float
-from edgeq.tune.trials import Trial, Trials, behind, by_structure, times
+from edgeq.tune.trials import FLOAT, Race, Runner, Trial, Trials, behind, by_structure, times
 
 RACE_S = 18.0
 """Seconds of a stage of races that are not settled by then: what is left in doubt is close enough not to matter."""

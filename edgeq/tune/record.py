@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgeq.bundle.plan import tool_versions
@@ -12,25 +14,50 @@ from edgeq.hardware.target import Target
 from edgeq.jobs.job import Job
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, model_digest
+from edgeq.remote.clock import BoardClock
 from edgeq.report.tuning_record import SCHEMA
 from edgeq.tune.engines import Field
 from edgeq.tune.goal import Goal
+from edgeq.tune.local import LocalEvaluator
+from edgeq.tune.search import Searched
 from edgeq.tune.trials import Outcome, Trial, in_simulator, needed, verdict
+from edgeq.util.display import Progress
 from edgeq.util.records import fingerprint, plain
 
 
-def settings_of(
-    job: Job, target: Target, machine: Machine, task: Task | None, goal: Goal, engines: Field
-) -> dict[str, Any]:
-    """What every measurement of a run depends on."""
+@dataclass(frozen=True)
+class Run:
+    """A run whose model is prepared.
+
+    Attributes:
+        here, machine: this machine, and the one where everything is timed.
+        clock: times on another machine; None here.
+        workdir: for what is made on the way.
+    """
+
+    job: Job
+    target: Target
+    here: Machine
+    machine: Machine
+    task: Task | None
+    goal: Goal
+    clock: BoardClock | None
+    workdir: Path
+    progress: Progress
+
+
+def settings_of(run: Run, engines: Field) -> dict[str, Any]:
+    """Return what every measurement of a run depends on."""
+    job, goal = run.job, run.goal
+    collected = job.statistics.data_digest if job.statistics else ""
     return {
         "model": job.prepared.digest,
-        "calibration_data": job.calibration.digest() if job.calibration else _statistics_digest(job),
+        "calibration_data": job.calibration.digest() if job.calibration else collected,
         "validation_data": job.validation.digest(),
-        "target": target.name,
-        "profile": fingerprint(target.profile),
-        "machine": fingerprint(machine),
-        "task": _describe(task),
+        "target": run.target.name,
+        "profile": fingerprint(run.target.profile),
+        "machine": fingerprint(run.machine),
+        "task": _describe(run.task),
         # Not the accuracy asked for, nor the time: they decide what is measured, not what comes out.
         "objective": goal.objective,
         **({"thorough": True} if goal.thorough else {}),
@@ -39,75 +66,59 @@ def settings_of(
     }
 
 
-def _statistics_digest(job: Job) -> str:
-    return job.statistics.data_digest if job.statistics else ""
-
-
 def _describe(task: Task | None) -> dict[str, str]:
-    """A task's name and options, as far as they are plain."""
+    """Return a task's name and options, as far as they are plain."""
     if task is None:
         return {}
-    plain: dict[str, str] = {}
     names: list[str] = [f.name for f in dataclasses.fields(task)] if dataclasses.is_dataclass(task) else []
-    for name in names:
-        value = getattr(task, name)
-        if isinstance(value, str | int | float | bool | None):
-            plain[name] = str(value)
-    return {"kind": type(task).__qualname__, "primary": task.primary, **plain}
+    values = {name: getattr(task, name) for name in names}
+    options = {name: str(value) for name, value in values.items() if isinstance(value, str | int | float | None)}
+    return {"kind": type(task).__qualname__, "primary": task.primary, **options}
 
 
-def make_record(
-    job: Job,
-    target: Target,
-    machine: Machine,
-    task: Task | None,
-    goal: Goal,
-    outcome: Outcome,
-    engines: Field,
-    elapsed_s: float,
-    float32: Mapping[str, float],
-) -> dict[str, Any]:
-    """The tuning record of a search: the goal, each trial with its reason, the Pareto front, the verdict."""
+def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s: float) -> dict[str, Any]:
+    """Return the tuning record of a search, plain values: the goal, each trial with its reason, the Pareto front, the
+    verdict. That of a simulation has other keys."""
+    job, task, goal, machine, outcome = run.job, run.task, run.goal, run.machine, searched.outcome
+    if evaluator.counts:
+        return simulated_record(run.target, goal, outcome, elapsed_s)
     found = plain(outcome)
     baseline, threads = found.pop("baseline"), found.pop("baseline_threads")
     classes = any(t.assessment and t.assessment.disagreement is not None for t in outcome.trials)
     metric = task.primary if task else "agreement" if classes else "cosine"
     return {
         "schema": SCHEMA,
-        "model": {
-            "name": job.source.name,
-            "sha256": model_digest(job.source),
-            "bytes": model_bytes(job.source),
-        },
+        "model": {"name": job.source.name, "sha256": model_digest(job.source), "bytes": model_bytes(job.source)},
         "data": {
             "calibration_samples": job.statistics.samples if job.statistics else 0,
             "validation_samples": len(job.validation),
             "held_out": job.held_out,
             "labelled": task is not None,
         },
-        "target": target.name,
-        "profile": target.profile.name,
+        "target": run.target.name,
+        "profile": run.target.profile.name,
         "machine": {"cpu": machine.cpu_name, "architecture": machine.architecture, "threads": machine.usable_threads},
-        "versions": {**tool_versions(), **engines.versions},
+        "versions": {**tool_versions(), **searched.field.versions},
         "goal": plain(goal),
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
         "elapsed_s": round(elapsed_s, 3),
         "verdict": list(verdict(outcome, goal)),
         "needed": [] if outcome.winner else list(needed(outcome, goal)),
         "float32": {
-            "accuracy": dict(float32),
+            "accuracy": evaluator.float_metrics(),
             "timing": baseline,
             "threads": threads,
             "bytes": model_bytes(job.prepared.path),
         },
         **found,
+        **({} if run.clock is None else {"boards": plain(run.clock.record())}),
+        **({"memory": searched.memory} if searched.memory else {}),
     }
 
 
 def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: float) -> dict[str, Any]:
     """The outcome as plain JSON values; keys as docs/tune.md lists them."""
-    own = target.profile.scheme.exclude
-    winner = outcome.winner
+    own, winner = target.profile.scheme.exclude, outcome.winner
     return {
         "target": target.name,
         "simulated": True,
@@ -120,11 +131,9 @@ def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: fl
 
 def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
     """Why nothing was chosen, in one line."""
-    judged = [trial for trial in outcome.trials if trial.simulated] or [
-        trial for trial in outcome.trials if trial.judged
-    ]
+    judged = [trial for trial in outcome.trials if trial.judged]
     if judged:
-        best = min(judged, key=lambda t: t.loss)
+        best = min(judged, key=lambda t: (t.simulated is None, t.loss))
         on = f" ({in_simulator(best.simulated)})" if best.simulated else ""
         return (
             f"goal missed: no form for {target.name} loses at most {goal.max_drop:g} in simulation: the best, "

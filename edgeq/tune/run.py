@@ -35,21 +35,24 @@ from edgeq.run.engines import DEFAULT, EngineChoice, as_engines
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tune.engines import Field, find_field, with_entrants
-from edgeq.tune.evaluator import FLOAT
 from edgeq.tune.goal import Deadline, Goal, as_goal
 from edgeq.tune.journal import COLLECTED, JOURNAL, Journal, JournaledEvaluator, check_folder, claimed, clear, folder_of
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.memory import Memory, Space, memory_file, recall
-from edgeq.tune.record import bundle_note, make_record, settings_of, shortfall, simulated_record
+from edgeq.tune.record import Run, bundle_note, record_of, settings_of, shortfall
 from edgeq.tune.recover.methods import recovery_groups
-from edgeq.tune.search import Searched, Searches
-from edgeq.tune.space import Candidate, kernel_candidates, method_candidates, sequence_candidates, thread_counts
-from edgeq.tune.trials import Outcome, Trial, verdict
+from edgeq.tune.search import Searches
+from edgeq.tune.space import (
+    WORTH_A_TRY,
+    Candidate,
+    kernel_candidates,
+    method_candidates,
+    sequence_candidates,
+    thread_counts,
+)
+from edgeq.tune.trials import FLOAT, Outcome, Trial, verdict
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
-
-# Share of a model's multiply-accumulates from which on quantizing activations at run time is worth a try.
-_DYNAMIC_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> 
     macs = node_macs(prepared.model)
     types = target.profile.scheme.dynamic_weight_types
     dynamic = sum(macs.get(node.name or "", 0) for node in prepared.model.graph if node.op_type in types)
-    worthwhile = dynamic > _DYNAMIC_SHARE * sum(macs.values())
+    worthwhile = dynamic > WORTH_A_TRY * sum(macs.values())
     return kernel_candidates(target.profile, static=static, dynamic=worthwhile or not static)
 
 
@@ -173,105 +176,58 @@ def promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) ->
     return (*dynamic, *extra, *(c for c in kernels if c not in dynamic))
 
 
-@dataclass(frozen=True)
-class PreparedRun:
-    """A run whose model is prepared: search, record, bundle.
+def _write(
+    run: Run,
+    evaluator: LocalEvaluator,
+    outcome: Outcome,
+    chosen: Trial,
+    record: Mapping[str, Any],
+    output: Path,
+    **how: Any,
+) -> Proof:
+    """Prove the chosen candidate and write the bundle, with what stands in for it where its engine is missing.
 
-    Attributes:
-        here, machine: this machine, and the one where everything is timed.
-        clock: times on another machine; None here.
-        workdir: for what is made on the way.
+    Args:
+        how: further arguments of `bundle_variants`.
     """
-
-    job: Job
-    target: Target
-    here: Machine
-    machine: Machine
-    task: Task | None
-    goal: Goal
-    evaluator: LocalEvaluator
-    clock: BoardClock | None
-    workdir: Path
-    progress: Progress
-
-    def space(self, static: bool, field: Field) -> Space:
-        """Where the search begins; `static`: whether ranges are derived before the build."""
-        kernels = kernel_choices(self.job.prepared, self.target, static=static)
-        candidates = promising_first(kernels, sequence_candidates(self.job, self.target))
-        return Space(candidates, self.target.profile, field)
-
-    def search(
-        self, space: Space, known: Memory, journal: Journal, opener: Engines, budget_s: float | None
-    ) -> Searched:
-        """The best of `space`. What is in the journal is not measured again."""
-        evaluator = JournaledEvaluator(self.evaluator, journal)
-        threads = thread_counts(self.machine.usable_threads)
-        return Searches(evaluator, self.goal, threads, opener.ended, self.progress).best(space, known, budget_s)
-
-    def record(self, searched: Searched, deadline: Deadline) -> dict[str, Any]:
-        """The tuning record, plain values; that of a simulation has other keys."""
-        outcome = searched.outcome
-        if self.evaluator.counts:
-            return simulated_record(self.target, self.goal, outcome, deadline.elapsed_s)
-        float32 = self.evaluator.float_metrics()
-        about = (self.job, self.target, self.machine, self.task, self.goal)
-        found = make_record(*about, outcome, searched.field, deadline.elapsed_s, float32)
-        found |= {} if self.clock is None else {"boards": plain(self.clock.record())}
-        return found | ({"memory": searched.memory} if searched.memory else {})
-
-    def write(
-        self,
-        outcome: Outcome,
-        chosen: Trial,
-        record: Mapping[str, Any],
-        output: Path,
-        *,
-        selftest: int,
-        with_float: bool,
-        force: bool,
-    ) -> Proof:
-        """Prove the chosen candidate and write the bundle, with what stands in for it where its engine is missing."""
-        timed = not self.evaluator.counts
-        winner = self._proven(chosen.candidate, chosen.simulated.samples if chosen.simulated else None)
-        stand_in, preferred = winner, []
-        if chosen.candidate.engine is not None:
-            unquantized = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)
-            stand_in = self._proven(outcome.trial(outcome.fallback).candidate if outcome.fallback else unquantized)
-            preferred = [winner]
-        name = as_text(self.job.source.name)
-        named = "" if timed else f" -t {self.target.name}"
-        notes = () if timed else (bundle_note(record),)
-        bundle_variants(
-            self.job,
-            with_fallback(variant_name(self.target), stand_in, preferred),
-            output,
-            workdir=self.workdir,
-            selftest=selftest,
-            with_float=with_float,
-            command=f"edgeq tune {shlex.quote(name)} --data CALIBRATION{named} -o BUNDLE",
-            tuning=record if timed else None,
-            notes=(*self.job.prepared.notes, *notes, *winner.built.artifact.notes, *winner.proof.opening.notes),
-            force=force,
-            progress=self.progress,
+    counts = evaluator.counts
+    winner = _proven(run, evaluator, chosen.candidate, chosen.simulated.samples if chosen.simulated else None)
+    stand_in, preferred = winner, []
+    if chosen.candidate.engine is not None:
+        unquantized = Candidate(FLOAT, Scheme(mode="float"), threads=outcome.baseline_threads)
+        stand_in = _proven(
+            run, evaluator, outcome.trial(outcome.fallback).candidate if outcome.fallback else unquantized
         )
-        return winner.proof
+        preferred = [winner]
+    name, named = as_text(run.job.source.name), f" -t {run.target.name}" if counts else ""
+    notes = (bundle_note(record),) if counts else ()
+    bundle_variants(
+        run.job,
+        with_fallback(variant_name(run.target), stand_in, preferred),
+        output,
+        workdir=run.workdir,
+        command=f"edgeq tune {shlex.quote(name)} --data CALIBRATION{named} -o BUNDLE",
+        tuning=None if counts else record,
+        notes=(*run.job.prepared.notes, *notes, *winner.built.artifact.notes, *winner.proof.opening.notes),
+        progress=run.progress,
+        **how,
+    )
+    return winner.proof
 
-    def _proven(self, candidate: Candidate, count: int | None = None) -> PackagedVariant:
-        """The candidate's artifact with its proof, on the first `count` samples where a simulator proves it."""
-        built, threads = self.evaluator.built(candidate), candidate.threads
-        built = with_compiled(self.job, built, self.workdir / "compiled", progress=self.progress)
-        route = None if self.clock is None else self.clock.route
-        coverage = target_coverage(self.job, built, self.here, route=route, progress=self.progress)
-        judged = self.job
-        if count is not None:
-            judged = replace(judged, validation=self.evaluator.simulated_samples(count))
-        proof = prove_built(
-            judged, built, coverage, task=self.task, timed=False, threads=threads, count=count, progress=self.progress
-        )
-        size, native = model_bytes(built.artifact.model), runs_natively(self.target, self.here)
-        there = () if self.clock is None else self.clock.checks()
-        checks = strongest((*artifact_checks(built, proof, self.here, None), *there))
-        return PackagedVariant(built, proof, native, size, threads, checks)
+
+def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: int | None = None) -> PackagedVariant:
+    """Return the candidate's artifact with its proof, on the first `count` samples where a simulator proves it."""
+    job, threads, progress = run.job, candidate.threads, run.progress
+    built = with_compiled(job, evaluator.built(candidate), run.workdir / "compiled", progress=progress)
+    route = None if run.clock is None else run.clock.route
+    coverage = target_coverage(job, built, run.here, route=route, progress=progress)
+    judged = job if count is None else replace(job, validation=evaluator.simulated_samples(count))
+    how: dict[str, Any] = {"task": run.task, "timed": False, "threads": threads, "count": count}
+    proof = prove_built(judged, built, coverage, progress=progress, **how)
+    size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
+    there = () if run.clock is None else run.clock.checks()
+    checks = strongest((*artifact_checks(built, proof, run.here, None), *there))
+    return PackagedVariant(built, proof, native, size, threads, checks)
 
 
 # Least and most of a budget that is kept for what follows the search.
@@ -404,7 +360,8 @@ def tune(
             machine=here,
             progress=progress,
         )
-        settings = settings_of(job, chosen, machine, task, goal, field)
+        run = Run(job, chosen, here, machine, task, goal, clock, workdir, progress)
+        settings = settings_of(run, field)
         held.enter_context(claimed(kept))
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
         if journal.known:
@@ -422,24 +379,25 @@ def tune(
             clock=clock,
             progress=progress,
         )
-        run = PreparedRun(job, chosen, here, machine, task, goal, evaluator, clock, workdir, progress)
         known = Memory()
         if memory and timed and not goal.thorough:
             known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
+        kernels = kernel_choices(job.prepared, chosen, static=static)
+        space = Space(promising_first(kernels, sequence_candidates(job, chosen)), chosen.profile, field)
+        journaled, threads = JournaledEvaluator(evaluator, journal), thread_counts(machine.usable_threads)
         left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s)
         try:
-            searched = run.search(run.space(static, field), known, journal, opener, left_s)
+            searched = Searches(journaled, goal, threads, opener.ended, progress).best(space, known, left_s)
         except (KeyboardInterrupt, BoardError):
             progress.note(f"{journal.known} measurements are kept in {journal.path}: --resume goes on from there")
             raise
-        outcome, record = searched.outcome, run.record(searched, deadline)
+        outcome, record = searched.outcome, record_of(run, evaluator, searched, deadline.elapsed_s)
         if outcome.winner is None:
             problem = "; ".join(verdict(outcome, goal)) if timed else shortfall(chosen, goal, outcome)
             hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
             raise GoalNotMetError(problem, hint, record)
-        proof = run.write(
-            outcome, outcome.winner, record, output, selftest=selftest, with_float=with_float, force=force
-        )
+        how = {"selftest": selftest, "with_float": with_float, "force": force}
+        proof = _write(run, evaluator, outcome, outcome.winner, record, output, **how)
         clear(kept, progress)
         known.remember(model.name, job.prepared.digest, outcome, progress)
     return Tuned(output, chosen, outcome, goal, proof, record)

@@ -24,14 +24,13 @@ from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import StageTime
 from edgeq.tune.build import build_all, build_methods
 from edgeq.tune.engines import Field, with_entrants
-from edgeq.tune.evaluator import FLOAT, Evaluator
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.judge import confirm, decide, fall_back, halve
 from edgeq.tune.memory import Memory, Space
 from edgeq.tune.race import time_kernels
 from edgeq.tune.recovery import recover_accuracy
 from edgeq.tune.space import Candidate
-from edgeq.tune.trials import Outcome, Trials
+from edgeq.tune.trials import FLOAT, Evaluator, Outcome, Trials
 from edgeq.util.display import SILENT, Progress
 
 # Shares of the budget by which each stage hands over to the next.

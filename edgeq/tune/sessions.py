@@ -21,7 +21,7 @@ from edgeq.model.load import model_bytes
 from edgeq.run.session import Engines, SessionSettings, open_session
 
 MEMORY = 2**30
-"""Bytes that sessions which nobody uses may take, about."""
+"""Bytes that sessions which nobody uses may take, about; and so may samples."""
 _BESIDE_WEIGHTS = 2**23
 
 

@@ -81,8 +81,9 @@ def engine_name(candidate: Candidate) -> str:
 
 NAME = "sequence"
 """What `Candidate.builder` has of candidates that `build_sequence` builds."""
-LEAST_SHARE = 0.5
-"""Of the multiply-accumulates, in constant matrices and recurrent layers: below it, these candidates are not tried."""
+WORTH_A_TRY = 0.5
+"""Share of the multiply-accumulates in constant matrices and recurrent layers, or in what can be quantized at run time,
+from which on candidates that are made for them are tried."""
 _FUSE, _SMOOTH, _ROUND = "fuse-attention", SmoothQuant.name, WeightRounding.name
 _PRODUCTS = ("Gemm", "MatMul")
 _RECURRENT = ("GRU", "LSTM", "RNN")
@@ -94,7 +95,7 @@ def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     """Those worth trying for the model; empty where it is not made of matrix products."""
     profile = target.profile.scheme
     model = job.prepared.model
-    if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < LEAST_SHARE:
+    if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < WORTH_A_TRY:
         return ()
     found = _variants(model, profile, sampled=job.calibration is not None)
     # Weights in blocks are a mode of the backend's own.

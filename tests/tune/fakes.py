@@ -13,9 +13,9 @@ from edgeq.errors import EdgeqError, EngineError, ModelError
 from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import Assessment, Screening, Timing
 from edgeq.scheme import Scheme
-from edgeq.tune.evaluator import FLOAT, Race, Runner
 from edgeq.tune.float_layers import MacCosts, RankedLayer, Ranking
 from edgeq.tune.space import Candidate
+from edgeq.tune.trials import FLOAT, Race, Runner
 
 
 @dataclass(frozen=True)

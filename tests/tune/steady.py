@@ -12,7 +12,7 @@ from edgeq_device.latency import Burst, Bursts
 from edgeq_device.ranking import rank_until_settled
 
 from edgeq.tune import sessions
-from edgeq.tune.evaluator import FLOAT
+from edgeq.tune.trials import FLOAT
 
 
 class SteadyRunner:

@@ -16,11 +16,11 @@ from edgeq.model.edit import from_proto
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
 from edgeq.tune.engines import Field
-from edgeq.tune.evaluator import Evaluator
 from edgeq.tune.goal import Goal
 from edgeq.tune.memory import FILE, Memory, Space, layer_kinds, recall
 from edgeq.tune.search import Searched, Searches
 from edgeq.tune.space import Candidate
+from edgeq.tune.trials import Evaluator
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 from tests.graphs import proto

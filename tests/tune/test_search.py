@@ -15,11 +15,10 @@ from rich.console import Console
 from edgeq.cli.tune import _draw_timed
 from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
-from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.search import search
 from edgeq.tune.space import Candidate
-from edgeq.tune.trials import Outcome, verdict
+from edgeq.tune.trials import Outcome, Race, Runner, verdict
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, Notes, profile

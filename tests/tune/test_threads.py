@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgeq.report.tuning_record import Timing
-from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.race import holds
+from edgeq.tune.trials import Race, Runner
 from tests.tune.fakes import Fact, FakeEvaluator
 from tests.tune.test_search import run
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgeq.tune.evaluator import Race, Runner
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.local import slower_in_integers
 from edgeq.tune.race import beginnings
 from edgeq.tune.search import search
 from edgeq.tune.space import Candidate, in_float, kernel_candidates
+from edgeq.tune.trials import Race, Runner
 from tests.tune.fakes import Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import run
 

@@ -224,19 +224,6 @@ _ROWS = 64
 _NOT_FINITE = 100.0
 
 
-@dataclass(frozen=True)
-class LayerSensitivity:
-    """One unit's share of the output noise.
-
-    Attributes:
-        unit: of the float model; `unit.nodes` are the names to exclude.
-        noise: power of the change at the outputs over the outputs' power, mean over outputs and their columns.
-    """
-
-    unit: Unit
-    noise: float
-
-
 def rank_layers(
     prepared: PreparedModel,
     artifact: Artifact,
@@ -245,8 +232,8 @@ def rank_layers(
     count: int = SAMPLES,
     memory: int = MEMORY,
     progress: Progress = SILENT,
-) -> tuple[LayerSensitivity, ...]:
-    """Units of the float model by the noise that they cause in the quantized model, the most first.
+) -> tuple[RankedLayer, ...]:
+    """Rank units of the float model by the noise that they cause in the quantized model, the most first.
 
     Args:
         prepared: the float model that `artifact` was made from, in whatever format.
@@ -274,11 +261,8 @@ def rank_layers(
         memory=memory,
         progress=progress,
     )
-    ranked = [
-        LayerSensitivity(unit, sum(part.noise for part in found.get(unit.name, ())))
-        for unit in units
-        if groups[unit.name]
-    ]
+    noise = {name: sum(part.noise for part in parts) for name, parts in found.items()}
+    ranked = [RankedLayer(u.name, u.nodes, noise.get(u.name, 0.0)) for u in units if groups[u.name]]
     return tuple(sorted(ranked, key=lambda r: -r.noise))
 
 
@@ -386,19 +370,18 @@ def mac_costs(units: Sequence[Unit], model: ir.Model) -> MacCosts:
     return MacCosts({unit.name: sum(macs.get(node, 0) for node in unit.nodes) for unit in units})
 
 
-def merged(found: Sequence[LayerSensitivity], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
-    """The noise of a rewritten model's units, added up in the units of the model that it was made from.
+def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedLayer, ...]:
+    """Add up the noise of a rewritten model's units in the units of the model that it was made from.
 
     Returns:
         Units that cause noise, the most first.
     """
     unit_of = {node: unit.name for unit in units for node in unit.nodes}
     noise = {unit.name: 0.0 for unit in units}
-    for sensitivity in found:
-        for name in (sensitivity.unit.name, sensitivity.unit.name.removesuffix(VALUE), *sensitivity.unit.nodes):
-            if name in unit_of:
-                noise[unit_of[name]] += sensitivity.noise
-                break
+    for layer in found:
+        named = (n for n in (layer.name, layer.name.removesuffix(VALUE), *layer.nodes) if n in unit_of)
+        if (name := next(named, None)) is not None:
+            noise[unit_of[name]] += layer.noise
     ranked = [RankedLayer(unit.name, unit.nodes, noise[unit.name]) for unit in units if noise[unit.name] > 0]
     return tuple(sorted(ranked, key=lambda layer: -layer.noise))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from edgeq.hardware.target import Target
 from edgeq.jobs.job import Built, Job, build, build_derived, computed_as_there, job_ranges, with_extrema
 from edgeq.jobs.proof import FLOAT, simulated_count
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.agreement import Agreement
+from edgeq.measure.agreement import Agreement, worst_db
 from edgeq.model.load import read_own, save_model
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme
@@ -215,7 +214,7 @@ def no_worse(
     destination = recovered.artifact.model
     with progress.stage("Comparing with the build without recoveries"):
         plain = build(job, recovered.target, scheme, workdir / destination.name)
-        found = {name: _closeness(agreement) for name, agreement in _agreements(job, plain, recovered).items()}
+        found = {name: worst_db(agreement) for name, agreement in _agreements(job, plain, recovered).items()}
     if found[_RECOVERED] >= found[_PLAIN]:
         return recovered
     without = build(job, recovered.target, scheme, destination)
@@ -235,9 +234,3 @@ def _agreements(job: Job, plain: Built, recovered: Built) -> dict[str, Agreement
             sessions[name] = engines.open(built.artifact.proof_model, built.artifact.proof_settings())
         known = {FLOAT: job.float_outputs} if job.float_outputs else {}
         return dict(evaluate_sessions(sessions, job.validation, reference=FLOAT, count=count, known=known).agreement)
-
-
-def _closeness(agreement: Agreement) -> float:
-    """Return the worst output's SQNR, minus infinity where an output is not finite."""
-    finite = all(not output.nonfinite for output in agreement.outputs)
-    return agreement.sqnr_db if finite else -math.inf

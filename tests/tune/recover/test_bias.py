@@ -10,8 +10,7 @@ import pytest
 
 from edgeq.tune.recover.base import State
 from edgeq.tune.recover.layers import QuantizedFile, find_layers
-from edgeq.tune.recover.methods.bias_correction import BiasCorrection, shift_of, shrunk
-from edgeq.tune.recover.methods.weight_rounding import OutputView
+from edgeq.tune.recover.methods.bias_correction import BiasCorrection, OutputView, shift_of, shrunk
 from edgeq.tune.recover.nonlinear import Followers
 from edgeq.tune.recover.run import Recoverer
 from edgeq.util.display import SILENT

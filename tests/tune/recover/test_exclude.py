@@ -14,7 +14,7 @@ from edgeq.measure.coverage import kernel_times
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
 from edgeq.tune.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
-from edgeq.tune.recover.costs import Costs, LayerSensitivity, Unit, by_worth, merged, rank_static
+from edgeq.tune.recover.costs import Costs, Unit, by_worth, merged, rank_static
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, target, two_gates, uneven
 
@@ -49,10 +49,10 @@ def test_neighbours_are_worth_more_together() -> None:
 def test_noise_of_a_rewritten_model_is_that_of_the_users_units() -> None:
     units = [_unit("first", "first", "sigmoid", "mul"), _unit("second"), _unit("third")]
     found = [
-        LayerSensitivity(_unit("first"), 1.0),
-        LayerSensitivity(_unit("first/value", "first/value", "mul"), 2.0),
-        LayerSensitivity(_unit("added", "added", "second"), 4.0),
-        LayerSensitivity(_unit("unknown"), 8.0),
+        RankedLayer("first", ("first",), 1.0),
+        RankedLayer("first/value", ("first/value", "mul"), 2.0),
+        RankedLayer("added", ("added", "second"), 4.0),
+        RankedLayer("unknown", ("unknown",), 8.0),
     ]
     assert {r.name: r.noise for r in merged(found, units)} == {"second": 4.0, "first": 3.0}
     assert [r.name for r in merged(found, units)] == ["second", "first"]

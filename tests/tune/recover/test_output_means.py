@@ -11,7 +11,7 @@ import pytest
 
 from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.methods import weight_rounding
-from edgeq.tune.recover.methods.weight_rounding import OutputView, float_means
+from edgeq.tune.recover.methods.bias_correction import OutputView, float_means
 from edgeq.tune.recover.nonlinear import Followers
 from tests.tune.recover.graphs import tensors_of
 from tests.tune.recover.nets import Net, few, prepared_of

@@ -12,7 +12,8 @@ from onnx import helper, numpy_helper
 
 from edgeq.backends.base import Artifact
 from edgeq.model.edit import from_proto, to_proto
-from edgeq.tune.recover.costs import Columns, LayerSensitivity, Unit, rank_layers
+from edgeq.tune.float_layers import RankedLayer
+from edgeq.tune.recover.costs import Columns, rank_layers
 from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, FewSamples, Net, few, job_of, run, target, two_gates, uneven
@@ -31,18 +32,14 @@ def _chain() -> ir.Model:
     return net.model({"x": SHAPE}, ["last_out"])
 
 
-def _ranked(
-    folder: Path, model: ir.Model, samples: FewSamples, form: str
-) -> tuple[dict[str, LayerSensitivity], Artifact]:
+def _ranked(folder: Path, model: ir.Model, samples: FewSamples, form: str) -> tuple[dict[str, RankedLayer], Artifact]:
     job = job_of(model, folder, samples)
     state = Recoverer(job, target(), folder).state(SCHEME.replace(format=form), [], folder / "q.onnx")
     assert state.artifact is not None
-    return {
-        r.unit.name: r for r in rank_layers(job.prepared, state.artifact, samples, count=len(samples))
-    }, state.artifact
+    return {r.name: r for r in rank_layers(job.prepared, state.artifact, samples, count=len(samples))}, state.artifact
 
 
-def _one_layer(model: ir.Model, quantized: onnx.ModelProto, unit: Unit) -> ir.Model:
+def _one_layer(model: ir.Model, quantized: onnx.ModelProto, unit: RankedLayer) -> ir.Model:
     """The float model with the weights of one unit, and the rounding of what it makes, as in the QDQ model."""
     constants = {t.name: t for t in quantized.graph.initializer}
     held = {name: numpy_helper.to_array(t) for name, t in constants.items()}
@@ -91,7 +88,7 @@ def test_noise_is_that_of_quantizing_one_layer_alone(tmp_path: Path) -> None:
     quantized = onnx.load(artifact.model)
     assert set(ranked) == {"first", "second", "third", "sum_Add", "last"}
     for found in ranked.values():
-        alone = _noise(model, _one_layer(model, quantized, found.unit), samples)
+        alone = _noise(model, _one_layer(model, quantized, found), samples)
         assert found.noise == pytest.approx(alone, rel=0.06)
     noises = [found.noise for found in ranked.values()]
     assert noises == sorted(noises, reverse=True)
@@ -102,7 +99,7 @@ def test_little_memory_takes_several_passes(tmp_path: Path) -> None:
     model, samples = two_gates(uneven), few(3, SHAPE)
     ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
     for found in rank_layers(job_of(model, tmp_path, samples).prepared, artifact, samples, count=3, memory=1):
-        assert found.noise == pytest.approx(ranked[found.unit.name].noise, rel=0.3)
+        assert found.noise == pytest.approx(ranked[found.name].noise, rel=0.3)
 
 
 def test_units_of_several_tensors_come_close(tmp_path: Path) -> None:
@@ -111,7 +108,7 @@ def test_units_of_several_tensors_come_close(tmp_path: Path) -> None:
     ranked, artifact = _ranked(tmp_path, model, samples, "QDQ")
     quantized = onnx.load(artifact.model)
     for found in ranked.values():
-        alone = _noise(model, _one_layer(model, quantized, found.unit), samples)
+        alone = _noise(model, _one_layer(model, quantized, found), samples)
         assert 10 * abs(np.log10(found.noise / alone)) < 1.0
 
 
@@ -137,7 +134,7 @@ def test_a_spoiled_layer_comes_first(tmp_path: Path) -> None:
     values = numpy_helper.to_array(weight)
     weight.CopyFrom(numpy_helper.from_array((values // 16 * 16).astype(np.int8), weight.name))
     state.artifact.model.write_bytes(quantized.SerializeToString())
-    assert rank_layers(job.prepared, state.artifact, samples)[0].unit.name == "third"
+    assert rank_layers(job.prepared, state.artifact, samples)[0].name == "third"
 
 
 def test_columns_weigh_alike_and_sizes_may_change() -> None:
