@@ -45,7 +45,7 @@ _ROUNDING = 1e-5
 
 
 def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[Outputs]:
-    """What a session answers to each sample, run at once if they are alike."""
+    """Return what a session answers to each sample, run at once if they are alike."""
     if len(samples) == 1 or not alike(samples):
         return [infer(session, sample, model=model) for sample in samples]
     made = infer(session, gathered(samples), model=model)
@@ -53,19 +53,20 @@ def answers(session: Session, samples: Sequence[Sample], *, model: str) -> list[
 
 
 def gathered(samples: Sequence[Sample]) -> Sample:
-    """Samples of one row each as one."""
+    """Return samples of one row each as one."""
     inputs = {name: np.concatenate([s.inputs[name] for s in samples]) for name in samples[0].inputs}
     return dataclasses.replace(samples[0], inputs=inputs)
 
 
 def joined(outputs: Sequence[Outputs]) -> Outputs:
-    """The answers to samples of one row each as one."""
+    """Return the answers to samples of one row each as one."""
     return {name: np.concatenate([answer[name] for answer in outputs]) for name in outputs[0]}
 
 
 def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
-    """How many samples that are like `samples` a session may run at once: 1 where its batch is fixed, where samples
-    differ in shape, or where an answer depends on what is beside it, as with ranges that are measured at run time."""
+    """Return how many samples that are like `samples` a session may run at once: 1 where its batch is fixed, where
+    samples differ in shape, or where an answer depends on what is beside it, as with ranges that are measured at run
+    time."""
     first = samples[0]
     free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
     most = min(_MOST, _MOST_BYTES // max(1, sum(array.nbytes for array in first.inputs.values())))
@@ -85,7 +86,7 @@ def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
 
 
 def alike(samples: Sequence[Sample]) -> bool:
-    """Whether samples are single rows of one shape, so that they can be run at once."""
+    """Return whether samples are single rows of one shape, so that they can be run at once."""
     shapes = [{name: array.shape for name, array in sample.inputs.items()} for sample in samples]
     single = all(shape[:1] == (1,) for shape in shapes[0].values())
     return single and all(other == shapes[0] for other in shapes) and not any("rows" in s.context for s in samples)
@@ -134,7 +135,7 @@ class ArrayStore:
         np.savez(self._file(key), allow_pickle=False, names=np.array(names), **numbered)
 
     def get(self, key: int) -> Arrays:
-        """The arrays under `key`, which must be there."""
+        """Return the arrays under `key`, which must be there."""
         if key in self._held:
             return self._held[key]
         with np.load(self._file(key), allow_pickle=False) as archive:
@@ -167,7 +168,7 @@ class SampleStore:
         return len(self._order)
 
     def first(self, count: int) -> tuple[int, ...]:
-        """Which samples of the source come first here, ascending."""
+        """Return which samples of the source come first here, ascending."""
         return tuple(sorted(self._order[:count]))
 
     def __getitem__(self, position: int) -> Sample:
@@ -258,8 +259,9 @@ class AccuracyMeter:
     def simulate(
         self, name: str, here: Session, there: Session, samples: int, whole: Assessment, advance: Callable[[int], None]
     ) -> tuple[Assessment, float]:
-        """The loss of the model called `name` in an engine that is too slow for all samples: what it loses here on all
-        of them, plus what it loses more there, by the first `samples`, each of which runs in both (`loses_more`).
+        """Return the loss of the model called `name` in an engine that is too slow for all samples: what it loses here
+        on all of them, plus what it loses more there, by the first `samples`, each of which runs in both
+        (`loses_more`).
 
         Args:
             here, there: the model in this machine's kernels, and in the engine.
@@ -290,7 +292,7 @@ class AccuracyMeter:
         return found, math.sqrt(1 - samples / self.total) * (sure(0.0, error)[1])
 
     def compare(self, session: Session, count: int, *, model: str) -> Agreement:
-        """How closely the outputs follow float32's, on the first `count` samples."""
+        """Return how closely the outputs follow float32's, on the first `count` samples."""
         comparison = Comparison()
         for position in range(min(count, self.total)):
             sample = self.samples[position]
@@ -305,11 +307,11 @@ class AccuracyMeter:
         return columns.noise
 
     def float_metrics(self) -> dict[str, float]:
-        """float32's metrics over all samples; empty without a task."""
+        """Return float32's metrics over all samples; empty without a task."""
         return dict(self._float_measured(self.total).metrics) if self._task is not None else {}
 
     def _assessed(self, estimate: _Estimate) -> Assessment:
-        """What is known of a model by the samples that it has seen, the first ones."""
+        """Return what is known of a model by the samples that it has seen, the first ones."""
         labels = None
         if self._task is not None and estimate.metric is not None:
             labels = self._task, self._float_measured(estimate.seen), estimate.metric.measured()
@@ -317,7 +319,7 @@ class AccuracyMeter:
         return assess(estimate.agreement, labels, complete=complete, seen_only=self._seen_only)
 
     def _float_measured(self, samples: int) -> Measured:
-        """float32's metric over the first `samples`; one meter sees ever more of them."""
+        """Return float32's metric over the first `samples`; one meter sees ever more of them."""
         if samples not in self._float_metrics:
             metric, seen = self._float_meter
             if metric is None or seen > samples:
@@ -331,11 +333,11 @@ class AccuracyMeter:
         return self._float_metrics[samples]
 
     def _reference(self, position: int) -> Outputs:
-        """float32's outputs for the sample at `position`."""
+        """Return float32's outputs for the sample at `position`."""
         return self._references([position])[0]
 
     def _references(self, positions: Sequence[int]) -> list[Outputs]:
-        """float32's outputs for the samples at `positions`, computed once."""
+        """Return float32's outputs for the samples at `positions`, computed once."""
         missing = [position for position in positions if position not in self._float_outputs]
         if missing:
             session, most = self._float_session
@@ -366,7 +368,7 @@ class _Estimate:
 
     @classmethod
     def of(cls, task: Task | None) -> _Estimate:
-        """Of no samples yet."""
+        """Return the estimate of no samples yet."""
         return cls(None if task is None else ResampledMeter(task), AgreementEstimate(Comparison(task)))
 
     def add(self, samples: Sequence[Sample], references: Sequence[Outputs], candidates: Sequence[Outputs]) -> None:
@@ -441,7 +443,7 @@ class AssessmentJob:
 
 
 def assessor(workers: Workers, job: Job, *, task: Task | None, seen_only: bool, memory: int) -> AssessmentJob | None:
-    """What workers do for the candidates of `job`; None where they cannot read its samples themselves."""
+    """Return what workers do for the candidates of `job`; None where they cannot read its samples themselves."""
     reference = Sharded(job.validation, workers).reference
     if reference is None:
         return None
@@ -452,7 +454,7 @@ def assessor(workers: Workers, job: Job, *, task: Task | None, seen_only: bool, 
 def assess_on(
     workers: Workers, job: AssessmentJob, artifacts: Sequence[tuple[str, Artifact, bool]], samples: int
 ) -> Iterator[tuple[str, Assessment]]:
-    """The assessment of each artifact, by its candidate's name, in their order.
+    """Return the assessment of each artifact, by its candidate's name, in their order.
 
     Args:
         artifacts: name, artifact, and whether samples may be run together.

@@ -88,7 +88,7 @@ class Regret:
 
 
 def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.float64]:
-    """By how much the class `best` of each row is ahead of the next: [rows, classes] and [rows] to [rows]."""
+    """Return by how much the class `best` of each row is ahead of the next: [rows, classes] and [rows] to [rows]."""
     every = np.arange(len(scores))
     others = scores.copy()
     others[every, best] = -np.inf
@@ -127,7 +127,7 @@ def assess(
     complete: bool,
     seen_only: bool = False,
 ) -> Assessment:
-    """What is known after the samples seen so far.
+    """Return what is known after the samples seen so far.
 
     Args:
         labels: the task, and what it measured of float32 and of the candidate on the same rows; None without labels.
@@ -184,7 +184,7 @@ def further_error(measured: Measured, regret: Regret | None, rows: int) -> float
 
 
 def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float, float]:
-    """The 95 % interval of a loss with a standard error, the whole scale where that is not known.
+    """Return the 95 % interval of a loss with a standard error, the whole scale where that is not known.
 
     Args:
         further: half of the 95 % interval of something independent that is added.
@@ -196,8 +196,8 @@ def sure(drop: float, error: float | None, further: float = 0.0) -> tuple[float,
 
 
 def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, float]:
-    """The loss to be expected on other samples, and its standard error: of top-1, the measured loss and the regret,
-    weighted by the inverse of their variances; of other metrics the measured one.
+    """Return the loss to be expected on other samples, and its standard error: of top-1, the measured loss and the
+    regret, weighted by the inverse of their variances; of other metrics the measured one.
 
     What labels say is unbiased and noisy: only rows that change between right and wrong count, and a few hundred
     samples have a dozen of those. The regret is steady and may be biased; it is trusted to within half its size. A
@@ -213,7 +213,7 @@ def _combine(drop: float, error: float, regret: Regret | None) -> tuple[float, f
 def loses_more(
     here: Assessment, there: Assessment, error: float | None, whole: Assessment, between_db: float
 ) -> tuple[float, float | None]:
-    """What a model loses more in an engine than in this machine's kernels, and its standard error.
+    """Return what a model loses more in an engine than in this machine's kernels, and its standard error.
 
     By labels on few samples that is unbiased and noisy: the answers that change are a few. The noise of the outputs is
     steady, since every sample shows it, and losses grow with its power: with noise N here and N' there, the loss is

@@ -52,8 +52,8 @@ class Field:
     saturating: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def fitting(self, candidate: Candidate, engine: Engine) -> tuple[Candidate, ...]:
-        """What of `candidate` runs right in `engine`: itself, or where its kernels saturate with each of the weights
-        that cannot; nothing where it does not suit it."""
+        """Return the forms of `candidate` that run right in `engine`: itself, or where its kernels saturate with
+        each of the weights that cannot; nothing where it does not suit it."""
         scheme = candidate.scheme
         if not suits(candidate, engine):
             return ()
@@ -64,14 +64,14 @@ class Field:
         return tuple(with_scheme(candidate, made) for made in safe)
 
     def without(self, names: Iterable[str]) -> Field:
-        """Those whose engine is not among `names`."""
+        """Return the field without the engines `names`."""
         left = tuple(choice for choice in self.plugins if choice.engine.name not in set(names))
         return replace(self, plugins=left)
 
     def also_on(
         self, installed: Mapping[str, Installed], asked: Sequence[EngineChoice], progress: Progress = SILENT
     ) -> Field:
-        """Those that another machine has in the same version: it times what is built and assessed here.
+        """Return the engines that another machine has in the same version: it times what is built and assessed here.
 
         Raises:
             EngineError: one of `asked` is not among them.
@@ -94,8 +94,8 @@ def find_field(
     timed: bool = True,
     progress: Progress = SILENT,
 ) -> Field:
-    """The engines that are raced for `target`: those that are installed and give right answers on this machine, or of
-    these the ones that are named. Each is loaded and checked in a process of its own.
+    """Return the engines that are raced for `target`: those that are installed and give right answers on this machine,
+    or of these the ones that are named. Each is loaded and checked in a process of its own.
 
     Raises:
         UsageError: a plug-in is named where nothing of it runs.
@@ -142,7 +142,7 @@ def _unfit(engine: Engine, precisions: tuple[str, ...]) -> str:
 
 
 def suits(candidate: Candidate, engine: Engine) -> bool:
-    """Whether `engine` has integer kernels for a candidate of the target's backend."""
+    """Return whether `engine` has integer kernels for a candidate of the target's backend."""
     scheme = candidate.scheme
     plain = scheme.mode == "static" and scheme.format == "QDQ" and not candidate.builder and not scheme.session_options
     return plain and scheme.pair in engine.int8.pairs
@@ -255,7 +255,7 @@ class CandidateBuilder:
         self.recoverer = Recoverer(job, target, workdir)
 
     def build(self, candidate: Candidate, destination: Path) -> Built:
-        """The candidate's model at `destination`, by its builder or the target's backend, with its recoveries.
+        """Return the candidate's model at `destination`, by its builder or the target's backend, with its recoveries.
 
         Raises:
             EdgeqError: it cannot be built.

@@ -47,7 +47,7 @@ class LayerCosts(Protocol):
         """Cost of all layers in float over all in integers."""
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Cost of layer `name` in float beside the layers `kept` in float."""
+        """Return the cost of layer `name` in float beside the layers `kept` in float."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class MacCosts:
         return float(sum(self.macs.values()))
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """The layer's own multiply-accumulates, whatever else is in float."""
+        """Return the layer's own multiply-accumulates, whatever else is in float."""
         return float(self.macs[name])
 
 
@@ -104,7 +104,7 @@ class Ranking:
     quiet: tuple[QuietLayer, ...] = ()
 
     def nodes(self, layers: Sequence[RankedLayer]) -> tuple[str, ...]:
-        """Names of the nodes that go to float with `layers`."""
+        """Return names of the nodes that go to float with `layers`."""
         chosen = {layer.name for layer in layers}
         joined = {layer.name: layer for layer in self.quiet if layer.neighbours}
         while left := [name for name, layer in joined.items() if not layer.neighbours <= chosen | joined.keys()]:
@@ -147,7 +147,7 @@ def select_float_layers(
     known: dict[tuple[RankedLayer, ...], float] = {}
 
     def loss(layers: tuple[RankedLayer, ...]) -> float:
-        """What is lost with `layers` in float; a set that holds is kept in `found`."""
+        """Return what is lost with `layers` in float; a set that holds is kept in `found`."""
         if layers not in known:
             known[layers] = evaluate(ranking.nodes(layers))
             if known[layers] <= max_drop:
@@ -155,7 +155,7 @@ def select_float_layers(
         return known[layers]
 
     def holds(layers: tuple[RankedLayer, ...]) -> bool:
-        """Whether that is at most `max_drop`."""
+        """Return whether that is at most `max_drop`."""
         return loss(layers) <= max_drop
 
     limited = hopeless < math.inf and 2 < len(order) <= len(ranking.layers) // 2
@@ -206,8 +206,8 @@ def _between(tried: Mapping[int, float]) -> int | None:
 
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
-    """The longest beginning of the ranking that costs at most `headroom` of the span; never all layers, which would be
-    the float model."""
+    """Return the longest beginning of the ranking that costs at most `headroom` of the span; never all layers, which
+    would be the float model."""
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
     kept: set[str] = set()
     spent, count = 0.0, 0
@@ -226,7 +226,7 @@ def rank_by_probing(
     *,
     each: bool = False,
 ) -> Ranking:
-    """Layers by noise, of those within a factor of about two the cheapest first; costs are multiply-accumulates.
+    """Rank layers by noise, of those within a factor of about two the cheapest first; costs are multiply-accumulates.
 
     To spare measurements, groups of neighbours are measured first, and the noisiest group is split again and again.
 
@@ -244,7 +244,7 @@ def rank_by_probing(
         return RankedLayer(nodes[0], tuple(nodes), noise_of(nodes))
 
     def cost(layer: RankedLayer) -> int:
-        """Multiply-accumulates of the layer."""
+        """Return the multiply-accumulates of the layer."""
         return sum(macs[node] for node in layer.nodes)
 
     def order(layer: RankedLayer) -> tuple[float, int, tuple[str, ...]]:
@@ -266,7 +266,8 @@ def rank_by_probing(
 
 
 def _costliest(kept: Sequence[RankedLayer], costs: LayerCosts) -> list[RankedLayer]:
-    """Layers by what putting them back into integers saves, the most first; those that save nothing are left out."""
+    """Return layers by what putting them back into integers saves, the most first; those that save nothing are left
+    out."""
     names = {layer.name for layer in kept}
     saved = {layer.name: costs.further(layer.name, names) for layer in kept}
     return sorted((layer for layer in kept if saved[layer.name] > 0), key=lambda layer: -saved[layer.name])

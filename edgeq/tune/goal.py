@@ -128,7 +128,7 @@ def as_goal(given: Goal | str | None) -> Goal:
 
 
 def parse_budget(text: str | None) -> float | None:
-    """Seconds from "90", "90s", "10m", "1.5h" or "1h30m"."""
+    """Return seconds from "90", "90s", "10m", "1.5h" or "1h30m"."""
     if text is None:
         return None
     pattern = r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?"
@@ -159,17 +159,17 @@ class Deadline:
         return self._clock() - self._start
 
     def until(self, share: float) -> Deadline:
-        """The end of the first `share` of this budget, by the same clock."""
+        """Return the end of the first `share` of this budget, by the same clock."""
         part = copy.copy(self)
         part._budget = None if self._budget is None else share * self._budget
         return part
 
     def passed(self) -> bool:
-        """Whether the budget is used up."""
+        """Return whether the budget is used up."""
         return self._budget is not None and self.elapsed_s >= self._budget
 
     def left_s(self, most: float = float("inf")) -> float:
-        """Seconds until the budget is used up, at most `most`; never negative."""
+        """Return seconds until the budget is used up, at most `most`; never negative."""
         if self._budget is None:
             return most
         return max(0.0, min(most, self._budget - self.elapsed_s))

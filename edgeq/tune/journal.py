@@ -97,7 +97,7 @@ class Journal:
         return self._known[key]
 
     def remember(self, key: str, measure: Callable[[], Any]) -> Any:
-        """The measurement under `key`: what the journal has, else what `measure` gives (plain JSON values)."""
+        """Return the measurement under `key`: what the journal has, else what `measure` gives (plain JSON values)."""
         if key not in self._known:
             value = measure()
             if not self._begun:
@@ -143,7 +143,7 @@ class Journal:
 
 
 def is_journal(path: Path) -> bool:
-    """Whether `path` is a journal, of any version, or the beginning of one that a kill cut off."""
+    """Return whether `path` is a journal, of any version, or the beginning of one that a kill cut off."""
     if not is_plain(path):
         return False
     with path.open("rb") as stream:
@@ -166,7 +166,8 @@ class JournaledEvaluator:
         """See `Evaluator.build`; that a candidate cannot be built is remembered, too."""
 
         def measure() -> dict[str, Any]:
-            """What building it shows, or why it cannot be built; a board that fails says nothing of a candidate."""
+            """Return what building it shows, or why it cannot be built; a board that fails says nothing of a
+            candidate."""
             try:
                 return {"found": plain(self._evaluator.build(candidate))}
             except BoardError:
@@ -219,7 +220,7 @@ class JournaledEvaluator:
         return self._kept(key, int, lambda: self._evaluator.memory(candidate, threads))
 
     def _kept(self, key: str, kind: type[T], measure: Callable[[], T]) -> T:
-        """What the journal has under `key`, else what `measure` gives, remembered."""
+        """Return what the journal has under `key`, else what `measure` gives, remembered."""
         return self._read(self._journal.remember(key, lambda: plain(measure())), kind)
 
     def _read(self, value: Any, kind: type[T]) -> T:
@@ -227,7 +228,7 @@ class JournaledEvaluator:
 
 
 def digest(candidate: Candidate) -> str:
-    """What a candidate's measurements are filed under; threads decide neither its content nor its accuracy."""
+    """Return what a candidate's measurements are filed under; threads decide neither its content nor its accuracy."""
     content = plain(candidate)
     del content["threads"]
     return fingerprint(content)
@@ -243,7 +244,7 @@ _LEFT = re.compile(
 
 
 def folder_of(output: Path) -> Path:
-    """The folder beside `output` in which a tuning run keeps its journal and statistics."""
+    """Return the folder beside `output` in which a tuning run keeps its journal and statistics."""
     return output.with_name(f"{output.name}.tuning")
 
 
@@ -276,7 +277,8 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def _only_run(folder: Path) -> AbstractContextManager[None]:
-    """The lock of a run. It is the marker's: that of the folder is for moments in which files are moved in it."""
+    """Return the lock of a run. It is the marker's: that of the folder is for moments in which files are moved in
+    it."""
     return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
 
 
@@ -295,7 +297,7 @@ def _judge(folder: Path) -> Judge | None:
         return None
 
     def judge(name: str) -> bool:
-        """Whether edgeq wrote the file of that name."""
+        """Return whether edgeq wrote the file of that name."""
         if name == MARKER:
             return marked
         if name == JOURNAL:

@@ -67,7 +67,7 @@ class Evidence:
     max_drop: float
 
     def likeness(self, operators: Mapping[str, float]) -> float:
-        """Share of the multiply-accumulates in kinds of layers that both models have, 0 to 1."""
+        """Return share of the multiply-accumulates in kinds of layers that both models have, 0 to 1."""
         return sum(min(share, operators.get(kind, 0.0)) for kind, share in self.operators.items())
 
 
@@ -104,8 +104,8 @@ class Memory:
     evidence: tuple[Evidence, ...] = ()
 
     def narrowed(self, space: Space) -> Space | None:
-        """What of `space` won before, and its first candidate; None where there is no such evidence, or nothing to
-        leave out."""
+        """Return what of `space` won before, and its first candidate; None where there is no such evidence, or nothing
+        to leave out."""
         won = [c for e in self.evidence for c in space.candidates if _kernel(c.scheme, c.builder) == _of(e)]
         if not self.evidence or not (won or any(e.scheme.mode == "float" for e in self.evidence)):
             return None
@@ -120,13 +120,13 @@ class Memory:
         return None if found == space else found
 
     def confirmed(self, outcome: Outcome) -> bool:
-        """Whether a narrowed search found what the evidence promised."""
+        """Return whether a narrowed search found what the evidence promised."""
         least = min((e.speedup for e in self.evidence), default=0.0)
         return outcome.winner is not None and _speedup(outcome.winner) * (1 + BEHIND) >= least
 
     def unmeasured(self, outcome: Outcome) -> str:
-        """Why a narrowed search may have missed what the evidence promised though nothing speaks against it: what
-        keeps the accuracy has no measurable speed. "" where that is not so."""
+        """Return why a narrowed search may have missed what the evidence promised though nothing speaks against it:
+        what keeps the accuracy has no measurable speed. "" where that is not so."""
         judged = ((t, t.judged) for t in outcome.trials)
         return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
 
@@ -171,7 +171,7 @@ def memory_file() -> Path | None:
 def recall(
     path: Path | None, model: ir.Model, settings: Mapping[str, Any], max_drop: float, progress: Progress
 ) -> Memory:
-    """What is known of models like `model`.
+    """Return what is known of models like `model`.
 
     Args:
         path: None: nothing is remembered.
@@ -187,7 +187,7 @@ def recall(
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:
-    """Share of the multiply-accumulates by operator, convolutions by form: depthwise, pointwise, others."""
+    """Return share of the multiply-accumulates by operator, convolutions by form: depthwise, pointwise, others."""
     macs = node_macs(model)
     counted: Counter[str] = Counter()
     for node in model.graph:
@@ -206,7 +206,7 @@ def _kind(node: ir.Node) -> str:
 
 
 def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
-    """The evidence in a file; nothing, with a note, where it is damaged."""
+    """Return the evidence in a file; nothing, with a note, where it is damaged."""
     if not path.exists():
         return ()
     try:
@@ -224,7 +224,7 @@ def _of(evidence: Evidence) -> tuple[Scheme, str]:
 
 
 def _kernel(scheme: Scheme, builder: str) -> tuple[Scheme, str]:
-    """What decides speed: neither ranges nor which layers are spared."""
+    """Return what decides speed: neither ranges nor which layers are spared."""
     plain_scheme = Scheme()
     common = {"method": plain_scheme.method, "method_options": {}, "exclude": (), "wide": (), "eight_bit": ()}
     return scheme.replace(**common), builder

@@ -117,7 +117,7 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
 
 
 def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: float) -> dict[str, Any]:
-    """The outcome as plain JSON values; keys as docs/tune.md lists them."""
+    """Return the outcome as plain JSON values; keys as docs/tune.md lists them."""
     own, winner = target.profile.scheme.exclude, outcome.winner
     return {
         "target": target.name,
@@ -130,7 +130,7 @@ def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: fl
 
 
 def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
-    """Why nothing was chosen, in one line."""
+    """Return why nothing was chosen, in one line."""
     judged = [trial for trial in outcome.trials if trial.judged]
     if judged:
         best = min(judged, key=lambda t: (t.simulated is None, t.loss))
@@ -144,7 +144,7 @@ def shortfall(target: Target, goal: Goal, outcome: Outcome) -> str:
 
 
 def bundle_note(record: Mapping[str, Any]) -> str:
-    """What the notes of a bundle say of the chosen form of a record."""
+    """Return what the notes of a bundle say of the chosen form of a record."""
     chosen = record["chosen"]
     found = [f"calibration by {chosen['method']}", f"{len(chosen['kept_in_float'])} layers kept in float"]
     if chosen["wide"]:
@@ -155,7 +155,7 @@ def bundle_note(record: Mapping[str, Any]) -> str:
 
 
 def summary(record: Mapping[str, Any]) -> dict[str, str]:
-    """The chosen form of a record, as text by title; empty where nothing was chosen."""
+    """Return the chosen form of a record, as text by title; empty where nothing was chosen."""
     chosen = record["chosen"]
     if chosen is None:
         return {}

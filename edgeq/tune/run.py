@@ -76,7 +76,7 @@ class Plan:
     engines: Field
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "target": self.target.name,
             "profile": self.target.profile.name,
@@ -100,8 +100,8 @@ def plan(
     engines: Sequence[EngineChoice] = (),
     progress: Progress = SILENT,
 ) -> Plan:
-    """The candidates that `tune` would start from, without building anything. Samples have to be there, and are not
-    read.
+    """Return the candidates that `tune` would start from, without building anything. Samples have to be there, and are
+    not read.
 
     Raises:
         DataError: no file is where the samples should be.
@@ -130,7 +130,7 @@ def plan(
 
 
 def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
-    """The target, and whether its kernels run here, so that they can be timed.
+    """Return the target, and whether its kernels run here, so that they can be timed.
 
     Raises:
         HardwareError: it is unknown, or neither runs nor is simulated here.
@@ -147,12 +147,13 @@ def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
 
 
 def is_static(target: Target, data: Data | None, statistics: Path | None) -> bool:
-    """Whether ranges are derived before the build: where there is data for it, or nothing else that could be built."""
+    """Return whether ranges are derived before the build: where there is data for it, or nothing else that could be
+    built."""
     return data is not None or statistics is not None or not target.profile.scheme.dynamic_weight_types
 
 
 def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> tuple[Candidate, ...]:
-    """The target's kernel choices for a model, the profile's own first.
+    """Return the target's kernel choices for a model, the profile's own first.
 
     Args:
         static: whether ranges are derived before the build.
@@ -165,7 +166,7 @@ def kernel_choices(prepared: PreparedModel, target: Target, *, static: bool) -> 
 
 
 def promising_first(kernels: Sequence[Candidate], extra: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """All candidates, so ordered that a short budget is spent on the right ones.
+    """Return all candidates, so ordered that a short budget is spent on the right ones.
 
     What is made for this kind of model comes early: matrix products of such a model bear ranges that are
     measured at run time better than fixed ones.
@@ -267,7 +268,7 @@ class Tuned(Page):
         return {"name": self.bundle.name, "tuning": self.record, "variants": variants}
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {"bundle": str(self.bundle), **self.record, "proof": self.proof}
 
 
@@ -404,8 +405,8 @@ def tune(
 
 
 def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:
-    """Seconds of the budget for the proof and the bundle: float32 and the winner run over the validation samples, at
-    about what the float pass, just now, took for each sample of the calibration."""
+    """Return seconds of the budget for the proof and the bundle: float32 and the winner run over the validation
+    samples, at about what the float pass, just now, took for each sample of the calibration."""
     samples = job.statistics.samples if job.statistics is not None else 0
     likely = deadline.elapsed_s * len(job.validation) / samples if samples else 0.0
     least, most = _RESERVED

@@ -157,7 +157,7 @@ class Searches:
         return Searched(outcome, left, note)
 
     def _searched(self, space: Space, deadline: Deadline) -> tuple[Outcome, Field]:
-        """What is best in `space`, and the engines that were left at the end."""
+        """Return what is best in `space`, and the engines that were left at the end."""
         while True:
             where = (space.candidates, space.profile, self.evaluator, self.goal, deadline)
             try:

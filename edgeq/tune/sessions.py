@@ -73,7 +73,7 @@ class SessionPool:
 
 @contextmanager
 def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator[Any]:
-    """A session for one use."""
+    """Return a session for one use."""
     session = engines.open(model, settings)
     try:
         yield session
@@ -82,8 +82,8 @@ def opened(engines: Engines, model: Path, settings: SessionSettings) -> Iterator
 
 
 def judged(artifact: Artifact) -> tuple[Path, SessionSettings]:
-    """What is run to learn what an artifact answers. A simulator of its engine would take a thousand times as long as
-    the Q/DQ model as it is written, from which it differs by roundings: see `edgeq.tune.judge`."""
+    """Return what is run to learn what an artifact answers. A simulator of its engine would take a thousand times as
+    long as the Q/DQ model as it is written, from which it differs by roundings: see `edgeq.tune.judge`."""
     if artifact.in_simulator:
         return artifact.model, SessionSettings(optimization="none")
     return artifact.proof_model, artifact.proof_settings()
@@ -105,13 +105,14 @@ class Clock(Protocol):
     """Times models where they are to run."""
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T | None:
-        """What `judge` finds of a session on that machine; None where that is this machine, and nothing is opened."""
+        """Return what `judge` finds of a session on that machine; None where that is this machine, and nothing is
+        opened."""
 
     def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
         """`rank_until_settled` by `rules`."""
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
-        """A session under the profiler, whose files lie where the settings say when it has ended."""
+        """Return a session under the profiler, whose files lie where the settings say when it has ended."""
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
         """Peak memory of a session, bytes."""

@@ -70,12 +70,12 @@ class Candidate:
         return self.scheme.mode != "float"
 
     def replace(self, **changes: Any) -> Candidate:
-        """A copy with `changes`."""
+        """Return a copy with `changes`."""
         return dataclasses.replace(self, **changes)
 
 
 def engine_name(candidate: Candidate) -> str:
-    """Of what runs it."""
+    """Return the name of the engine that runs it."""
     return candidate.engine.engine.name if candidate.engine else DEFAULT
 
 
@@ -92,7 +92,7 @@ _BLOCKS = {8: 128, 4: 32}
 
 
 def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
-    """Those worth trying for the model; empty where it is not made of matrix products."""
+    """Return those worth trying for the model; empty where it is not made of matrix products."""
     profile = target.profile.scheme
     model = job.prepared.model
     if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < WORTH_A_TRY:
@@ -128,7 +128,7 @@ def build_sequence(job: Job, target: Target, candidate: Candidate, destination: 
 
 
 def product_share(model: ir.Model) -> float:
-    """Share of the multiply-accumulates, 0 to 1, in products with constant matrices and in recurrent layers."""
+    """Return share of the multiply-accumulates, 0 to 1, in products with constant matrices and in recurrent layers."""
     macs = node_macs(model)
     ours = sum(
         macs.get(node.name or "", 0)
@@ -181,7 +181,7 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
 def _transformed(
     recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
 ) -> PreparedModel:
-    """The model after a recovery, kept beside the prepared one: several candidates start from it."""
+    """Return the model after a recovery, kept beside the prepared one: several candidates start from it."""
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
     kept = folder / "model.onnx"
     if not kept.is_file():
@@ -209,7 +209,7 @@ _DYNAMIC = "dynamic"
 
 
 def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = False) -> tuple[Candidate, ...]:
-    """The profile's scheme, and every other kernel choice of its search table that makes sense.
+    """Return the profile's scheme, and every other kernel choice of its search table that makes sense.
 
     Args:
         static: whether there are statistics to derive ranges from.
@@ -306,7 +306,7 @@ def _sensible(scheme: Scheme, profile: Profile) -> bool:
 
 
 def _name(scheme: Scheme) -> str:
-    """What distinguishes a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
+    """Return what distinguishes a scheme from the others of a run: "U8S8 per-channel, percentile 99.99"."""
     if scheme.mode == _DYNAMIC:
         return "dynamic per-channel" if scheme.per_channel else "dynamic per-tensor"
     parts = [scheme.pair, "per-channel" if scheme.per_channel else "per-tensor"]

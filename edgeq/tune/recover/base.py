@@ -43,11 +43,11 @@ class State:
     changed: frozenset[str] = frozenset()
 
     def replace(self, **changes: Any) -> State:
-        """A copy with `changes`."""
+        """Return a copy with `changes`."""
         return dataclasses.replace(self, **changes)
 
     def note(self, *texts: str) -> State:
-        """A copy with further notes."""
+        """Return a copy with further notes."""
         return self.replace(notes=(*self.notes, *texts))
 
 
@@ -77,7 +77,7 @@ class Recovery(ABC):
 
     @abstractmethod
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """The state after it; the state as it was, with a note, where there is nothing to do.
+        """Return the state after it; the state as it was, with a note, where there is nothing to do.
 
         Args:
             samples: calibration samples.

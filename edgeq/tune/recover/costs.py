@@ -72,7 +72,7 @@ class Unit:
 
 
 def find_units(model: ir.Model) -> tuple[Unit, ...]:
-    """All nodes of the main graph in units, in the order of their first nodes."""
+    """Return all nodes of the main graph in units, in the order of their first nodes."""
     followers = Followers(model)
     unit_of: dict[str | None, str] = {}
     for layer in find_layers(model):
@@ -120,7 +120,7 @@ class Costs:
         return sum(self.float_us.values()) - sum(self.int8_us.values())
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Microseconds that one unit more in float costs beside `kept`; negative where it saves conversions."""
+        """Return microseconds that one unit more in float costs beside `kept`; negative where it saves conversions."""
         touched = self._touched.get(name, ())
         return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
 
@@ -182,7 +182,7 @@ def measure_costs(
 
 
 def unit_of(kernel: str, names: Mapping[str, str]) -> str | None:
-    """The unit of a kernel, whose name begins with that of the node or tensor that it was fused from."""
+    """Return the unit of a kernel, whose name begins with that of the node or tensor that it was fused from."""
     end = len(kernel)
     while end > 0:
         known = names.get(kernel[:end])
@@ -208,7 +208,7 @@ def _conversion_us(kernels: Sequence[KernelRun]) -> float:
 
 
 def _elements(model: ir.Model) -> dict[str, int]:
-    """Elements of each tensor of the main graph with a shape, sizes that are not known counted as 1."""
+    """Return elements of each tensor of the main graph with a shape, sizes that are not known counted as 1."""
     values = [output for node in model.graph for output in node.outputs]
     return {
         value.name: math.prod(max(1, size) if isinstance(size, int) else 1 for size in value.shape)
@@ -299,7 +299,7 @@ class Columns:
 
 
 def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum of squares of an output, by column where it has many rows: a column may be a coordinate or a score."""
+    """Return sum of squares of an output, by column where it has many rows: a column may be a coordinate or a score."""
     squares = values**2
     if values.ndim > 1 and values.size // max(1, values.shape[-1]) >= _ROWS:
         return np.asarray(squares.reshape(-1, values.shape[-1]).sum(0))
@@ -307,7 +307,7 @@ def columns(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _added(parts: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """Sums over samples; where their shapes differ, over columns too."""
+    """Return sums over samples; where their shapes differ, over columns too."""
     if len({part.shape for part in parts}) > 1:
         parts = [part.sum(keepdims=True) for part in parts]
     return np.asarray(np.sum(parts, axis=0), np.float64)
@@ -329,7 +329,7 @@ def rank_static(
     count: int = SAMPLES,
     progress: Progress = SILENT,
 ) -> Ranking:
-    """Units of the job's own float model under `scheme`, by noise for each microsecond in float.
+    """Return units of the job's own float model under `scheme`, by noise for each microsecond in float.
 
     Args:
         recoverer: of `job`.
@@ -387,8 +387,8 @@ def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedL
 
 
 def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
-    """Those of `units` of `model` that are not among `layers`, because they cause no noise. Neighbours are those that
-    hand over what can be quantized: not indices."""
+    """Return those of `units` of `model` that are not among `layers`, because they cause no noise. Neighbours are those
+    that hand over what can be quantized: not indices."""
     names = {layer.name for layer in layers}
     others = {
         value.name for node in model.graph for value in node.outputs if value.dtype not in (None, ir.DataType.FLOAT)
@@ -405,7 +405,7 @@ def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.
 
 
 def by_worth(layers: Sequence[RankedLayer], costs: LayerCosts) -> tuple[RankedLayer, ...]:
-    """Layers in the order in which to keep them in float: most noise saved for each further microsecond first.
+    """Return layers in the order in which to keep them in float: most noise saved for each further microsecond first.
 
     What a layer costs depends on its neighbours: between two layers in float it saves two conversions.
     """

@@ -27,7 +27,7 @@ _CHECKED = 2
 
 
 def may_have_attention(model: ir.Model) -> bool:
-    """Whether a product of two activations has a Softmax as its first factor: a quick check before anything is
+    """Return whether a product of two activations has a Softmax as its first factor: a quick check before anything is
     tried."""
     return any(
         is_op(node, "MatMul")
@@ -60,7 +60,8 @@ def fuse_attention(prepared: PreparedModel, samples: Samples, destination: Path)
 
 
 def _fused(model: ir.Model) -> tuple[ir.Model | None, int]:
-    """The form of the model with most fused attention layers and how many there are; None where there are none."""
+    """Return the form of the model with most fused attention layers and how many there are; None where there are
+    none."""
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 

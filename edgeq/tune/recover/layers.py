@@ -93,17 +93,17 @@ class Layer:
         return 1 if self.op_type == "Conv" else -1
 
     def rows(self, weight: NDArray[Any]) -> NDArray[Any]:
-        """The weight as [groups, outputs per group, taps]."""
+        """Return the weight as [groups, outputs per group, taps]."""
         flat = weight.T if self.transposed else weight
         return flat.reshape(self.groups, self.outputs // self.groups, self.taps)
 
     def unrows(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """The inverse of `rows`."""
+        """Return the inverse of `rows`."""
         flat = rows.reshape(self.outputs, self.taps)
         return np.ascontiguousarray(flat.T) if self.transposed else flat.reshape(self.shape)
 
     def patches(self, values: NDArray[Any], limit: int, random: np.random.Generator) -> NDArray[np.float32]:
-        """The patches of an input tensor: what its output positions read of it.
+        """Return the patches of an input tensor: what its output positions read of it.
 
         Args:
             values: the tensor `source`, batch included.
@@ -159,7 +159,7 @@ def conv_geometry(
 
 
 def find_layers(model: ir.Model) -> tuple[Layer, ...]:
-    """The main graph's layers with constant float weights, in the order of the graph.
+    """Return the main graph's layers with constant float weights, in the order of the graph.
 
     Left out are a Gemm with transA, alpha, beta or a bias that differs from row to row, and a MatMul whose weight is
     not a matrix.
@@ -197,12 +197,12 @@ def _layer(node: ir.Node) -> Layer | None:
 
 
 def initializer(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer that nothing can override; None for any other value."""
+    """Return the tensor of an initializer that nothing can override; None for any other value."""
     return value.const_value if value is not None and value.is_initializer() and not value.is_graph_input() else None
 
 
 def _per_output(shape: Sequence[int], outputs: int) -> bool:
-    """Whether a bias of this shape has one number for each output, or one for all."""
+    """Return whether a bias of this shape has one number for each output, or one for all."""
     return math.prod(shape) == 1 or (math.prod(shape) == outputs and shape[-1] == outputs)
 
 
@@ -213,13 +213,13 @@ class Weights:
         self._initializers = model.graph.initializers
 
     def array(self, name: str) -> Floats:
-        """The values of an initializer, as float64 of its shape."""
+        """Return the values of an initializer, as float64 of its shape."""
         tensor = self._initializers[name].const_value
         assert tensor is not None
         return np.asarray(tensor.numpy(), np.float64)
 
     def alone(self, *names: str) -> bool:
-        """Whether each of these initializers ("" for none) is read once only."""
+        """Return whether each of these initializers ("" for none) is read once only."""
         return all(read_count(self._initializers[name]) <= 1 for name in names if name)
 
     def replace(self, name: str, values: Floats) -> None:
@@ -238,12 +238,12 @@ class Weights:
         self.replace(layer.weight, layer.unrows(self.rows(layer) * spread_over_taps(layer, factor)))
 
     def input_importance(self, layer: Layer) -> Floats:
-        """float64 [input channels]: sum of the squared weights that read each channel."""
+        """Return float64 [input channels]: sum of the squared weights that read each channel."""
         squares = (self.rows(layer) ** 2).sum(1)
         return np.asarray(squares.reshape(input_channels(layer), -1).sum(1), np.float64)
 
     def rows(self, layer: Layer) -> Floats:
-        """The weights as float64 [groups, outputs per group, taps]."""
+        """Return the weights as float64 [groups, outputs per group, taps]."""
         return np.asarray(layer.rows(self.array(layer.weight)), np.float64)
 
 
@@ -259,8 +259,8 @@ def spread_over_taps(layer: Layer, factor: Floats) -> Floats:
 
 
 def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Mapping[str, Layer]) -> tuple[Layer, ...]:
-    """The layers of these nodes, if each is a layer that reads `tensor` as its data, with the channels on the axis on
-    which `maker` computes them; else none.
+    """Return the layers of these nodes, if each is a layer that reads `tensor` as its data, with the channels on the
+    axis on which `maker` computes them; else none.
 
     Args:
         layers: of the model, by name.
@@ -271,7 +271,7 @@ def only_layers(nodes: Iterable[ir.Node], tensor: str, maker: Layer, layers: Map
 
 
 def _same_axis(reader: Layer, maker: Layer) -> bool:
-    """A Conv has its channels on the second axis, the others on the last."""
+    """Return a Conv has its channels on the second axis, the others on the last."""
     return (reader.op_type == "Conv") == (maker.op_type == "Conv") and input_channels(reader) == maker.outputs
 
 
@@ -316,7 +316,7 @@ class QuantizedFile:
 
     @classmethod
     def read(cls, path: Path) -> QuantizedFile:
-        """The file at `path`.
+        """Return the file at `path`.
 
         Raises:
             ModelError: as `edgeq.model.load.read_own`.
@@ -328,12 +328,13 @@ class QuantizedFile:
         save_model(self.model, path)
 
     def integer_layers(self, layers: Sequence[Layer]) -> tuple[IntegerLayer, ...]:
-        """Those of `layers` that are in integers here, in the same order."""
+        """Return those of `layers` that are in integers here, in the same order."""
         found = (self._integer_layer(layer) for layer in layers)
         return tuple(f for f in found if f is not None)
 
     def output_range(self, layer: IntegerLayer) -> tuple[float, float]:
-        """The smallest and largest number that the integers of a layer's output represent; infinite for floats."""
+        """Return the smallest and largest number that the integers of a layer's output represent; infinite for
+        floats."""
         node, places = layer.node, operator_of(layer.node).integer_output
         if places is None:
             reader = only_reader(node.outputs[0])
@@ -359,7 +360,7 @@ class QuantizedFile:
         set_constant(layer.weight, layer.layer.unrows(values))
 
     def bias(self, layer: IntegerLayer) -> Floats:
-        """float64 [outputs], in the output's unit; zeros where there is none."""
+        """Return float64 [outputs], in the output's unit; zeros where there is none."""
         if layer.bias is None:
             return np.zeros(layer.layer.outputs)
         stored = _array(layer.bias)
@@ -406,7 +407,7 @@ class _Operand(NamedTuple):
 
 
 def _dequantized(value: ir.Value | None) -> _Operand | None:
-    """What a value is dequantized from; None where it is not."""
+    """Return what a value is dequantized from; None where it is not."""
     made = value.producer() if value is not None else None
     return _Operand(*made.inputs) if made is not None and is_op(made, "DequantizeLinear") else None
 
@@ -437,7 +438,7 @@ def _describe(layer: Layer, node: ir.Node, source: _Operand, weight: _Operand, b
 
 
 def _is_shared(value: ir.Value) -> bool:
-    """Whether an initializer, or what is dequantized from it, is read more than once."""
+    """Return whether an initializer, or what is dequantized from it, is read more than once."""
     dequantized = (use.node.outputs[0] for use in value.uses() if is_op(use.node, "DequantizeLinear") and not use.idx)
     return read_count(value) > 1 or any(read_count(output) > 1 for output in dequantized)
 
@@ -449,7 +450,7 @@ def _array(value: ir.Value | None) -> NDArray[Any]:
 
 
 def _spread(value: ir.Value | None, layer: Layer) -> Floats:
-    """A scale or zero point as float64 [outputs]."""
+    """Return a scale or zero point as float64 [outputs]."""
     return np.broadcast_to(_array(value).astype(np.float64).ravel(), (layer.outputs,)).copy()
 
 
@@ -458,7 +459,7 @@ PLAIN = "/plain"
 
 
 def expanded(model: ir.Model) -> ir.Model:
-    """A copy of `model` with QLinearConv, QLinearMatMul and QGemm written out; their nodes' names are gone."""
+    """Return a copy of `model` with QLinearConv, QLinearMatMul and QGemm written out; their nodes' names are gone."""
     model = model.clone()
     editor = Editor(model)
     for node in model.graph:

@@ -49,7 +49,7 @@ def open_piece(
     outputs: Sequence[str],
     settings: SessionSettings,
 ) -> ort.InferenceSession:
-    """A session of `nodes`, with those initializers of `model` that they read.
+    """Return a session of `nodes`, with those initializers of `model` that they read.
 
     Args:
         nodes: of the main graph, in its order.
@@ -78,7 +78,7 @@ def _serialized(initializer: ir.Value) -> onnx.TensorProto:
 
 
 def _described(name: str, value: Any) -> onnx.ValueInfoProto:
-    """A graph input for values like this one."""
+    """Return a graph input for values like this one."""
     if isinstance(value, list):
         kind = onnx.helper.np_dtype_to_tensor_dtype(np.asarray(value[0]).dtype if value else np.dtype(np.float32))
         return onnx.helper.make_tensor_sequence_value_info(name, kind, None)
@@ -170,7 +170,7 @@ class Followers:
         self._places = {node: place for place, node in enumerate(self._nodes)}
 
     def of(self, tensor: str) -> Follower:
-        """The nodes behind `tensor` that compute each element from one element of it and scalar constants."""
+        """Return the nodes behind `tensor` that compute each element from one element of it and scalar constants."""
         if tensor not in self._values:
             return Follower(tensor, (), ())
         start = self._values[tensor]
@@ -189,7 +189,7 @@ class Followers:
         return Follower(tensor, tuple(nodes), tuple(name_of(end) for end in ends))
 
     def function(self, follower: Follower, dtype: type[np.floating[Any]] = np.float64) -> Function:
-        """The function that the nodes of `follower` compute (in float32), for any number of calls.
+        """Return the function that the nodes of `follower` compute (in float32), for any number of calls.
 
         Args:
             dtype: of its results.
@@ -216,7 +216,8 @@ class Followers:
 
 
 def _is_elementwise(node: ir.Node, known: list[ir.Value]) -> bool:
-    """Whether each element of a node's one output comes from one element of `known` tensors and scalar constants."""
+    """Return whether each element of a node's one output comes from one element of `known` tensors and scalar
+    constants."""
     row = operator_of(node)
     if not row.elementwise or node.domain not in (*MAIN_DOMAINS, MICROSOFT) or len(node.outputs) != 1:
         return False
@@ -226,7 +227,7 @@ def _is_elementwise(node: ir.Node, known: list[ir.Value]) -> bool:
 
 
 def _is_scalar(value: ir.Value | None) -> bool:
-    """Whether an input is a constant float32 number, or left out."""
+    """Return whether an input is a constant float32 number, or left out."""
     tensor = initializer(value)
     return value is None or (tensor is not None and tensor.size == 1 and tensor.dtype == ir.DataType.FLOAT)
 
@@ -236,8 +237,8 @@ _MOST_BINS = 1024
 
 
 def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Range | None:
-    """The range of `tensor` with the least expected squared error behind `function`; None where the function is not
-    finite (a logarithm, a reciprocal) and the error is undefined.
+    """Return the range of `tensor` with the least expected squared error behind `function`; None where the function is
+    not finite (a logarithm, a reciprocal) and the error is undefined.
 
     Args:
         grid: the integers that the range is mapped to.
@@ -294,7 +295,7 @@ def _bins(tensor: TensorStatistics) -> tuple[Floats, Floats]:
 
 
 def _error(centres: Floats, counts: Floats, wanted: Floats, function: Function, chosen: Range, grid: Grid) -> float:
-    """The summed squared error. The function is evaluated once for each integer, not for each bin."""
+    """Return the summed squared error. The function is evaluated once for each integer, not for each bin."""
     params = grid.params(chosen.low, chosen.high)
     levels = params.dequantize(np.arange(params.low, params.high + 1))
     made = function(levels)[:, params.quantize(centres).astype(np.intp) - params.low]

@@ -65,7 +65,7 @@ class Recoverer:
         return Built(self._target, computed_as_there(artifact, self._target, self._job.host), final.ranges)
 
     def state(self, scheme: Scheme, names: Sequence[str], destination: Path, *, progress: Progress = SILENT) -> State:
-        """The state at the end of all stages. Its artifact may be in the work folder, not at `destination`.
+        """Return the state at the end of all stages. Its artifact may be in the work folder, not at `destination`.
 
         Raises:
             UsageError: as `build`.
@@ -83,7 +83,7 @@ class Recoverer:
         return found.replace(notes=(*state.notes, *found.notes))
 
     def ranged(self, scheme: Scheme, names: Sequence[str], *, progress: Progress = SILENT) -> State:
-        """The state before the build: its model and its ranges. Raises as `state`."""
+        """Return the state before the build: its model and its ranges. Raises as `state`."""
         samples = self._check(scheme, names)
         if scheme.mode != "static":
             return State(self._job.prepared, None, {}, scheme)
@@ -111,7 +111,7 @@ class Recoverer:
         return self._job.calibration
 
     def _with_model(self, scheme: Scheme, names: Sequence[str], samples: Samples, progress: Progress) -> State:
-        """The state after the "model" stage, with statistics of its model; made once for each set of recoveries.
+        """Return the state after the "model" stage, with statistics of its model; made once for each set of recoveries.
 
         What stays in float makes no difference but where a recovery would change a layer of it: a search for layers to
         keep in float asks for dozens of schemes.
@@ -153,7 +153,7 @@ class Recoverer:
         return state
 
     def place(self, name: str = "build") -> Path:
-        """A new folder inside the work folder."""
+        """Return a new folder inside the work folder."""
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._workdir))
 
 
@@ -190,7 +190,8 @@ def _serves(artifact: Artifact, destination: Path) -> bool:
 
 
 def _content(state: State, names: Sequence[str]) -> str:
-    """What decides the artifact of a state whose ranges are chosen, and that of the recoveries `names` behind it."""
+    """Return what decides the artifact of a state whose ranges are chosen, and that of the recoveries `names` behind
+    it."""
     ranges = sorted((name, r.low, r.high) for name, r in state.ranges.items())
     return json.dumps([state.prepared.digest, plain(state.scheme), ranges, names], sort_keys=True)
 

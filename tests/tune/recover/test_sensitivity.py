@@ -46,6 +46,7 @@ def _one_layer(model: ir.Model, quantized: onnx.ModelProto, unit: RankedLayer) -
     nodes = {node.name: node for node in quantized.graph.node}
     dequantizers = {n.output[0]: n for n in quantized.graph.node if n.op_type == "DequantizeLinear"}
     made = to_proto(model)
+    tensors = {value.name for node in model.graph if node.name in unit.nodes for value in node.outputs}
     for layer in find_layers(model):
         if layer.name in unit.nodes:
             for place, name in ((1, layer.weight), (2, layer.bias)):
@@ -61,7 +62,7 @@ def _one_layer(model: ir.Model, quantized: onnx.ModelProto, unit: RankedLayer) -
     for node in quantized.graph.node:
         if node.op_type == "QuantizeLinear":
             tensor = node.input[0].removesuffix("_QuantizeLinear_Input")
-            if tensor in unit.tensors:
+            if tensor in tensors:
                 _round(made.graph, tensor, [constants[name] for name in node.input[1:3]])
     return from_proto(made)
 

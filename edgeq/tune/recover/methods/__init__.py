@@ -14,7 +14,8 @@ REGISTRY: Registry[Recovery] = Registry(
 
 
 def recoveries() -> Mapping[str, Recovery]:
-    """All recoveries by name, in the order in which they are applied, whatever the order in which they are named.
+    """Return all recoveries by name, in the order in which they are applied, whatever the order in which they are
+    named.
 
     Raises:
         UsageError: one of a plug-in is broken.
@@ -25,7 +26,7 @@ def recoveries() -> Mapping[str, Recovery]:
 
 
 def recovery_groups() -> tuple[tuple[str, ...], ...]:
-    """Names of the recoveries in groups, in the order in which tuning tries them.
+    """Return names of the recoveries in groups, in the order in which tuning tries them.
 
     First all that cost no time on the device, together; then the others one by one, but for those that other
     candidates have already (`Recovery.searched`).

@@ -73,7 +73,7 @@ class OutputView:
         return np.asarray(np.clip(table, low, high), np.float32)
 
     def means(self, table: NDArray[np.float32]) -> Floats:
-        """float64 [ends, channels]: the mean behind the activation function."""
+        """Return float64 [ends, channels]: the mean behind the activation function."""
         with np.errstate(invalid="ignore"):
             found = self.function(table).reshape(-1, *table.shape)
             return np.asarray(np.add.reduce(found, axis=1, dtype=np.float64) / len(table), np.float64)
@@ -206,7 +206,7 @@ def correct(
 
 
 def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -> Floats:
-    """The bias to add, float64 [channels]; 0 where what follows is not finite (a logarithm, a reciprocal).
+    """Return the bias to add, float64 [channels]; 0 where what follows is not finite (a logarithm, a reciprocal).
 
     Args:
         wanted: the float model's means, float64 [samples, ends, channels].
@@ -227,7 +227,8 @@ def shift_of(view: OutputView, wanted: Floats, values: Sequence[NDArray[Any]]) -
 
 
 def shrunk(differences: Floats) -> Floats:
-    """float64 [channels]: the mean of differences [samples, channels] over samples, shrunk by its uncertainty."""
+    """Return float64 [channels]: the mean of differences [samples, channels] over samples, shrunk by its
+    uncertainty."""
     count = len(differences)
     mean = differences.mean(0)
     if count < 2:

@@ -104,12 +104,12 @@ class Channels:
     power: Floats
 
     def over(self, factor: Floats) -> Channels:
-        """Those of the tensor divided by `factor` [channels]."""
+        """Return those of the tensor divided by `factor` [channels]."""
         return Channels(self.below / factor, self.above / factor, self.power / factor**2)
 
 
 def find_pairs(model: ir.Model) -> tuple[Pair, ...]:
-    """All pairs of the main graph, in its order."""
+    """Return all pairs of the main graph, in its order."""
     layers = {layer.name: layer for layer in find_layers(model)}
     weights, values = Weights(model), GraphIndex(model).values
     found = []
@@ -181,7 +181,7 @@ def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) ->
 def best_factor(
     weights: Weights, pair: Pair, read: Channels, made: Channels, scheme: Scheme, reached: Floats | float = 0.0
 ) -> Floats | None:
-    """The factor with the least noise, float64 [channels]; None where it gains less than a decibel.
+    """Return the factor with the least noise, float64 [channels]; None where it gains less than a decibel.
 
     Args:
         reached: share of the pair's bound that each channel reaches.
@@ -201,7 +201,8 @@ def best_factor(
 
 
 def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: Floats, scheme: Scheme) -> float:
-    """Expected squared error at the readers' outputs, summed over channels, if the tensor is divided by `factor`."""
+    """Return expected squared error at the readers' outputs, summed over channels, if the tensor is divided by
+    `factor`."""
     scaled = made.over(factor)
     if scheme.activation_symmetric:
         step = 2 * float(np.maximum(scaled.below, scaled.above).max()) / 255
@@ -224,30 +225,30 @@ def noise(weights: Weights, pair: Pair, read: Channels, made: Channels, factor: 
 
 
 def _rounding_errors(rows: Floats, per_channel: bool, levels: int) -> Floats:
-    """Of weights [groups, outputs, taps], quantized around zero, with a scale for each output or one for all."""
+    """Return errors of weights [groups, outputs, taps], quantized around zero, with one scale or one an output."""
     steps = 2 * np.abs(rows).max(2 if per_channel else None, keepdims=True) / levels
     steps = np.where(steps > 0, steps, 1.0)
     return np.asarray(np.rint(rows / steps) * steps - rows, np.float64)
 
 
 def _clipped_above(node: ir.Node) -> float | None:
-    """The constant upper bound of a Clip from 0; None for any other node."""
+    """Return the constant upper bound of a Clip from 0; None for any other node."""
     low, high = clamp_bounds(node) or (-math.inf, math.inf)
     return high if low == 0 < high < math.inf else None
 
 
 def _reach(layer: Layer, weights: Weights) -> Floats:
-    """Largest magnitude of the weights of each output channel."""
+    """Return largest magnitude of the weights of each output channel."""
     return np.asarray(np.abs(weights.rows(layer)).max(2).reshape(-1), np.float64)
 
 
 def _reach_of_inputs(layer: Layer, weights: Weights) -> Floats:
-    """Largest magnitude of the weights that read each input channel."""
+    """Return largest magnitude of the weights that read each input channel."""
     return np.asarray(np.abs(weights.rows(layer)).max(1).reshape(input_channels(layer), -1).max(1), np.float64)
 
 
 def _within(factor: Floats, reached: Floats) -> Floats:
-    """The factor as a Clip allows it: channels that it cuts stay as they are, no other one comes to be cut."""
+    """Return the factor as a Clip allows it: channels that it cuts stay as they are, no other one comes to be cut."""
     cut = reached >= _CUT
     if cut.any():
         factor = np.where(cut, 1.0, factor / factor[cut].max())

@@ -54,7 +54,7 @@ class FloatHead(Recovery):
 
 
 def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
-    """Names of the nodes of heterogeneous tails, in the order of the graph; empty where there are none.
+    """Return names of the nodes of heterogeneous tails, in the order of the graph; empty where there are none.
 
     Args:
         ranges: by tensor; tensors without one are not compared.
@@ -79,14 +79,14 @@ def find_heads(model: ir.Model, ranges: Mapping[str, Range]) -> tuple[str, ...]:
 
 
 def heterogeneous(node: ir.Node, ranges: Mapping[str, Range]) -> bool:
-    """Whether the widest input of a Concat is `HETEROGENEOUS` times as wide as the narrowest."""
+    """Return whether the widest input of a Concat is `HETEROGENEOUS` times as wide as the narrowest."""
     found = [ranges.get(name_of(value)) for value in node.inputs]
     widths = [r.high - r.low for r in found if r is not None and r.high > r.low]
     return len(widths) > 1 and max(widths) >= HETEROGENEOUS * min(widths)
 
 
 def _moved_into(output: ir.Value) -> set[ir.Node]:
-    """The data-movement operators upstream from a value, up to the first operators that compute."""
+    """Return the data-movement operators upstream from a value, up to the first operators that compute."""
     found: set[ir.Node] = set()
     waiting: list[ir.Value | None] = [output]
     while waiting:

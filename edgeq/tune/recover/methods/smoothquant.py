@@ -153,7 +153,7 @@ def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Grou
 def observe(
     prepared: PreparedModel, groups: Sequence[Group], samples: Samples, progress: Progress
 ) -> dict[str, Observed]:
-    """The values of the groups' tensors over at most `MOST_SAMPLES` samples, spread over all of them."""
+    """Return the values of the groups' tensors over at most `MOST_SAMPLES` samples, spread over all of them."""
     names = [group.tensor for group in groups]
     stride = max(1, len(samples) // MOST_SAMPLES)
     chosen = range(0, len(samples), stride)[:MOST_SAMPLES]
@@ -240,7 +240,8 @@ def rescale(model: ir.Model, groups: Sequence[Group], factors: Mapping[str, Floa
 
 
 def _only_feeds(node: ir.Node, wanted: Collection[ir.Node]) -> bool:
-    """Whether `node` is a LayerNormalization over the last axis with constants that no node but `wanted` reads."""
+    """Return whether `node` is a LayerNormalization over the last axis with constants that no node but `wanted`
+    reads."""
     output = node.outputs[0]
     constants = all(value is None or initializer(value) is not None for value in node.inputs[1:])
     alone = not output.is_graph_output() and set(readers(output)) <= set(wanted)
@@ -260,12 +261,12 @@ def _change(editor: Editor, node: ir.Node, place: int, values: NDArray[Any]) -> 
 
 
 def _is_transposed(node: ir.Node) -> bool:
-    """Whether a product's matrix is stored as [outputs, channels]."""
+    """Return whether a product's matrix is stored as [outputs, channels]."""
     return bool(node.attributes.get_int("transB", 0))
 
 
 def _matrix(node: ir.Node) -> Floats:
-    """The matrix of a product as [channels, outputs]."""
+    """Return the matrix of a product as [channels, outputs]."""
     values = constant(node.inputs[1])
     assert values is not None
     return values.T if _is_transposed(node) else values

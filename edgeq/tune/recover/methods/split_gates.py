@@ -71,7 +71,7 @@ class Gate:
 
 
 def find_gates(model: ir.Model) -> tuple[Gate, ...]:
-    """All gates of the main graph whose layer serves nothing else."""
+    """Return all gates of the main graph whose layer serves nothing else."""
     layers = {layer.name: layer for layer in find_layers(model)}
     by_output = {layer.output: layer for layer in layers.values()}
     followers, weights = Followers(model), Weights(model)
@@ -133,8 +133,8 @@ def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> Non
 
 
 def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
-    """The part of a follower that the output of `end` depends on, if nothing in it is read elsewhere but that output;
-    None where `end` is no part of it."""
+    """Return the part of a follower that the output of `end` depends on, if nothing in it is read elsewhere but that
+    output; None where `end` is no part of it."""
     inside = set(follower.nodes)
     needed: set[ir.Node] = set()
     waiting: list[ir.Node | None] = [end]
@@ -221,7 +221,7 @@ def plan_gates(
 
 
 def worth_it(plans: Sequence[Plan], share: float) -> tuple[Plan, ...]:
-    """The plans with the greatest gains, while a gain is more than `share` of the sum of errors that is left."""
+    """Return the plans with the greatest gains, while a gain is more than `share` of the sum of errors that is left."""
     left = sum(plan.now for plan in plans)
     chosen = []
     for plan in sorted(plans, key=lambda p: p.then - p.now):
@@ -270,7 +270,7 @@ def _rounded(values: Floats, chosen: Range, grid: Grid) -> Floats:
 
 
 def _closed_below(opening: Function, extrema: ChannelExtrema, span: Range) -> float:
-    """How far below zero y still matters: beyond that, g(y) is less than half a step of its own range."""
+    """Return how far below zero y still matters: beyond that, g(y) is less than half a step of its own range."""
     lowest = float(extrema.minimum.min())
     if lowest >= 0:
         return 0.0

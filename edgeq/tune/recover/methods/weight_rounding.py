@@ -82,7 +82,7 @@ def layer_moments(
     store: Path | None = None,
     progress: Progress = SILENT,
 ) -> Iterator[tuple[Layer, Moments]]:
-    """The moments of each layer's patches, layer by layer; layers that share their input share its computation.
+    """Return the moments of each layer's patches, layer by layer; layers that share their input share its computation.
 
     Positions are drawn at random with a fixed seed, about four patches for each tap over all samples.
 
@@ -156,7 +156,7 @@ class _Sums:
             self._second += patches.transpose(0, 2, 1) @ patches
 
     def moments(self) -> Moments:
-        """Of all patches so far; there must be some."""
+        """Return the moments of all patches so far; there must be some."""
         self._multiply()
         assert self._origin is not None, "no sample was added"
         mean = self._first / self._count
@@ -174,7 +174,7 @@ def _load(path: Path) -> Moments:
 
 
 def round_blocks(name: str, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-    """The state with the products of its artifact rounded anew, and a note that begins with `name`.
+    """Return the state with the products of its artifact rounded anew, and a note that begins with `name`.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -340,7 +340,7 @@ def _kept_or_rounded(
 
 
 def weight_limits(weight_type: str, reduce_range: bool) -> tuple[int, int]:
-    """Smallest and largest integer that ONNX Runtime's quantizer uses for weights of "int8" or "uint8".
+    """Return smallest and largest integer that ONNX Runtime's quantizer uses for weights of "int8" or "uint8".
 
     Args:
         reduce_range: whether weights have 7 bits.
