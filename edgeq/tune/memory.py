@@ -106,7 +106,12 @@ class Memory:
     def narrowed(self, space: Space) -> Space | None:
         """Return what of `space` won before, and its first candidate; None where there is no such evidence, or nothing
         to leave out."""
-        won = [c for e in self.evidence for c in space.candidates if _kernel(c.scheme, c.builder) == _of(e)]
+        won = [
+            c
+            for e in self.evidence
+            for c in space.candidates
+            if _kernel(c.scheme, c.builder) == _kernel(e.scheme, e.builder)
+        ]
         if not self.evidence or not (won or any(e.scheme.mode == "float" for e in self.evidence)):
             return None
         methods = {e.scheme.method for e in self.evidence}
@@ -217,10 +222,6 @@ def _read(path: Path, progress: Progress) -> tuple[Evidence, ...]:
         progress.note(f"what earlier runs found is left aside: {error}")
         return ()
     return kept.evidence if kept.schema == SCHEMA else ()
-
-
-def _of(evidence: Evidence) -> tuple[Scheme, str]:
-    return _kernel(evidence.scheme, evidence.builder)
 
 
 def _kernel(scheme: Scheme, builder: str) -> tuple[Scheme, str]:

@@ -33,9 +33,16 @@ from edgeq.tune.space import Candidate
 from edgeq.tune.trials import FLOAT, Evaluator, Outcome, Trials
 from edgeq.util.display import SILENT, Progress
 
-# Shares of the budget by which each stage hands over to the next.
-_ENDS = {"building": 0.2, "timing": 0.3, "methods": 0.4, "accuracy": 0.6, "recovery": 0.9, "last race": 1.0}
-_CONFIRMED = 0.7
+_ENDS = {
+    "building": 0.2,
+    "timing": 0.3,
+    "methods": 0.4,
+    "accuracy": 0.6,
+    "simulation": 0.7,
+    "recovery": 0.9,
+    "last race": 1.0,
+}
+"""Shares of the budget by which each stage hands over to the next; the simulation belongs to the accuracy."""
 
 
 def search(
@@ -76,7 +83,7 @@ def search(
         build_methods(trials, profile)
     with stage("accuracy"):
         halve(trials)
-        trials.deadline = deadline.until(_CONFIRMED)
+        trials.deadline = deadline.until(_ENDS["simulation"])
         confirm(trials)
     with stage("recovery"):
         recover_accuracy(trials, profile)

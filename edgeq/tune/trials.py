@@ -479,19 +479,17 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     quick = [t for t in measured if t.verdict == FASTER]
     accurate = [t for t in measured if t.loss <= goal.max_drop]
     near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
-    if near is None:
-        if not outcome.out_of_time:
-            lines.append("no candidate was measured in full: the reasons are with the candidates")
-    elif quick and near.assessment is not None:
+    unclear = unmeasured(near) if near is not None else ""
+    if near is not None and quick and near.assessment is not None:
         lines.append(
             f"{near.name} is faster than float32 and {loses(near.assessment)}: "
             f"--max-drop {100 * near.loss + 0.005:.2f}% would let it through"
         )
-    elif unclear := unmeasured(near):
+    elif unclear:
         lines.append(f"{unclear}. --resume measures it again; try it when the machine is quiet")
-    elif accurate:
+    elif near is not None and accurate:
         lines.append(f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: not worth shipping")
-    elif not any(t.verdict == FASTER for t in timed):
+    elif near is not None and not any(t.verdict == FASTER for t in timed):
         found = times(near.timing, of="float32")
         lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
     elif not outcome.out_of_time:
