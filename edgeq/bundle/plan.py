@@ -21,10 +21,17 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import write_npz
-from edgeq_device.contents import directory_hash
 from edgeq_device.engines import installed_versions, plugin_of
 from edgeq_device.errors import DeviceError
-from edgeq_device.manifest import BUNDLE_SCHEMA, COMPONENT, MANIFEST, SCHEMA_VERSION, check_file_names, is_plain_name
+from edgeq_device.manifest import (
+    BUNDLE_SCHEMA,
+    COMPONENT,
+    MANIFEST,
+    SCHEMA_VERSION,
+    check_file_names,
+    directory_hash,
+    is_plain_name,
+)
 from edgeq_device.options import provider_problem, session_problem
 from edgeq_device.package import FLOAT, MAIN
 from edgeq_device.variants import EXTERNAL_FOLDER, SliceTolerance

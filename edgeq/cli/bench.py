@@ -15,8 +15,8 @@ from edgeq.cli._options import ENGINE_HELP, OWN_PREPROCESS, PATH, SESSION_OPTION
 
 if TYPE_CHECKING:
     from edgeq.measure.latency import Measurement
-    from edgeq.remote.bench import Fleet
     from edgeq.remote.devices import Board
+    from edgeq.remote.jobs import Fleet
 
 
 @click.command("bench")
@@ -103,8 +103,8 @@ def command(
         session_options=given_options(session_options),
     )
     if on:
-        from edgeq.remote.bench import bench_on
         from edgeq.remote.devices import fleet_of
+        from edgeq.remote.jobs import bench_on
 
         boards = fleet_of(on)
         if len(boards) > 1:
@@ -121,7 +121,7 @@ def command(
 
 def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> Fleet:
     """Measure on all boards, with what each is doing in one table on a terminal."""
-    from edgeq.remote.bench import measure_fleet
+    from edgeq.remote.jobs import measure_fleet
 
     if printer.quiet or not sys.stderr.isatty():
         return measure_fleet(boards, run, lambda name, status: None)

@@ -36,7 +36,7 @@ def command(printer: Printer, output: Path, files: Path | None, force: bool) -> 
 
 def _draw(result: Demonstration, *, verbose: bool) -> Lines:
     from edgeq_device.claim import Claim
-    from edgeq_device.text import report_lines
+    from edgeq_device.verify import report_lines
 
     machine, match = result.machine, result.match
     yield f"machine   {machine.cpu_name or 'unknown CPU'}, {machine.usable_threads} threads"

@@ -74,8 +74,8 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
 
         request = request_from_options(options)
         if on is not None:
-            from edgeq.remote.bench import evaluate_on
             from edgeq.remote.devices import one_board
+            from edgeq.remote.jobs import evaluate_on
 
             there = evaluate_on(request, one_board(on), progress=printer.progress())
             printer.lines(there, _draw(there.result))

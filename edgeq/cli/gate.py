@@ -74,8 +74,8 @@ def command(
         check_junit(junit, request, limits, force=force)
     known = read_limits(limits) if limits is not None else GateLimits()
     if on is not None:
-        from edgeq.remote.bench import gate_on
         from edgeq.remote.devices import one_board
+        from edgeq.remote.jobs import gate_on
 
         found = gate_on(one_board(on), request, known, update=update, progress=printer.progress())
     else:

@@ -55,12 +55,12 @@ def command(
     edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification
     edgeq verify dist/ --on ssh://pi@10.0.0.5
     """
-    from edgeq_device.text import report_lines
+    from edgeq_device.verify import report_lines
 
     from edgeq.bundle.verify import check_report, check_trusted, verify_bundle
 
     if options["on"]:
-        from edgeq.remote.verify import verify_everywhere
+        from edgeq.remote.jobs import verify_everywhere
 
         expect = check_trusted(bundle, trust=trust, required=require_signature, expect=expect)
         found = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from edgeq_device.arrays import one_array, read_arrays
 from edgeq_device.engines import EngineSpec, find_library, plugin_of, problem_of
 from edgeq_device.errors import DeviceError
+from edgeq_device.opening import OutputCheck, check_outputs
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import CPU, Device, judge, select
-from edgeq_device.selftest import OutputCheck, check_outputs
 from edgeq_device.sessions import read_device
 from edgeq_device.variants import SliceTolerance, Variant
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from edgeq_device.guest import import_path
-from edgeq_device.version import parse_version
+from edgeq_device.engines import parse_version
+from edgeq_device.serve import import_path
 
 from edgeq.emulate.emulator import Emulator, check_writable, home, load_emulators
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs, which

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.cpuid import FEATURES, bit_of
-from edgeq_device.guest import import_path
+from edgeq_device.features import FEATURES, bit_of
 from edgeq_device.places import move_new
+from edgeq_device.serve import import_path
 
 from edgeq.emulate.emulator import (
     Emulator,

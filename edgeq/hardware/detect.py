@@ -22,11 +22,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq_device import cpuid
 from edgeq_device.cuda import Gpu, Load, read_gpus
 from edgeq_device.engines import installed_versions
 from edgeq_device.environment import ROOT, allowed_cores, read_text
-from edgeq_device.features import Evidence, Reading, gather, interpret, normalise, parse_identity
+from edgeq_device.features import FEATURES, Evidence, Reading, gather, interpret, normalise, parse_identity
 
 from edgeq.errors import HardwareError
 from edgeq.util.display import Displayed
@@ -267,9 +266,9 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
     notes = reading.notes
     if reading.source == "CPUID":
         notes = (*notes, "the system lists no or few CPU features: CPUID's answers are used")
-        return reading.features | reported - cpuid.FEATURES, notes
+        return reading.features | reported - FEATURES, notes
     # Only features that decide something: the two sources differ in dozens of names that do not.
-    hidden = (reported & cpuid.FEATURES) - reading.features - reading.doubted
+    hidden = (reported & FEATURES) - reading.features - reading.doubted
     if hidden:
         names = ", ".join(sorted(hidden))
         notes = (*notes, f"py-cpuinfo reports {names}, which {reading.source} does not list: not counted")

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgeq_device.cuda import Gpu, capability_text
-from edgeq_device.engines import install_command, installed_version, problem_of, this_platform, vendor_problem
+from edgeq_device.engines import (
+    install_command,
+    installed_version,
+    parse_version,
+    problem_of,
+    this_platform,
+    vendor_problem,
+)
 from edgeq_device.select import WrongKernels, wrong_here
-from edgeq_device.version import parse_version
 
 from edgeq.hardware.detect import Machine
 from edgeq.run.engines import DEFAULT, Engine

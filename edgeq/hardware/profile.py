@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
 from edgeq_device.cuda import capability_text
+from edgeq_device.engines import parse_version
 from edgeq_device.features import normalise, normalise_architecture
 from edgeq_device.options import session_problem
-from edgeq_device.version import parse_version
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest

@@ -16,12 +16,11 @@ from typing import Literal
 from edgeq_device.arrays import read_arrays
 from edgeq_device.cuda import capability_text, read_gpus
 from edgeq_device.errors import DeviceError
+from edgeq_device.opening import run_selftest
 from edgeq_device.package import open_bundle
 from edgeq_device.select import judge
-from edgeq_device.selftest import run_selftest
 from edgeq_device.sessions import open_session as open_on_device
-from edgeq_device.sessions import read_device
-from edgeq_device.tensorrt import read_tensorrt
+from edgeq_device.sessions import read_device, read_tensorrt
 from edgeq_device.variants import Variant
 
 from edgeq import demo

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from edgeq_device.engines import FLOAT, find_library, plugin_of
+from edgeq_device.engines import FLOAT, find_library, parse_version, plugin_of
 from edgeq_device.select import known_wrong
-from edgeq_device.version import parse_version
 
 from edgeq import demo
 from edgeq.backends.base import Artifact

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import one_array
-from edgeq_device.engines import engine_options
+from edgeq_device.engines import engine_options, parse_version
 from edgeq_device.variants import SliceTolerance
-from edgeq_device.version import parse_version
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Alternative, Artifact

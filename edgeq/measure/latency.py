@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgeq_device.arrays import one_array
 from edgeq_device.bench import BenchSettings, OnProgress, format_bench
 from edgeq_device.bench_models import BenchModel, Shapes, bench_models
+from edgeq_device.claim import FEWEST_SESSIONS
 from edgeq_device.memory import MemoryUse, measure_memory
-from edgeq_device.ranking import FEWEST_SESSIONS
 from edgeq_device.scenarios import Feed
 from numpy.typing import NDArray
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.version import parse_version
+from edgeq_device.engines import parse_version
 
 from edgeq.errors import HardwareError, ModelError, UsageError, suggest
 from edgeq.model.graph import every_node, node_input, operator_of, opset_of

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.version import parse_version
+from edgeq_device.engines import parse_version
 from numpy.typing import NDArray
 
 from edgeq.calibrate.ranges import Range

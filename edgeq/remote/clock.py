@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from edgeq_device.arrays import write_npz
+from edgeq_device.claim import RaceRules, Ranking
 from edgeq_device.latency import Distribution
-from edgeq_device.ranking import RaceRules, Ranking
 from msgspec import Meta
 
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
@@ -257,7 +257,7 @@ class _Raced:
 
 @dataclass(frozen=True)
 class _Race:
-    """See `edgeq_device.ranking.Ranking`."""
+    """See `edgeq_device.claim.Ranking`."""
 
     order: tuple[Text, ...]
     settled: bool

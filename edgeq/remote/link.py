@@ -28,9 +28,9 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Annotated, Any, TypeVar
 
+from edgeq_device.arrays import FrameLimits
 from edgeq_device.budget import largest_sample
 from edgeq_device.errors import DeviceError
-from edgeq_device.frames import FrameLimits
 from edgeq_device.plainjson import parse_json
 from edgeq_device.relay import Tail, printable
 from msgspec import Meta

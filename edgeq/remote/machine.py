@@ -15,12 +15,11 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import onnx
-from edgeq_device import cpuid
 from edgeq_device.cuda import Gpu
+from edgeq_device.engines import parse_version
 from edgeq_device.errors import DeviceError
-from edgeq_device.features import Evidence
+from edgeq_device.features import Answers, Evidence
 from edgeq_device.plainjson import parse_json
-from edgeq_device.version import parse_version
 from google.protobuf.message import DecodeError
 from msgspec import Meta
 
@@ -182,7 +181,7 @@ def _evidence(reported: Reported) -> Evidence:
     answers = None
     if reported.cpuid is not None:
         leaves = {(leaf, sub): registers for leaf, sub, *registers in reported.cpuid.leaves}
-        answers = cpuid.Answers({key: tuple(r) for key, r in leaves.items()}, reported.cpuid.xcr0)  # type: ignore[misc]
+        answers = Answers({key: tuple(r) for key, r in leaves.items()}, reported.cpuid.xcr0)  # type: ignore[misc]
     return Evidence(
         reported.system,
         reported.machine,

@@ -17,11 +17,11 @@ from typing import IO, Annotated, Any, Self
 
 import numpy as np
 import onnx
+from edgeq_device.arrays import LargeFrameError, read_frame
 from edgeq_device.budget import VARIABLE
-from edgeq_device.frames import LargeFrameError, read_frame
-from edgeq_device.guest import GuestSession, TensorInfo
+from edgeq_device.engines import parse_version
 from edgeq_device.package import MAIN
-from edgeq_device.version import parse_version
+from edgeq_device.serve import GuestSession, TensorInfo
 from msgspec import Meta
 
 from edgeq.bundle.verify import contents, opened

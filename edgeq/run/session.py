@@ -14,9 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-import edgeq_device.guest
+import edgeq_device.serve
 from edgeq_device.engines import FLOAT, EngineSpec, find_library, open_engine
-from edgeq_device.guest import GuestSession, import_path
 from edgeq_device.options import (
     BRIEF_SPIN,
     ignore_options_in_models,
@@ -25,6 +24,7 @@ from edgeq_device.options import (
     session_options,
     session_problem,
 )
+from edgeq_device.serve import GuestSession, import_path
 from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
@@ -232,7 +232,7 @@ def guest_program() -> Path:
     return shipped("targets") / "runtime" / "edgeq_guest.py"
 
 
-class Guest(edgeq_device.guest.Guest):
+class Guest(edgeq_device.serve.Guest):
     """A running guest program; made by `start_guest`."""
 
     def exchange(

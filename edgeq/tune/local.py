@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.claim import FEWEST_SESSIONS, RaceRules
 from edgeq_device.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp
-from edgeq_device.ranking import FEWEST_SESSIONS, RaceRules
 
 from edgeq.backends.base import Artifact, RecoverableBackend, backend_named
 from edgeq.data.samples import Samples, Subset

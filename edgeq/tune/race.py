@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from edgeq_device.claim import claim
+from edgeq_device.claim import Ranking, claim
 from edgeq_device.latency import Distribution, histogram, shared_edges
-from edgeq_device.ranking import Ranking
 
 from edgeq.report.tuning_record import Timing
 from edgeq.tune.evaluator import Race

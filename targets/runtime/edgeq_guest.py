@@ -1,6 +1,6 @@
 """What edgeq runs inside an emulated machine, on a board, or in a process of its own for a plug-in engine: it opens
 models as a device would and answers requests that come over standard input, on standard output, in the frames of
-edgeq_device/frames.py.
+edgeq_device/arrays.py.
 
 Needs Python 3.9 or newer, numpy and onnxruntime, and edgeq_device beside it.
 
@@ -28,9 +28,8 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from edgeq_device import cpuid
 from edgeq_device.arrays import read_arrays
-from edgeq_device.features import gather, normalise_architecture, parse_hwcap, read_hwcap
+from edgeq_device.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
 from edgeq_device.serve import open_requested, requested_variant, serve
 
 
@@ -76,7 +75,7 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
     if evidence.cpuid is not None:
-        found = cpuid.features(evidence.cpuid) - set(request["masked"])
+        found = cpuid_features(evidence.cpuid) - set(request["masked"])
     else:
         found = parse_hwcap(*read_hwcap(evidence.auxv))
     answer = {
@@ -155,9 +154,9 @@ def _subject(one: Dict[str, Any]) -> Any:
 
 def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     """`rank_until_settled`, of models that requests to open them describe, each in a number of sessions."""
+    from edgeq_device.claim import rank_until_settled
     from edgeq_device.latency import Bursts, WarmUp
     from edgeq_device.opening import start_variant
-    from edgeq_device.ranking import rank_until_settled
     from edgeq_device.scenarios import query_runner
 
     feeds = [read_arrays(Path(request["feed"]))]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device import contents, opening, package, sessions
+from edgeq_device import manifest, opening, package, sessions
 from edgeq_device.cli import main
 from edgeq_device.errors import BundleError, OutputError
 from edgeq_device.package import open_bundle
@@ -142,7 +142,7 @@ def test_a_directory_without_space_for_a_copy_is_opened_in_place(
     elif why == "no temporary folder":
         monkeypatch.setattr(package, "temporary_folder", refuse)
     else:
-        monkeypatch.setattr(contents, "_sink", full_of(contents._sink))
+        monkeypatch.setattr(manifest, "_sink", full_of(manifest._sink))
     assert main(["verify", "--bundle", str(copy), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["opened"] == "in place"
     assert main(["verify", "--bundle", str(copy)]) == 0

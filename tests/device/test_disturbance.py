@@ -139,7 +139,7 @@ def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: 
 
     slept: list[float] = []
     # This process, and until it sleeps one that runs a model for it.
-    monkeypatch.setattr(environment.environment, "read_runnable", lambda root: 1 if slept else 2)
+    monkeypatch.setattr(environment, "read_runnable", lambda root: 1 if slept else 2)
     monkeypatch.setattr(environment.time, "sleep", slept.append)
     with environment.Watch(time.perf_counter) as watch:
         watch.used_elsewhere(0.5)

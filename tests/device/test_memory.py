@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from edgeq_device.environment import read_memory
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.guest import python_command
 from edgeq_device.memory import measure_memory
-from edgeq_device.serve import open_request
+from edgeq_device.serve import open_request, python_command
 
 from . import fakes
 

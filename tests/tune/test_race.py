@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from edgeq_device.claim import Ranking
 from edgeq_device.latency import Distribution
-from edgeq_device.ranking import Ranking
 
 from edgeq.tune.race import race_of
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 from edgeq_device.cuda import capability_text
-from edgeq_device.engines import engine_options
-from edgeq_device.version import parse_version
+from edgeq_device.engines import engine_options, parse_version
 
 from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
 from edgeq.backends.tensorrt import explicit, options

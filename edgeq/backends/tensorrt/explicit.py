@@ -40,7 +40,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.version import parse_version
+from edgeq_device.engines import parse_version
 from numpy.typing import NDArray
 
 from edgeq.backends.tensorrt.facts import facts

@@ -143,7 +143,7 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.select import select
     from edgeq_device.sessions import read_device
-    from edgeq_device.text import describe, info_lines
+    from edgeq_device.verify import describe, info_lines
 
     device = read_device()
     try:
@@ -159,8 +159,7 @@ def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.sessions import read_device
-    from edgeq_device.text import report_lines
-    from edgeq_device.verify import verify
+    from edgeq_device.verify import report_lines, verify
 
     report = verify(bundle, read_device(), arguments.variant, arguments.signer)
     _show(arguments, report.to_dict(), report_lines(report))

@@ -10,9 +10,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import numpy as np
 
 from edgeq_device.arrays import DTYPES, one_array, read_arrays, write_npz
-from edgeq_device.contents import is_harmless
 from edgeq_device.errors import BundleError, DataError, OutputError, RuntimeUnavailableError
-from edgeq_device.manifest import MANIFEST, check_file_names
+from edgeq_device.manifest import MANIFEST, check_file_names, is_harmless
 from edgeq_device.package import Bundle, beside
 from edgeq_device.places import draft_of, move_new
 from edgeq_device.signature import SIGNATURE

@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Sequence
 
 from edgeq_device.environment import ROOT, read_memory
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.guest import python_command
+from edgeq_device.serve import python_command
 
 
 @dataclass(frozen=True)

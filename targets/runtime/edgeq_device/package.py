@@ -19,20 +19,24 @@ from types import TracebackType
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
 from edgeq_device.arrays import ELEMENT_BITS
-from edgeq_device.contents import (
+from edgeq_device.engines import plugin_of
+from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
+from edgeq_device.manifest import (
+    MANIFEST,
+    FileRecord,
     Hashed,
+    Manifest,
     check_assets,
     check_directory,
+    check_file_name,
     check_listing,
     extract,
     list_archive,
     list_directory,
     open_plain,
+    parse_manifest,
     read_unlisted,
 )
-from edgeq_device.engines import plugin_of
-from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
-from edgeq_device.manifest import MANIFEST, FileRecord, Manifest, check_file_name, parse_manifest
 from edgeq_device.onnxfile import ExternalTensor, read_onnx
 from edgeq_device.places import temporary_folder
 from edgeq_device.plainjson import parse_json

@@ -30,9 +30,8 @@ from edgeq_device.connection import (
     exchange,
     parse_address,
 )
-from edgeq_device.contents import check_content
 from edgeq_device.errors import BundleError, OutputError, RuntimeUnavailableError, UsageError
-from edgeq_device.manifest import MAX_FILES, MAX_SIZE, FileRecord, check_file_names
+from edgeq_device.manifest import MAX_FILES, MAX_SIZE, FileRecord, check_content, check_file_names
 from edgeq_device.package import open_bundle
 from edgeq_device.plainjson import parse_json
 from edgeq_device.trust import Trust, check_signature

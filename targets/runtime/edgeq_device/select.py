@@ -14,12 +14,11 @@ from functools import lru_cache
 from typing import Collection, FrozenSet, List, Mapping, Optional, Tuple
 
 from edgeq_device.cuda import Gpu, capability_text
-from edgeq_device.engines import FLOAT, EngineSpec, plugin_of
+from edgeq_device.engines import FLOAT, EngineSpec, parse_version, plugin_of
 from edgeq_device.errors import BundleError
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.plainjson import own_table
 from edgeq_device.variants import Variant
-from edgeq_device.version import parse_version
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from edgeq_device.contents import Hashed
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import (
     COMPONENT,
     FileRecord,
+    Hashed,
     VariantBody,
     is_plain_name,
     parse_component,
