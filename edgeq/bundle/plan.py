@@ -25,7 +25,6 @@ from edgeq_device.engines import installed_versions, plugin_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import (
     BUNDLE_SCHEMA,
-    COMPONENT,
     MANIFEST,
     SCHEMA_VERSION,
     check_file_names,
@@ -34,7 +33,7 @@ from edgeq_device.manifest import (
 )
 from edgeq_device.options import provider_problem, session_problem
 from edgeq_device.package import FLOAT, MAIN
-from edgeq_device.variants import EXTERNAL_FOLDER, SliceTolerance
+from edgeq_device.variants import COMPONENT, EXTERNAL_FOLDER, SliceTolerance
 
 from edgeq import __version__
 from edgeq.errors import BundleError, CalibrationError, DataError, UsageError

@@ -18,7 +18,7 @@ import zlib
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Union
+from typing import IO, Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from edgeq_device.errors import AGAIN, BundleError, OutputError
 from edgeq_device.places import SET_TMPDIR
@@ -87,7 +87,6 @@ def is_plain_name(name: object) -> bool:
 
 
 MANIFEST = "manifest.json"
-COMPONENT = "component.json"
 SCHEMA_VERSION = "1.0"
 BUNDLE_SCHEMA = "1.0"
 MAX_FILES = 20_000
@@ -105,12 +104,6 @@ _MANIFEST_KEYS = frozenset(
         "additional_metadata",
     }
 )
-_COMPONENT_KEYS = frozenset({"component_name", "variants", "additional_metadata"})
-_VARIANT_KEYS = frozenset(
-    {"variant_directory", "ep", "device", "compatibility_string", "executor_info", "additional_metadata"}
-)
-_ORT_KEYS = frozenset({"model_file", "session_options", "provider_options"})
-_DEVICES = ("cpu", "gpu", "npu")
 
 
 @dataclass(frozen=True)
@@ -126,25 +119,9 @@ class Manifest:
     """manifest.json: `components` maps a name to its directory, `files` a relative path to its record."""
 
     name: str
-    description: str
     components: Mapping[str, str]
     edgeq: Mapping[str, Any]
     files: Mapping[str, FileRecord]
-
-
-@dataclass(frozen=True)
-class VariantBody:
-    """One variant of component.json, options and references as they stand there.
-
-    `edgeq` is the inline object, or the name of a file in the variant directory."""
-
-    name: str
-    directory: str
-    ep: str
-    model_file: Optional[str]
-    session_options: Mapping[str, str]
-    provider_options: Mapping[str, str]
-    edgeq: Union[Mapping[str, Any], str]
 
 
 def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
@@ -153,7 +130,7 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     Raises:
         BundleError: an unknown key, another schema version, or a value of the wrong form.
     """
-    _known(values, _MANIFEST_KEYS, where)
+    check_keys(values, _MANIFEST_KEYS, where)
     version = values.get("schema_version")
     if version != SCHEMA_VERSION:
         raise BundleError(
@@ -167,15 +144,15 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     for key in ("package_name", "package_version", "description"):
         if key in values and not isinstance(values[key], str):
             raise BundleError(f"{where}: {key} is not a string")
-    metadata = _object(values.get("additional_metadata"), f"{where}: additional_metadata")
-    edgeq = _object(metadata.get("edgeq"), f"{where}: additional_metadata.edgeq")
+    metadata = object_in(values.get("additional_metadata"), f"{where}: additional_metadata")
+    edgeq = object_in(metadata.get("edgeq"), f"{where}: additional_metadata.edgeq")
     if edgeq.get("bundle_schema") != BUNDLE_SCHEMA:
         raise BundleError(
             f"{where}: edgeq bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes {BUNDLE_SCHEMA!r}",
             "Use the edgeq version that made the bundle, or a newer one",
         )
     components: Dict[str, str] = {}
-    for name, place in _object(values.get("components"), f"{where}: components").items():
+    for name, place in object_in(values.get("components"), f"{where}: components").items():
         if not is_plain_name(name) or not isinstance(place, str):
             raise BundleError(f"{where}: component {name!r} is not a plain name with the path of a directory")
         components[name] = check_file_name(place, where)
@@ -183,7 +160,6 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
         raise BundleError(f"{where}: there is no component")
     return Manifest(
         name=values.get("package_name", ""),
-        description=values.get("description", ""),
         components=components,
         edgeq={key: value for key, value in edgeq.items() if key != "files"},
         files=_parse_files(edgeq.get("files"), where),
@@ -192,12 +168,12 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
 
 def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
     records: Dict[str, FileRecord] = {}
-    entries = _object(values, f"{where}: additional_metadata.edgeq.files")
+    entries = object_in(values, f"{where}: additional_metadata.edgeq.files")
     if len(entries) > MAX_FILES:
         raise BundleError(f"{where}: more than {MAX_FILES} files")
     check_file_names([MANIFEST, SIGNATURE, *entries], where)
     for name, entry in entries.items():
-        record = _object(entry, f"{where}: file {name!r}")
+        record = object_in(entry, f"{where}: file {name!r}")
         sha256, size = record.get("sha256"), record.get("size")
         if set(record) != {"sha256", "size"} or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
             raise BundleError(f"{where}: file {name!r} has no proper sha256 and size")
@@ -205,48 +181,6 @@ def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
             raise BundleError(f"{where}: file {name!r} has no proper size")
         records[name] = FileRecord(sha256, size)
     return records
-
-
-def parse_component(values: Mapping[str, Any], where: str) -> Tuple[VariantBody, ...]:
-    """Check component.json; variants in the order in which they are written, which is their order of preference."""
-    _known(values, _COMPONENT_KEYS, where)
-    variants = _object(values.get("variants"), f"{where}: variants")
-    if not variants:
-        raise BundleError(f"{where}: there is no variant")
-    return tuple(_parse_variant(name, body, where) for name, body in variants.items())
-
-
-def _parse_variant(name: str, values: object, where: str) -> VariantBody:
-    if not is_plain_name(name):
-        raise BundleError(f"{where}: variant name {name[:100]!r} is not a plain name")
-    where = f"{where}: variant {name}"
-    body = _object(values, where)
-    _known(body, _VARIANT_KEYS, where)
-    directory, ep = body.get("variant_directory", name), body.get("ep")
-    if not isinstance(directory, str):
-        raise BundleError(f"{where}: variant_directory is not a string")
-    if not isinstance(ep, str) or not is_plain_name(ep):
-        raise BundleError(f"{where}: ep does not name an execution provider")
-    if "device" in body and body["device"] not in _DEVICES:
-        raise BundleError(f"{where}: device is not one of {', '.join(_DEVICES)}")
-    executors = _object(body.get("executor_info"), f"{where}: executor_info")
-    edgeq = executors.get("edgeq")
-    if not isinstance(edgeq, (dict, str)):
-        raise BundleError(f"{where}: executor_info.edgeq is neither an object nor a file name")
-    ort = _object(executors.get("ort", {}), f"{where}: executor_info.ort")
-    _known(ort, _ORT_KEYS, f"{where}: executor_info.ort")
-    model_file = ort.get("model_file")
-    if model_file is not None and not isinstance(model_file, str):
-        raise BundleError(f"{where}: model_file is not a string")
-    return VariantBody(
-        name=name,
-        directory=check_file_name(directory, where),
-        ep=ep,
-        model_file=model_file,
-        session_options=_strings(ort.get("session_options", {}), f"{where}: session_options"),
-        provider_options=_strings(ort.get("provider_options", {}), f"{where}: provider_options"),
-        edgeq=edgeq,
-    )
 
 
 def resolve_reference(reference: str, directory: str, where: str) -> str:
@@ -272,20 +206,20 @@ def strings_in(values: Mapping[str, Any], key: str, where: str) -> List[str]:
     return list(found)
 
 
-def _known(values: Mapping[str, Any], keys: "frozenset[str]", where: str) -> None:
+def check_keys(values: Mapping[str, Any], keys: "frozenset[str]", where: str) -> None:
     unknown = sorted(set(values) - keys)
     if unknown:
         raise BundleError(f"{where}: unknown key {unknown[0][:100]!r}")
 
 
-def _object(value: object, where: str) -> Dict[str, Any]:
+def object_in(value: object, where: str) -> Dict[str, Any]:
     if not isinstance(value, dict):
         raise BundleError(f"{where} is missing or not an object")
     return value
 
 
-def _strings(value: object, where: str) -> Dict[str, str]:
-    values = _object(value, where)
+def texts_in(value: object, where: str) -> Dict[str, str]:
+    values = object_in(value, where)
     if not all(isinstance(item, str) for item in values.values()):
         raise BundleError(f"{where} holds something that is not a string")
     return values

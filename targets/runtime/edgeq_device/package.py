@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Type, Union
 
-from edgeq_device.arrays import ELEMENT_BITS
 from edgeq_device.engines import plugin_of
 from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
 from edgeq_device.manifest import (
@@ -37,7 +36,7 @@ from edgeq_device.manifest import (
     parse_manifest,
     read_unlisted,
 )
-from edgeq_device.onnxfile import ExternalTensor, read_onnx
+from edgeq_device.onnxfile import ELEMENT_BITS, ExternalTensor, read_onnx
 from edgeq_device.places import temporary_folder
 from edgeq_device.plainjson import parse_json
 from edgeq_device.signature import SIGNATURE
