@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgeq_device.arrays import one_array
-from edgeq_device.bench import BenchSettings, OnProgress, format_bench
+from edgeq_device.bench import BenchSettings, OnProgress, bench_lines
 from edgeq_device.bench_models import BenchModel, Shapes, bench_models
 from edgeq_device.claim import FEWEST_SESSIONS
 from edgeq_device.memory import MemoryUse, measure_memory
@@ -88,7 +88,7 @@ class Measurement(Page):
 
     def text(self, *, verbose: bool = False) -> str:
         """The table for people."""
-        return format_bench(self.report, verbose=verbose)
+        return "\n".join(bench_lines(self.report, verbose=verbose))
 
 
 def bench_model(

@@ -3,7 +3,6 @@ one is there; one that throttles is waited for once, then left out."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from edgeq_device.arrays import write_npz
 from edgeq_device.claim import RaceRules, Ranking
 from edgeq_device.latency import Distribution
 from msgspec import Meta
@@ -31,7 +29,6 @@ from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSessio
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, Share, parse
-from edgeq.util.resources import device_errors
 
 T = TypeVar("T")
 _Model = tuple[Path, SessionSettings]
@@ -126,7 +123,7 @@ class BoardClock:
                 {**open_request(ready.session.send_model(model), with_carried(model, settings)), "name": name}
                 for name, (model, settings) in models.items()
             ]
-            request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **asdict(rules)}
+            request = {"do": "race", "models": requests, "feed": ready.session.send_samples([feed])[0], **asdict(rules)}
             guest = ready.models.guest()
             guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]  # opening takes no longer than the race
             found = _ranking(ready.session, *guest.exchange(request))
@@ -234,13 +231,6 @@ class _Profiled:
 def _read(guest: BoardGuest, file: str) -> bytes:
     _, arrays = guest.exchange({"do": "read", "file": file})
     return arrays["content"].tobytes()
-
-
-def _send(session: BoardSession, feed: Mapping[str, Any]) -> str:
-    with tempfile.TemporaryDirectory(prefix="edgeq-feed-") as folder, device_errors():
-        file = Path(folder) / "feed.npz"
-        write_npz(file, feed)
-        return f"{session.send({file.name: file}, keep=False)}/{file.name}"
 
 
 @dataclass(frozen=True)

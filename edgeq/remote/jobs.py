@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,9 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from edgeq_device.arrays import write_npz
 from edgeq_device.package import MAIN, Bundle
-from edgeq_device.scenarios import Feed
 from edgeq_device.verify import hash_line, variant_lines
 from msgspec import Meta
 
@@ -38,7 +35,6 @@ from edgeq.report.timing import BenchReport, FleetRecord, FleetRow, board_table,
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.records import Amount, parse, plain
-from edgeq.util.resources import device_errors
 
 _AMOUNTS = ("_ms", "_s", "_bytes", "count", "queries")
 _LARGEST = 1e15
@@ -79,7 +75,7 @@ class BoardBench:
         del plain["warm_up"]
         request = {"do": "bench", **what, "settings": plain, "shapes": dict(work.shapes or {}), "feeds": []}
         if work.samples is not None:
-            request["feeds"] = self._send_samples(work.samples)
+            request["feeds"] = session.send_samples(work.samples, self._progress)
         before = describe_board(session)
         runs_s = len(settings.scenarios) * max(settings.min_duration_s, 1.0)
         limit_s = link.BENCH_S + link.BENCH_FACTOR * runs_s
@@ -99,14 +95,6 @@ class BoardBench:
         except (*SENSELESS, ValueError) as error:
             raise senseless(session) from error
         return found
-
-    def _send_samples(self, samples: Sequence[Feed]) -> list[str]:
-        with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
-            files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
-            for file, sample in zip(files.values(), samples, strict=True):
-                write_npz(file, sample)
-            place = self._session.send(files, keep=False, progress=self._progress)
-        return [f"{place}/{name}" for name in files]
 
 
 def check_amounts(value: Any, name: str = "") -> None:

@@ -155,8 +155,8 @@ def given_options(texts: Iterable[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise UsageError(f"--session-option {text!r} has no value", "Write KEY=VALUE")
-        if key not in rules().session:
-            hint = closest(key, rules().session, "They are listed in docs/bundle.md")
+        if key not in rules():
+            hint = closest(key, rules(), "They are listed in docs/bundle.md")
             raise UsageError(f"--session-option {key!r} is not one that edgeq sets", hint)
         problem = session_problem(key, value, references=False)
         if problem:

@@ -22,6 +22,7 @@ import numpy as np
 
 from edgeq_device.budget import VARIABLE, largest_sample
 from edgeq_device.errors import DataError, DeviceError, UsageError
+from edgeq_device.onnxfile import DTYPES
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
 MAX_ARRAY_BYTES = 1 << 32
@@ -150,14 +151,6 @@ def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]
     except (ValueError, OverflowError) as error:  # elements of no bytes, more dimensions than numpy has
         raise DataError(f"{where} is not an .npy array ({error})", fix) from error
 
-
-DTYPES: Mapping[str, str] = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(bool)": "bool",
-    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-}
 
 _MAX_BYTES = 1 << 31
 _MADE_UP = {**DTYPES, "tensor(string)": "object"}

@@ -249,23 +249,12 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: T
 def _reason(number: int, budget: Budget) -> str:
     """Why a child that a signal ended was ended."""
     if number == getattr(signal, "SIGXCPU", None):
-        return str(
-            BudgetError(
-                f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's "
-                "shapes, which a file that it reads may be made for",
-                f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}",
-            )
-        )
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = str(number)
-    return str(
-        BudgetError(
-            f"ended by signal {name}: a file that it reads crashed a library, or takes more memory than there is",
-            f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)",
-        )
-    )
+        spent = f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's"
+        fix = f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}"
+        return str(BudgetError(f"{spent} shapes, which a file that it reads may be made for", fix))
+    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+    what = f"ended by signal {name}: a file that it reads crashed a library, or takes more memory than there is"
+    return str(BudgetError(what, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
 
 
 def _die_with(parent: int) -> None:

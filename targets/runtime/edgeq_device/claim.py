@@ -178,7 +178,15 @@ def rank_until_settled(
     places = len(runners) if top is None else max(1, min(top, len(runners)))
     allowance = (1 - confidence) / max(1, math.comb(len(runners), 2))
     random_order = random.Random(seed)
-    close = _Close(tie, enough, keep)
+
+    def harmless(first: str, second: str, between: Ratio) -> bool:
+        """Tell whether to take the first of two costs no more than the tolerance, by their interval or by `enough`."""
+        if between.confidence >= sure and between.low >= 1 / (1 + tie):
+            return True
+        if enough is None or between.pairs < enough or keep in (first, second):
+            return False
+        return 1 / (1 + tie) <= between.estimate <= 1 + tie
+
     rounds, looks, next_look = 0, 0, min_rounds
     with Watch(clock) as watch:
         recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
@@ -197,7 +205,7 @@ def rank_until_settled(
             next_look = rounds + max(1, rounds // 4)
             measured = {name: recorders[name].distribution() for name in recorders}
             sure = 1 - allowance / (looks * (looks + 1))
-            ranking = _look(measured, active, places, rounds, sure, close)
+            ranking = _look(measured, active, places, rounds, sure, harmless)
             if out_of_time or (ranking.settled and _in_each_session(measured, active, keep)):
                 return ranking
             last = ranking.order[places - 1]
@@ -205,23 +213,11 @@ def rank_until_settled(
             active = [n for n in active if n in remaining or not _slower(measured[n], measured[last], sure)]
 
 
-@dataclass(frozen=True)
-class _Close:
-    """When the order of two does not matter; arguments as `rank_until_settled` has them."""
-
-    tie: float
-    enough: Optional[int]
-    keep: str
-
-    def by_estimate(self, first: str, second: str, between: Ratio) -> bool:
-        """Whether the estimate alone makes them a tie."""
-        if self.enough is None or between.pairs < self.enough or self.keep in (first, second):
-            return False
-        return 1 / (1 + self.tie) <= between.estimate <= 1 + self.tie
+_Harmless = Callable[[str, str, Ratio], bool]
 
 
 def _look(
-    measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, close: _Close
+    measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, harmless: _Harmless
 ) -> Ranking:
     speed = {name: d.undisturbed().p50 for name, d in measured.items()}
     order = sorted(measured, key=lambda name: (name not in active, speed[name]))
@@ -232,8 +228,7 @@ def _look(
     ties = []
     for first, second in neighbours:
         between = ratio(measured[second], measured[first], confidence=sure)
-        no_slower = between.confidence >= sure and between.low >= 1 / (1 + close.tie)
-        if no_slower or close.by_estimate(first, second, between):
+        if harmless(first, second, between):
             ties += [(first, second)] if between.low <= 1 else []
         else:
             settled = False

@@ -185,9 +185,8 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.infer import infer, output_place, read_feeds, save_outputs
-    from edgeq_device.opening import open_best, open_variant
-    from edgeq_device.sessions import read_device
+    from edgeq_device.opening import open_best, open_variant, output_place, read_feeds, save_outputs
+    from edgeq_device.sessions import infer, read_device
 
     output = output_place(bundle, arguments.output)
 
@@ -206,8 +205,8 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
         "why": choice.why,
         "output": str(arguments.output or output),
         "outputs": shapes,
+        "passed_over": list(opened.passed_over),
     }
-    plain["passed_over"] = list(opened.passed_over)
     lines = [f"variant {choice.variant.name}: {choice.why}"]
     lines += [f"  {reason}" for reason in opened.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]

@@ -10,6 +10,7 @@ import json
 import platform
 import re
 import struct
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import import_module, metadata
@@ -151,10 +152,8 @@ def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
     """Version of each of the packages that are installed, from its metadata: nothing is imported."""
     found = {}
     for package in packages:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

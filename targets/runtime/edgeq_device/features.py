@@ -238,6 +238,7 @@ _WINDOWS = {
     71: ("sme2",),
 }
 
+_SYSCTL = ("/usr/sbin/sysctl", "hw", "machdep.cpu")
 # CPUID bits for which Linux has no /proc/cpuinfo name, so their absence there means nothing.
 _UNLISTED_BY_LINUX = frozenset({"avx_vnni_int8", "avx_vnni_int16"})
 
@@ -301,7 +302,9 @@ def gather() -> Evidence:
         machine,
         cpuinfo=read_bytes(Path("/proc/cpuinfo")).decode("utf-8", "replace") if system == "Linux" else "",
         auxv=read_bytes(Path("/proc/self/auxv")) if system == "Linux" else b"",
-        sysctl=_query_sysctl() if system == "Darwin" else "",
+        sysctl=subprocess.run(_SYSCTL, capture_output=True, text=True, check=False).stdout
+        if system == "Darwin"
+        else "",
         windows=_query_windows() if system == "Windows" else (),
         cpuid=answers,
     )
@@ -363,15 +366,12 @@ def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == wanted:
-            names = _riscv_isa(value.strip()) if wanted == "isa" else normalise(value.split())
+            names = normalise(value.split())
+            if wanted == "isa":  # "rv64imafdcv_zicbom" → {"i", "m", …, "v", "zicbom"}
+                base, *extensions = value.strip().lower().split("_")
+                names = frozenset((*base[4:], *extensions))
             found = names if found is None else found & names
     return found or frozenset()
-
-
-def _riscv_isa(isa: str) -> FrozenSet[str]:
-    """ "rv64imafdcv_zicbom" → {"i", "m", …, "v", "zicbom"}."""
-    base, *extensions = isa.lower().split("_")
-    return frozenset(base[4:]) | frozenset(extensions)
 
 
 def read_hwcap(auxv: bytes) -> Tuple[int, int]:
@@ -423,8 +423,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _query_sysctl() -> str:
-    run = subprocess.run(["/usr/sbin/sysctl", "hw", "machdep.cpu"], capture_output=True, text=True, check=False)
-    return run.stdout
+    return subprocess.run(_SYSCTL, capture_output=True, text=True, check=False).stdout
 
 
 def _query_windows() -> Tuple[int, ...]:

@@ -22,6 +22,14 @@ MAX_DEPTH = 100
 """Nested messages; protobuf's own limit."""
 MAX_FIELDS = 5_000_000
 MAX_DIMS = 64
+DTYPES: Mapping[str, str] = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(bool)": "bool",
+    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+}
+"""numpy's name of a type as onnxruntime writes it."""
 ELEMENT_BITS: Mapping[int, int] = {
     **dict.fromkeys((25, 26), 2),  # UINT2, INT2
     **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1

@@ -11,20 +11,26 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import weakref
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device.arrays import one_array, read_arrays
+from edgeq_device.arrays import one_array, read_arrays, write_npz
 from edgeq_device.engines import installed_version, plugin_of
-from edgeq_device.errors import BundleError, CheckFailedError, RuntimeUnavailableError
-from edgeq_device.package import MAIN, Bundle
-from edgeq_device.select import CPU, Choice, Device, precision_of, select
+from edgeq_device.errors import BundleError, CheckFailedError, DataError, OutputError, RuntimeUnavailableError
+from edgeq_device.manifest import MANIFEST, check_file_names, is_harmless
+from edgeq_device.onnxfile import DTYPES
+from edgeq_device.package import MAIN, Bundle, beside
+from edgeq_device.places import draft_of, move_new
+from edgeq_device.select import CPU, Choice, Device, select
 from edgeq_device.serve import Guest, GuestSession, open_request, python_command
 from edgeq_device.sessions import open_session
+from edgeq_device.signature import SIGNATURE
 from edgeq_device.variants import SliceTolerance, Variant
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
@@ -39,14 +45,14 @@ class OutputCheck:
     Attributes:
         name: of the output, and the place of the slice.
         max_error: largest absolute difference; infinite where shape, dtype or finiteness differ.
-        tolerance: what is allowed, absolute.
         problem: "" or what differs besides the values.
+        tolerance: what is allowed, absolute.
     """
 
     name: str
     max_error: float
-    tolerance: float
     problem: str
+    tolerance: float
 
     @property
     def passed(self) -> bool:
@@ -128,19 +134,15 @@ def check_outputs(
     checks: Dict[Tuple[str, int], OutputCheck] = {}
     for outputs, expected in answers:
         for name, found in outputs.items():
-            one = [_check(name, compare(found, expected[name]), tolerance[name])]
+            one = [OutputCheck(name, *compare(found, expected[name]), tolerance[name])]
             for part in slices.get(name, ()):
-                one.append(_check(f"{name}, {part.where}", _compare_slice(found, expected[name], part), part.tolerance))
+                error, problem = _compare_slice(found, expected[name], part)
+                one.append(OutputCheck(f"{name}, {part.where}", error, problem, part.tolerance))
             for place, check in enumerate(one):
                 before = checks.get((name, place), check)
                 worse = replace(check, max_error=max(check.max_error, before.max_error))
                 checks[name, place] = replace(worse, problem=before.problem or check.problem)
     return tuple(checks[key] for key in sorted(checks))
-
-
-def _check(name: str, compared: Tuple[float, str], tolerance: float) -> OutputCheck:
-    error, problem = compared
-    return OutputCheck(name, error, tolerance, problem)
 
 
 def _compare_slice(
@@ -250,7 +252,7 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
         request_s=ANSWER_S,
     )
     try:
-        session = guest.opened(open_request(variant, threads, precision_of(variant, engine)))
+        session = guest.opened(open_request(variant, threads))
         variant.check_unchanged()
     except BaseException:
         guest.end()
@@ -264,3 +266,98 @@ def passed_over(choice: Choice) -> Tuple[str, ...]:
     better = [verdict for verdict in choice.others if verdict.variant.rank > choice.variant.rank and not verdict.fits]
     ordered = sorted(better, key=lambda verdict: -verdict.variant.rank)
     return tuple(f"not {verdict.variant.name}: {'; '.join(verdict.reasons)}" for verdict in ordered)
+
+
+def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
+    """The model's inputs from `files`: .npz files whose keys are input names, `NAME=FILE.npy`, or one plain .npy.
+
+    Raises:
+        DataError: an input is missing, unknown, given twice, or has the wrong dtype or shape.
+    """
+    wanted = [spec.name for spec in session.get_inputs()]
+    feeds: Dict[str, "np.ndarray[Any, Any]"] = {}
+    for text in files:
+        name, equals, path = text.partition("=")
+        if not equals or name not in wanted:
+            name, path = "", text
+        for key, array in read_arrays(Path(path)).items():
+            key = key or name or (wanted[0] if len(wanted) == 1 else "")
+            if not key:
+                names = ", ".join(wanted)
+                raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, NAME one of {names}")
+            if key in feeds:
+                raise DataError(f"{path}: input {key!r} is given twice")
+            feeds[key] = array
+    check_feeds(session, feeds)
+    return feeds
+
+
+def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
+    """Hold `feeds` against the model's inputs: names, dtypes, shapes (named sizes fit anything)."""
+    specs = {spec.name: spec for spec in session.get_inputs()}
+    names = ", ".join(specs)
+    for name in feeds:
+        if name not in specs:
+            raise DataError(f"the model has no input {name!r}", f"Its inputs are {names}")
+    for name, spec in specs.items():
+        if name not in feeds:
+            raise DataError(f"input {name!r} is missing", f"The model takes {names}")
+        array, dtype = feeds[name], DTYPES.get(spec.type)
+        if dtype is not None and array.dtype != np.dtype(dtype):
+            raise DataError(f"input {name!r} is {array.dtype}, the model takes {dtype}", "Convert it before saving")
+        shape = list(spec.shape)
+        fits = len(shape) == array.ndim and all(
+            not isinstance(size, int) or size == have for size, have in zip(shape, array.shape)
+        )
+        # A model that does not declare the rank looks like one that takes a scalar; onnxruntime runs both on any shape.
+        if shape and not fits:
+            raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
+
+
+def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
+    """Where outputs go: `wanted`, or beside the bundle where none is.
+
+    Raises:
+        OutputError: it is the bundle, or would become or replace a part of it, or make it unreadable.
+    """
+    root = bundle.source.resolve()
+    wanted = beside(bundle.source, ".outputs.npz") if wanted is None else wanted
+    place = wanted.absolute().parent.resolve() / wanted.name
+    if place == root or (root in place.parents and not _may_join(bundle, place.relative_to(root).as_posix())):
+        raise OutputError(f"{wanted} lies in the bundle, and would replace or join its files", "Write it elsewhere")
+    return place
+
+
+def _may_join(bundle: Bundle, name: str) -> bool:
+    """Whether a file of this relative name may lie in the bundle's directory, on every system that it is copied to."""
+    others = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
+    try:
+        check_file_names([*sorted(others), name], str(bundle.source))
+    except BundleError:
+        return False
+    return is_harmless(name) and name not in (MANIFEST, SIGNATURE, *bundle.files)
+
+
+def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:
+    """Write `outputs` as an .npz that appears whole or not at all.
+
+    Raises:
+        OutputError: `path` exists (without `force`), is no regular file (with it too), or cannot be written.
+    """
+    taken = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+    try:
+        if os.path.lexists(path):
+            if not force:
+                raise taken
+            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would put a file in the place of a device or a link
+                raise OutputError(f"{path} is no regular file, and is not replaced", "Choose another output")
+        with draft_of(path) as draft:
+            write_npz(draft, outputs)
+            if force:
+                draft.replace(path)
+            else:
+                move_new(draft, path)
+    except FileExistsError as error:  # another process was faster
+        raise taken from error
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another output") from error

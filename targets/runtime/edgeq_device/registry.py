@@ -207,8 +207,6 @@ class Registry:
         return value
 
 
-__all__ = ["Reference", "fetch", "layers_of", "parse_reference", "pull"]
-
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"
 FILE_PATH = "org.cncf.model.filepath"

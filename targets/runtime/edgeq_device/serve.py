@@ -25,10 +25,13 @@ import numpy as np
 
 from edgeq_device.arrays import one_array, read_frame, write_frame
 from edgeq_device.budget import lift_seconds
-from edgeq_device.engines import EngineSpec, plugin_of, read_engine
+from edgeq_device.engines import FLOAT, EngineSpec, plugin_of, read_engine
+from edgeq_device.environment import Watch
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.latency import Burst, Bursts
+from edgeq_device.latency import Burst, Bursts, burst, quiet_collector
 from edgeq_device.relay import Tail
+from edgeq_device.scenarios import query_runner
+from edgeq_device.select import precision_of
 from edgeq_device.sessions import best_threads, open_session
 from edgeq_device.variants import Variant
 
@@ -68,17 +71,13 @@ def import_path() -> List[str]:
 
     The working directory stays where numpy or onnxruntime were loaded from it: then it is an installation.
     """
-    here = _working_directory()
+    try:
+        here: Optional[str] = os.path.realpath(Path.cwd())
+    except OSError:  # it was removed, so nothing can be imported from it
+        here = None
     kept = {_folder_of("numpy"), _folder_of("onnxruntime")}
     entries = [str(entry) for entry in sys.path]
     return [e for e in entries if Path(e).is_absolute() and (os.path.realpath(e) != here or here in kept)]
-
-
-def _working_directory() -> Optional[str]:
-    try:
-        return os.path.realpath(Path.cwd())
-    except OSError:  # it was removed, so nothing can be imported from it
-        return None
 
 
 def _folder_of(package: str) -> Optional[str]:
@@ -178,7 +177,7 @@ class Guest:
     def opened(self, request: Mapping[str, Any]) -> GuestSession:
         """The session that a request to open one gives."""
         reply, _ = self.exchange({"do": "open", **request})
-        inputs, outputs = _infos(reply["inputs"]), _infos(reply["outputs"])
+        inputs, outputs = (tuple(TensorInfo(*spec) for spec in reply[key]) for key in ("inputs", "outputs"))
         return GuestSession(self, reply["session"], inputs, outputs, tuple(reply["providers"]))
 
     def _receive(self, request: Mapping[str, Any]) -> Optional[Tuple[Dict[str, Any], Arrays]]:
@@ -266,10 +265,6 @@ class GuestRunner:
         return Burst(results["samples"].tolist(), reply["busy_s"], results["disturbed"], reply["cpu_s"])
 
 
-def _infos(listed: Sequence[Sequence[Any]]) -> Tuple[TensorInfo, ...]:
-    return tuple(TensorInfo(name, kind, shape) for name, kind, shape in listed)
-
-
 Request = Dict[str, Any]
 
 
@@ -308,8 +303,8 @@ def serve(
             write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
-def open_request(variant: Variant, threads: int, precision: str) -> Request:
-    """What another process needs to open `variant`."""
+def open_request(variant: Variant, threads: int) -> Request:
+    """Return what another process needs to open `variant`."""
     engine = plugin_of(variant.ep)
     return {
         "name": variant.name,
@@ -320,7 +315,7 @@ def open_request(variant: Variant, threads: int, precision: str) -> Request:
         "optimization": variant.info.get("optimization", "all"),
         "threads": threads or best_threads(variant),
         "engine": engine.to_dict() if engine is not None else None,
-        "precision": precision,
+        "precision": precision_of(variant, engine) if engine is not None else FLOAT,
         "manifest": variant.bundle,
     }
 
@@ -356,61 +351,43 @@ def requested_variant(request: Request) -> Variant:
     )
 
 
-class _Session:
-    """A session and the runners of its queries."""
-
-    def __init__(self, session: Any) -> None:
-        self.session = session
-        self.runners: List[Any] = []
-
-
 def _answer(
     request: Request, arrays: Arrays, sessions: List[Any], open_it: Callable[[Request], Any]
 ) -> Tuple[Dict[str, Any], Arrays]:
+    """Answer a request about a session; `sessions` has each with the runners of its queries."""
     if request["do"] == "open":
         session = open_it(request)
-        sessions.append(_Session(session))
-        inputs, outputs = _specs(session.get_inputs()), _specs(session.get_outputs())
+        sessions.append((session, []))
+        inputs, outputs = (
+            [[spec.name, spec.type, list(spec.shape)] for spec in specs]
+            for specs in (session.get_inputs(), session.get_outputs())
+        )
         made = {"inputs": inputs, "outputs": outputs, "providers": list(session.get_providers())}
         return {"session": len(sessions) - 1, **made}, {}
-    opened = sessions[request["session"]]
+    session, runners = sessions[request["session"]]
     if request["do"] == "run":
-        results = dict(zip(request["outputs"], map(one_array, opened.session.run(request["outputs"], arrays))))
+        results = dict(zip(request["outputs"], map(one_array, session.run(request["outputs"], arrays))))
         return {}, {name: value for name, value in results.items() if not value.dtype.hasobject}
     if request["do"] == "end profiling":
-        return {"profile": opened.session.end_profiling()}, {}
+        return {"profile": session.end_profiling()}, {}
     if request["do"] == "prepare":
-        return _prepare(request, arrays, opened)
+        feeds: List[Dict[str, Any]] = [{} for _ in range(request["samples"])]
+        for key, value in arrays.items():  # "0 name", "1 name" ...
+            index, _, name = key.partition(" ")
+            feeds[int(index)][name] = value
+        runners.append(query_runner(session, feeds, **request["queries"]))
+        return {"runner": len(runners) - 1}, {}
     if request["do"] == "burst":
-        return _burst(request, opened.runners[request["runner"]])
+        return _burst(request, runners[request["runner"]])
     if request["do"] == "close":
         sessions[request["session"]] = None
         return {}, {}
     raise ValueError("unknown request %r" % request["do"])
 
 
-def _prepare(request: Request, arrays: Arrays, opened: _Session) -> Tuple[Dict[str, Any], Arrays]:
-    """A runner of queries; the samples' inputs come as "0 name", "1 name" ..."""
-    from edgeq_device.scenarios import query_runner
-
-    feeds: List[Dict[str, Any]] = [{} for _ in range(request["samples"])]
-    for key, value in arrays.items():
-        index, _, name = key.partition(" ")
-        feeds[int(index)][name] = value
-    opened.runners.append(query_runner(opened.session, feeds, **request["queries"]))
-    return {"runner": len(opened.runners) - 1}, {}
-
-
 def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
-    from edgeq_device.environment import Watch
-    from edgeq_device.latency import Bursts, burst, quiet_collector
-
     spent = time.process_time()
     with quiet_collector(), Watch(time.perf_counter) as watch:
         taken = burst(runner, Bursts(request["length_s"], request["lead_in_s"]), request["slow"], watch)
     arrays = {"samples": np.array(taken.samples, np.float64), "disturbed": taken.disturbed}
     return {"busy_s": taken.busy_s, "cpu_s": time.process_time() - spent}, arrays
-
-
-def _specs(values: Sequence[Any]) -> List[Any]:
-    return [[value.name, value.type, list(value.shape)] for value in values]

@@ -19,23 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from edgeq_device.arrays import read_arrays
-from edgeq_device.cuda import (
-    CUDA,
-    BoundSession,
-    CapturedSession,
-    Gpu,
-    OpenWith,
-    load_libraries,
-    open_cuda,
-    read_gpus,
-    started,
-)
+from edgeq_device import cuda
+from edgeq_device.arrays import one_array, read_arrays
 from edgeq_device.engines import EngineSpec, engine_options, engines, open_engine, parse_version, plugin_of, problem_of
 from edgeq_device.errors import BudgetError, BundleError, OutputError, RuntimeUnavailableError
-from edgeq_device.infer import infer
+from edgeq_device.features import read_features
 from edgeq_device.options import (
     BRIEF_SPIN,
     LEVELS,
@@ -123,10 +113,10 @@ class Engine:
     note: str = ""
 
 
-def plan_engine(variant: Variant, gpus: Sequence[Gpu], tensorrt: str) -> Engine:
+def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> Engine:
     """The engine of `variant` on the GPU of the highest compute capability, for that version of TensorRT; its folder is
     made."""
-    gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=Gpu("", (0, 0)))
+    gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=cuda.Gpu("", (0, 0)))
     folder, note = _folder(variant, engine_key(variant, gpu, tensorrt))
     options = typed_options(variant, tensorrt)
     options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
@@ -135,8 +125,12 @@ def plan_engine(variant: Variant, gpus: Sequence[Gpu], tensorrt: str) -> Engine:
         # The provider looks the table up by name among the engines.
         _put_table(variant.table, folder / table)
     cached = any(folder.glob("*.engine"))
-    notes = [note, "" if cached else _passed_over(variant)]
-    return Engine(folder, cached, options, "; ".join(filter(None, notes)))
+    notes = [note] if note else []
+    if not cached and variant.beside is not None and os.path.lexists(variant.beside):
+        # Of an earlier version, or of whoever gave the bundle.
+        why = "is not used, as no hash covers it; engines are kept in the user's cache. Remove it"
+        notes.append(f"{variant.beside} {why}")
+    return Engine(folder, cached, options, "; ".join(notes))
 
 
 def _put_table(table: Path, place: Path) -> None:
@@ -157,7 +151,7 @@ def _put_table(table: Path, place: Path) -> None:
         draft.replace(place)
 
 
-def engine_key(variant: Variant, gpu: Gpu, tensorrt: str) -> str:
+def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
     """GPU, compute capability, TensorRT's version and the model's hash, as a folder's name."""
     assert variant.model is not None
     digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()
@@ -166,12 +160,9 @@ def engine_key(variant: Variant, gpu: Gpu, tensorrt: str) -> str:
 
 
 def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
-    """The variant's provider options without the precision flags where TensorRT goes by the types in the file."""
-    options = dict(variant.provider_options)
-    if parse_version(tensorrt) >= STRONGLY_TYPED:
-        for flag in _FLAGS:
-            options.pop(flag, None)
-    return options
+    """Return the variant's provider options, without the precision flags where TensorRT goes by the file's types."""
+    dropped = _FLAGS if parse_version(tensorrt) >= STRONGLY_TYPED else ()
+    return {key: value for key, value in variant.provider_options.items() if key not in dropped}
 
 
 def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
@@ -204,30 +195,17 @@ def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
     return folder, note
 
 
-def _passed_over(variant: Variant) -> str:
-    """Say that engines of an earlier version, or of whoever gave the bundle, are not used."""
-    if variant.beside is None or not os.path.lexists(variant.beside):
-        return ""
-    return f"{variant.beside} is not used, as no hash covers it; engines are kept in the user's cache. Remove it"
-
-
-def describe_engine(engine: Engine, seconds: float) -> str:
-    """One line on what opening took."""
-    did = "loaded from" if engine.cached else "built and kept in"
-    return f"TensorRT engine {did} {engine.folder} in {seconds:.1f} s; this is not part of any latency"
-
-
 def static_shapes(specs: Any) -> bool:
     """Whether every size of these inputs or outputs is a number."""
     return all(isinstance(size, int) for spec in specs for size in spec.shape)
 
 
-GPU_PROVIDERS = (PROVIDER, CUDA)
+GPU_PROVIDERS = (PROVIDER, cuda.CUDA)
 _GRAPHS = "trt_cuda_graph_enable"
 _CUDA_ENGINE = "cuda"
 
 
-def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundSession, CapturedSession]:
+def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[cuda.BoundSession, cuda.CapturedSession]:
     """Open `variant`, build its engine if there is none yet, and run it once so that nothing is left to do later.
 
     Args:
@@ -237,12 +215,12 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundS
         RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would go on on the CPU.
     """
     if variant.ep != PROVIDER:
-        return open_cuda(ort, variant.provider_options, open_with)
-    load_libraries(ort)
+        return cuda.open_cuda(ort, variant.provider_options, open_with)
+    cuda.load_libraries(ort)
     tensorrt, problem = read_tensorrt(ort)
     if problem:
         raise RuntimeUnavailableError(f"variant {variant.name}: {problem}")
-    gpus, _ = read_gpus()
+    gpus, _ = cuda.read_gpus()
     engine = plan_engine(variant, gpus, tensorrt)
     if not engine.cached:
         print(
@@ -251,19 +229,27 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundS
             flush=True,
         )
     start = time.perf_counter()
-    session = started(ort, PROVIDER, open_with(_providers(engine.options)))
+    session = cuda.started(ort, PROVIDER, open_with(_providers(engine.options)))
     session = _with_graphs(open_with, session, engine.options)
     # One BoundSession for good: a captured CUDA graph goes on using its buffers.
-    bound = BoundSession(session, ort, "cuda")
-    shapes = _first_run(variant, bound)
-    notes = _notes(variant, engine, tensorrt, shapes, time.perf_counter() - start)
+    bound = cuda.BoundSession(session, ort, "cuda")
+    shapes: Dict[str, Tuple[int, ...]] = {}
+    if variant.cases:  # where sizes are open, the engine is built in the first run
+        feeds = read_arrays(variant.cases[0].inputs)
+        infer(bound, feeds)
+        if not static_shapes(bound.get_inputs()):
+            shapes = {name: value.shape for name, value in feeds.items()}
+    did = "loaded from" if engine.cached else "built and kept in"
+    seconds = time.perf_counter() - start
+    took = f"TensorRT engine {did} {engine.folder} in {seconds:.1f} s; this is not part of any latency"
+    own = [engine.note] if engine.note else []
     if not engine.cached:
-        print(*map(printable, filter(None, (notes[0], engine.note))), sep="\n", file=sys.stderr, flush=True)
-    bound.notes = tuple(notes)
+        print(*map(printable, (took, *own)), sep="\n", file=sys.stderr, flush=True)
+    bound.notes = (took, f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}", *own)
     return bound
 
 
-def _with_graphs(open_with: OpenWith, session: Any, options: Dict[str, str]) -> Any:
+def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]) -> Any:
     """The session again with CUDA graphs, where all sizes are fixed: one launch then replays the whole model.
 
     The engine is in its cache by now. Where the provider refuses (the graph is split between providers), it is the
@@ -280,23 +266,17 @@ def _with_graphs(open_with: OpenWith, session: Any, options: Dict[str, str]) -> 
 
 def _providers(options: Dict[str, str]) -> List[Any]:
     """TensorRT with `options`; what it leaves to CUDA is computed in float32 where the file has float32."""
-    return [(PROVIDER, options), (CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
+    return [(PROVIDER, options), (cuda.CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
 
 
-def _first_run(variant: Variant, session: BoundSession) -> Dict[str, Tuple[int, ...]]:
-    """Run the first self-test input: with open sizes, the engine is built only then. Returns the shapes, if open."""
-    if not variant.cases:
-        return {}
-    feeds = read_arrays(variant.cases[0].inputs)
-    infer(session, feeds)
-    return {} if static_shapes(session.get_inputs()) else {name: value.shape for name, value in feeds.items()}
-
-
-def _notes(
-    variant: Variant, engine: Engine, tensorrt: str, shapes: Dict[str, Tuple[int, ...]], seconds: float
-) -> List[str]:
-    found = [describe_engine(engine, seconds), f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}"]
-    return [*found, engine.note] if engine.note else found
+def infer(session: Any, feeds: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return all outputs by name."""
+    names = [spec.name for spec in session.get_outputs()]
+    try:
+        results = session.run(names, dict(feeds))
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise RuntimeUnavailableError(f"onnxruntime fails on this input ({' '.join(str(error).split())})") from error
+    return {name: one_array(result) for name, result in zip(names, results)}
 
 
 # Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
@@ -320,23 +300,10 @@ def onnxruntime() -> ModuleType:
 
 def read_device() -> Device:
     """This device, read from the operating system and from onnxruntime."""
-    from edgeq_device.features import read_features
-
-    architecture, features = read_features()
     ort = onnxruntime()
-    gpus, gpu_problem = read_gpus()
-    tensorrt, tensorrt_problem = read_tensorrt(ort)
-    return Device(
-        architecture,
-        features,
-        str(ort.__version__),
-        tuple(ort.get_available_providers()),
-        gpus,
-        gpu_problem,
-        tensorrt,
-        tensorrt_problem,
-        {engine.provider: problem_of(engine, str(ort.__version__)) for engine in engines().values() if engine.module},
-    )
+    version, providers = str(ort.__version__), tuple(ort.get_available_providers())
+    plugins = {engine.provider: problem_of(engine, version) for engine in engines().values() if engine.module}
+    return Device(*read_features(), version, providers, *cuda.read_gpus(), *read_tensorrt(ort), plugins)
 
 
 def open_session(
@@ -395,7 +362,13 @@ def open_unchecked(
 def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
     assert variant.model is not None
     try:
-        session = _open_files(variant, ort, open_it)
+        if EXTERNAL_FOLDER not in variant.session_options:
+            session = open_it(str(variant.model))
+        elif parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
+            session = open_it(variant.model.read_bytes())
+        else:
+            with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
+                session = open_it(str(model))
         variant.check_unchanged()
         return session
     except (BundleError, RuntimeUnavailableError):
@@ -409,16 +382,6 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
             f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
             f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
         ) from error
-
-
-def _open_files(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
-    assert variant.model is not None
-    if EXTERNAL_FOLDER not in variant.session_options:
-        return open_it(str(variant.model))
-    if parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
-        return open_it(variant.model.read_bytes())
-    with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
-        return open_it(str(model))
 
 
 def best_threads(variant: Variant) -> int:

@@ -196,14 +196,18 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         f"this device: {device.architecture}, onnxruntime {device.runtime}",
         *(f"  {gpu.name}, compute capability {capability_text(gpu.compute_capability)}" for gpu in device.gpus),
         *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
-        *(f"  engine {engine.name}: {_engine_state(engine, device)}" for engine in _plugins(bundle)),
-        "",
     ]
-    for group in bundle.components.values():
-        for variant in group:
-            lines.append(_variant_line(judge(variant, device), choice))
-            if choice is not None and variant is choice.variant and variant.ep == PROVIDER:
-                lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
+    for engine in _plugins(bundle):
+        state = device.plugins.get(engine.provider, "") or f"{engine.packages[0]} {installed_version(engine)}"
+        lines.append(f"  engine {engine.name}: {state}")
+    lines.append("")
+    for variant in (variant for group in bundle.components.values() for variant in group):
+        verdict, chosen = judge(variant, device), choice is not None and variant is choice.variant
+        state = "runs here" if verdict.fits else f"not here: {'; '.join(verdict.reasons)}"
+        state = f"chosen: {choice.why}" if choice is not None and chosen else state
+        lines.append(f"  {_name(variant.component, variant.name)}: {state}")
+        if chosen and variant.ep == PROVIDER:
+            lines.append(f"    with TensorRT's own tool: {trtexec_line(variant, device.tensorrt, {})}")
     return lines
 
 
@@ -211,19 +215,6 @@ def _plugins(bundle: Bundle) -> List[EngineSpec]:
     """The plug-in engines that the bundle has variants for."""
     providers = dict.fromkeys(variant.ep for group in bundle.components.values() for variant in group)
     return [engine for engine in map(plugin_of, providers) if engine is not None]
-
-
-def _engine_state(engine: EngineSpec, device: Device) -> str:
-    return device.plugins.get(engine.provider, "") or f"{engine.packages[0]} {installed_version(engine)}"
-
-
-def _variant_line(verdict: Verdict, choice: Optional[Choice]) -> str:
-    variant = verdict.variant
-    if choice is not None and variant is choice.variant:
-        state = f"chosen: {choice.why}"
-    else:
-        state = "runs here" if verdict.fits else f"not here: {'; '.join(verdict.reasons)}"
-    return f"  {_name(variant.component, variant.name)}: {state}"
 
 
 def extra_lines(bundle: Bundle) -> List[str]:
