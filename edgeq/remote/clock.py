@@ -265,22 +265,13 @@ def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[s
     """A race that ran on a board."""
     found = parse(answer, _Race, session.board.name, BoardError)
     try:
-        distributions = {
-            name: Distribution(
-                arrays[f"{one.index} samples_ms"],
-                arrays[f"{one.index} rounds"],
-                one.samples_per_query,
-                one.elapsed_s,
-                arrays[f"{one.index} disturbed"],
-                one.busy,
-                one.sessions,
-                one.stolen,
-            )
-            for name, one in found.runners.items()
-        }
-        if sorted(found.order) != sorted(distributions) or not {n for pair in found.ties for n in pair} <= {
-            *found.order
-        }:
+        distributions = {}
+        for name, one in found.runners.items():
+            samples, rounds, disturbed = (arrays[f"{one.index} {key}"] for key in ("samples_ms", "rounds", "disturbed"))
+            figures = one.samples_per_query, one.elapsed_s, disturbed, one.busy, one.sessions, one.stolen
+            distributions[name] = Distribution(samples, rounds, *figures)
+        tied = {name for pair in found.ties for name in pair}
+        if sorted(found.order) != sorted(distributions) or not tied <= {*found.order}:
             raise ValueError("an order of others")
         return Ranking(found.order, found.settled, found.ties, found.rounds, distributions)
     except (*SENSELESS, ValueError) as error:

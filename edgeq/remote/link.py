@@ -3,7 +3,7 @@ known host keys. Its failures are one line each.
 
 Limits on what a board, which is not trusted, may send, and on how long it may take.
 
-Code takes each from this module when it needs it (`bounds.ANSWER_S`), so that there is one place to change it.
+Code takes each from this module when it needs it (`link.ANSWER_S`), so that there is one place to change it.
 
 The line to the program on a board that holds its lock: requests one way, answers the other, signs of life between.
 
@@ -296,7 +296,7 @@ class Channel:
         """Return what the program says first.
 
         Raises:
-            BoardError: the link was cut, nothing came for `bounds.ANSWER_S`, or it is no answer.
+            BoardError: the link was cut, nothing came for `ANSWER_S`, or it is no answer.
         """
         return self._answered(ANSWER_S, self._read)
 

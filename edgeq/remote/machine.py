@@ -245,7 +245,7 @@ def kernel_events(profile: bytes) -> bytes:
     """Return the events of kernels in onnxruntime's profile, which has one a line, and of them what edgeq reads.
 
     Raises:
-        ValueError: one is not as it should be, or there are more than `bounds.KERNELS`.
+        ValueError: one is not as it should be, or there are more than `link.KERNELS`.
     """
     kept: list[str] = []
     stream = io.BytesIO(profile)
@@ -311,11 +311,6 @@ class DeviceCleaned:
         return [f"{self.device}: {self.folder} is removed ({self.bytes / 1e6:.1f} MB)"]
 
 
-@dataclass(frozen=True)
-class _Removed:
-    bytes: Count
-
-
 def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SILENT) -> DeviceSetUp:
     """Make an environment with numpy and the newest onnxruntime that is not newer than the one here.
 
@@ -330,7 +325,12 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
         folder = session.hello.folder
         with progress.stage(f"making an environment on {board.name}"):
             _make(session, f"{folder}/venv")
-            options = _options(session, wheels, progress)
+            options: tuple[str, ...] = ()
+            if wheels is not None:
+                files = {file.name: file for file in sorted(wheels.glob("*.whl"))}
+                if not files:
+                    raise DataError(f"{wheels} holds no wheels", "Get them with pip download")
+                options = "--no-index", "--find-links", session.send(files, keep=False, progress=progress)
             pip = (f"{folder}/venv/bin/python", "-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
             newest = f"onnxruntime<={onnxruntime().__version__}"
             code, _, last = session.run(
@@ -351,8 +351,8 @@ def clean(board: Board) -> DeviceCleaned:
         BoardError: it cannot be reached, or somebody uses it.
     """
     with open_board(board) as session:
-        found = parse(session.ask({"do": "clean"}), _Removed, board.name, BoardError)
-        return DeviceCleaned(board.name, session.hello.folder, found.bytes)
+        place = {"device": board.name, "folder": session.hello.folder}
+        return parse({**session.ask({"do": "clean"}), **place}, DeviceCleaned, board.name, BoardError)
 
 
 def _make(session: BoardSession, place: str) -> None:
@@ -366,15 +366,6 @@ def _make(session: BoardSession, place: str) -> None:
         f"{session.board.name}: its Python makes no environments ({text[:200] if not missing else 'venv is missing'})",
         "Install python3-venv there, or numpy and onnxruntime for the Python itself",
     )
-
-
-def _options(session: BoardSession, wheels: Path | None, progress: Progress) -> tuple[str, ...]:
-    if wheels is None:
-        return ()
-    files = {file.name: file for file in sorted(wheels.glob("*.whl"))}
-    if not files:
-        raise DataError(f"{wheels} holds no wheels", "Get them with pip download")
-    return "--no-index", "--find-links", session.send(files, keep=False, progress=progress)
 
 
 def _what_to_copy(session: BoardSession, newest: str) -> str:

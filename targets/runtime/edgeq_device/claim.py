@@ -340,7 +340,7 @@ class Claim:
 def claim(baseline: Distribution, model: Distribution) -> Claim:
     """What can be claimed of `model` against `baseline`, which were measured together.
 
-    Only runs that nothing disturbed count, and only rounds (or sessions, see `ranking.ratio`) in which both have such
+    Only runs that nothing disturbed count, and only rounds (or sessions, see `ratio`) in which both have such
     runs. No claim is made where those are too few for an interval, or where they contradict each other.
     """
     found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)

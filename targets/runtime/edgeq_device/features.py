@@ -7,7 +7,7 @@ ONNX Runtime chooses its kernels by x86-64's CPUID instruction, so that counts w
 (Windows lists neither VNNI nor AMX; a container may hide /proc/cpuinfo's flags; Linux does not list AVX-VNNI-INT8) and
 where /proc/cpuinfo describes another CPU (under a user-mode emulator it shows the host's).
 
-Bit positions: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2A, CPUID.
+The bits and names are in features.json, beside this file, with their sources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, FrozenSet, Iterable, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from edgeq_device.plainjson import own_table
 
 Registers = Tuple[int, int, int, int]
 """EAX, EBX, ECX, EDX as one leaf answers them."""
@@ -33,36 +35,9 @@ class Answers(NamedTuple):
     xcr0: int
 
 
-_EAX, _EBX, _ECX, _EDX = range(4)
-_SSE_STATE, _AVX_STATE, _AVX512_STATE, _AMX_STATE = 0x0, 0x6, 0xE6, 0x60000
-_BITS = {
-    "sse": (1, 0, _EDX, 25, _SSE_STATE),
-    "sse2": (1, 0, _EDX, 26, _SSE_STATE),
-    "sse3": (1, 0, _ECX, 0, _SSE_STATE),
-    "ssse3": (1, 0, _ECX, 9, _SSE_STATE),
-    "sse4_1": (1, 0, _ECX, 19, _SSE_STATE),
-    "sse4_2": (1, 0, _ECX, 20, _SSE_STATE),
-    "avx": (1, 0, _ECX, 28, _AVX_STATE),
-    "fma": (1, 0, _ECX, 12, _AVX_STATE),
-    "f16c": (1, 0, _ECX, 29, _AVX_STATE),
-    "avx2": (7, 0, _EBX, 5, _AVX_STATE),
-    "avx_vnni": (7, 1, _EAX, 4, _AVX_STATE),
-    "avx_vnni_int8": (7, 1, _EDX, 4, _AVX_STATE),
-    "avx_vnni_int16": (7, 1, _EDX, 10, _AVX_STATE),
-    "avx512f": (7, 0, _EBX, 16, _AVX512_STATE),
-    "avx512dq": (7, 0, _EBX, 17, _AVX512_STATE),
-    "avx512cd": (7, 0, _EBX, 28, _AVX512_STATE),
-    "avx512bw": (7, 0, _EBX, 30, _AVX512_STATE),
-    "avx512vl": (7, 0, _EBX, 31, _AVX512_STATE),
-    "avx512vbmi": (7, 0, _ECX, 1, _AVX512_STATE),
-    "avx512_vbmi2": (7, 0, _ECX, 6, _AVX512_STATE),
-    "avx512_vnni": (7, 0, _ECX, 11, _AVX512_STATE),
-    "avx512_fp16": (7, 0, _EDX, 23, _AVX512_STATE),
-    "avx512_bf16": (7, 1, _EAX, 5, _AVX512_STATE),
-    "amx_tile": (7, 0, _EDX, 24, _AMX_STATE),
-    "amx_int8": (7, 0, _EDX, 25, _AMX_STATE),
-    "amx_bf16": (7, 0, _EDX, 22, _AMX_STATE),
-}
+_EAX, _ECX = 0, 2
+_TABLE = own_table("features.json")
+_BITS: Mapping[str, Tuple[int, int, int, int, str]] = _TABLE["cpuid"]["bits"]
 FEATURES = frozenset(_BITS)
 """Every feature that `cpuid_features` can find."""
 
@@ -87,10 +62,11 @@ _MICROSOFT = (
 def cpuid_features(answers: Answers) -> FrozenSet[str]:
     """The features that the CPU has and whose registers the operating system saves."""
     nothing = (0, 0, 0, 0)
+    saved = {name for name, state in _TABLE["cpuid"]["xcr0"].items() if answers.xcr0 & state == state}
     return frozenset(
         name
         for name, (leaf, subleaf, register, bit, state) in _BITS.items()
-        if answers.leaves.get((leaf, subleaf), nothing)[register] >> bit & 1 and answers.xcr0 & state == state
+        if answers.leaves.get((leaf, subleaf), nothing)[register] >> bit & 1 and state in saved
     )
 
 
@@ -160,87 +136,10 @@ _ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64", "armv8
 
 _CPUINFO_KEYS = {"x86_64": "flags", "arm64": "Features", "riscv64": "isa"}
 
-_SPELLINGS = {
-    "pni": "sse3",
-    "sse4.1": "sse4_1",
-    "sse4.2": "sse4_2",
-    "avx1.0": "avx",
-    "rdrnd": "rdrand",
-    "tscdeadline": "tsc_deadline_timer",
-    "avxvnni": "avx_vnni",
-    "avxvnniint8": "avx_vnni_int8",
-    "avxvnniint16": "avx_vnni_int16",
-    "avx512vnni": "avx512_vnni",
-    "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-    "avx512vbmi2": "avx512_vbmi2",
-    "avx512bitalg": "avx512_bitalg",
-    "avx512vpopcntdq": "avx512_vpopcntdq",
-    "avx512_vbmi": "avx512vbmi",
-    "avx512_ifma": "avx512ifma",
-    "amxtile": "amx_tile",
-    "amxint8": "amx_int8",
-    "amxbf16": "amx_bf16",
-    "neon": "asimd",
-    "dotprod": "asimddp",
-}
-
-# The names of the bits of AT_HWCAP and AT_HWCAP2 on ARM64, from bit 0 up: Linux, arch/arm64/include/uapi/asm/hwcap.h.
-_ARM_HWCAP = (
-    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 "
-    "sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg"
-)
-_ARM_HWCAP2 = (
-    "dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svef32mm svef64mm svebf16 i8mm bf16 "
-    "dgh rng bti mte ecv afp rpres mte3 sme smei16i64 smef64f64 smei8i32 smef16f32 smeb16f32 smef32f32 smefa64 wfxt "
-    "ebf16 sveebf16 cssc rprfm sve2p1 sme2 sme2p1 smei16i32 smebi32i32 smeb16b16 smef16f16 mops hbc sveb16b16 lrcpc3 "
-    "lse128"
-)
-
-_APPLE = {
-    "hw.optional.neon": ("asimd",),
-    "hw.optional.AdvSIMD": ("asimd",),
-    "hw.optional.arm.AdvSIMD": ("asimd",),
-    "hw.optional.arm.FEAT_LSE": ("atomics",),
-    "hw.optional.arm.FEAT_FP16": ("fphp", "asimdhp"),
-    "hw.optional.arm.FEAT_FHM": ("asimdfhm",),
-    "hw.optional.arm.FEAT_RDM": ("asimdrdm",),
-    "hw.optional.arm.FEAT_DotProd": ("asimddp",),
-    "hw.optional.arm.FEAT_I8MM": ("i8mm",),
-    "hw.optional.arm.FEAT_BF16": ("bf16",),
-    "hw.optional.arm.FEAT_SME": ("sme",),
-    "hw.optional.arm.FEAT_SME2": ("sme2",),
-    "hw.optional.arm.SME_I8I32": ("smei8i32",),
-}
-
-# IsProcessorFeaturePresent of the Windows SDK (winnt.h). Windows has no bit for FMA; every CPU with AVX2 that it
-# runs on has it.
-_WINDOWS = {
-    6: ("sse",),
-    10: ("sse2",),
-    13: ("sse3",),
-    36: ("ssse3",),
-    37: ("sse4_1",),
-    38: ("sse4_2",),
-    39: ("avx",),
-    40: ("avx2", "fma"),
-    41: ("avx512f",),
-    19: ("asimd",),
-    34: ("atomics",),
-    43: ("asimddp",),
-    46: ("sve",),
-    47: ("sve2",),
-    57: ("svei8mm",),
-    66: ("i8mm",),
-    67: ("fphp", "asimdhp"),
-    68: ("bf16",),
-    70: ("sme",),
-    71: ("sme2",),
-}
-
-_SYSCTL = ("/usr/sbin/sysctl", "hw", "machdep.cpu")
 # CPUID bits for which Linux has no /proc/cpuinfo name, so their absence there means nothing.
-_UNLISTED_BY_LINUX = frozenset({"avx_vnni_int8", "avx_vnni_int16"})
+_UNLISTED = frozenset(_TABLE["unlisted_by_linux"])
+_WINDOWS: Mapping[str, List[str]] = _TABLE["windows"]["numbers"]
+_SYSCTL = ("/usr/sbin/sysctl", "hw", "machdep.cpu")
 
 
 @dataclass(frozen=True)
@@ -320,13 +219,13 @@ def interpret(evidence: Evidence) -> Reading:
     if source != "/proc/cpuinfo":
         return Reading(architecture, answered | listed, "CPUID")
     denied = listed & FEATURES - answered
-    hidden = answered - listed - _UNLISTED_BY_LINUX
+    hidden = answered - listed - _UNLISTED
     notes = []
     if denied:
         notes.append(f"/proc/cpuinfo lists {_joined(denied)}, which CPUID denies (an emulator?): not counted")
     if hidden:
         notes.append(f"CPUID answers {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
-    features = listed - denied | answered & _UNLISTED_BY_LINUX
+    features = listed - denied | answered & _UNLISTED
     return Reading(architecture, features, source, denied | hidden, tuple(notes))
 
 
@@ -337,7 +236,7 @@ def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]
         ("/proc/cpuinfo", parse_cpuinfo(evidence.cpuinfo, architecture)),
         ("HWCAP", hwcap),
         ("sysctl", parse_sysctl(evidence.sysctl)),
-        ("Windows", parse_windows(evidence.windows)),
+        ("Windows", frozenset(name for number in evidence.windows for name in _WINDOWS.get(str(number), ()))),
     ):
         if found:
             return found | hwcap, source
@@ -353,7 +252,7 @@ def normalise_architecture(machine: str) -> str:
 def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
     """Feature names of any source in the one spelling."""
     lower = (spelling.strip().lower() for spelling in spellings)
-    return frozenset(_SPELLINGS.get(spelling, spelling) for spelling in lower if spelling)
+    return frozenset(_TABLE["spellings"].get(spelling, spelling) for spelling in lower if spelling)
 
 
 def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
@@ -382,8 +281,8 @@ def read_hwcap(auxv: bytes) -> Tuple[int, int]:
 
 def parse_hwcap(hwcap: int, hwcap2: int = 0) -> FrozenSet[str]:
     """Features in ARM64's AT_HWCAP and AT_HWCAP2. Old kernels' /proc/cpuinfo and 32-bit shells leave some out."""
-    names = [name for bit, name in enumerate(_ARM_HWCAP.split()) if hwcap >> bit & 1]
-    names += [name for bit, name in enumerate(_ARM_HWCAP2.split()) if hwcap2 >> bit & 1]
+    names = [name for bit, name in enumerate(_TABLE["hwcap"]["bits"].split()) if hwcap >> bit & 1]
+    names += [name for bit, name in enumerate(_TABLE["hwcap"]["bits2"].split()) if hwcap2 >> bit & 1]
     return frozenset(names)
 
 
@@ -395,13 +294,8 @@ def parse_sysctl(text: str) -> FrozenSet[str]:
         if key in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
             found |= normalise(value.split())
         elif value.strip() == "1":
-            found.update(_APPLE.get(key, ()))
+            found.update(_TABLE["apple"]["keys"].get(key, ()))
     return frozenset(found)
-
-
-def parse_windows(numbers: Iterable[int]) -> FrozenSet[str]:
-    """Features for the IsProcessorFeaturePresent numbers that are set."""
-    return frozenset(name for number in numbers for name in _WINDOWS.get(number, ()))
 
 
 def parse_identity(text: str) -> Dict[str, str]:
@@ -430,7 +324,7 @@ def _query_windows() -> Tuple[int, ...]:
     if sys.platform != "win32":
         return ()
     present = ctypes.WinDLL("kernel32").IsProcessorFeaturePresent  # type: ignore[attr-defined,unused-ignore]
-    return tuple(number for number in sorted(_WINDOWS) if present(number))
+    return tuple(number for number in sorted(map(int, _WINDOWS)) if present(number))
 
 
 def _joined(names: Iterable[str]) -> str:

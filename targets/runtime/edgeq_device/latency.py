@@ -80,11 +80,10 @@ class Distribution:
         disturbed = np.asarray(self.disturbed, bool)
         if disturbed.size not in (0, samples.size):
             raise ValueError("there must be as many marks of disturbance as latencies")
-        object.__setattr__(self, "disturbed", disturbed)
-        object.__setattr__(self, "samples_ms", samples)
-        object.__setattr__(self, "rounds", rounds)
-        object.__setattr__(self, "elapsed_s", self.elapsed_s or float(samples.sum()) / 1e3)
-        object.__setattr__(self, "_ordered", np.sort(samples))
+        elapsed_s = self.elapsed_s or float(samples.sum()) / 1e3
+        made = {"samples_ms": samples, "rounds": rounds, "elapsed_s": elapsed_s, "disturbed": disturbed}
+        for name, value in {**made, "_ordered": np.sort(samples)}.items():
+            object.__setattr__(self, name, value)
 
     @property
     def count(self) -> int:
@@ -129,7 +128,8 @@ class Distribution:
         ends = np.append(self.rounds[1:], self.count)
         if np.all(ends - self.rounds == 1):
             return samples
-        return np.array([_median(samples[a:b]) for a, b in zip(self.rounds, ends)])
+        known = [samples[a:b][~np.isnan(samples[a:b])] for a, b in zip(self.rounds, ends)]
+        return np.array([np.median(kept) if kept.size else np.nan for kept in known])
 
     def to_dict(self) -> Dict[str, float]:
         """Return the figures under stable names: latencies in milliseconds, throughput in model samples a second.
@@ -149,11 +149,6 @@ class Distribution:
             "cv": float(self.samples_ms.std() / mean) if mean > 0 else 0.0,
             "samples_per_s": samples / self.elapsed_s if self.elapsed_s > 0 else 0.0,
         }
-
-
-def _median(samples: np.ndarray) -> float:
-    known = samples[~np.isnan(samples)]
-    return float(np.median(known)) if known.size else float("nan")
 
 
 def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:

@@ -41,7 +41,7 @@ def measure_memory(
 
     Args:
         request: what to open: see `serve.open_request`.
-        shapes: of inputs with open sizes; see `feeds.random_feeds`.
+        shapes: of inputs with open sizes; see `arrays.random_feeds`.
 
     Raises:
         RuntimeUnavailableError: the process failed, took too long, or the system does not report a process's memory.

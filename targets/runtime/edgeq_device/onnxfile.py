@@ -272,7 +272,9 @@ class _Walk:
             return
         self._expect(wire, _BYTES, _TENSOR, 1)
         while value < stop:
-            self._spend(1)
+            self._left -= 1
+            if self._left < 0:
+                raise self._wrong(f"it has more than {MAX_FIELDS} fields")
             size, value = self._varint(value, stop)
             yield size
 
@@ -349,11 +351,6 @@ class _Walk:
                 return value, at
             shift += 7
         raise self._wrong(f"the number before byte {at} is cut off or too long")
-
-    def _spend(self, fields: int) -> None:
-        self._left -= fields
-        if self._left < 0:
-            raise self._wrong(f"it has more than {MAX_FIELDS} fields")
 
     def _expect(self, wire: int, wanted: int, kind: str, number: int) -> None:
         if wire != wanted:

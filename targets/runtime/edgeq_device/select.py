@@ -235,11 +235,8 @@ def select(
     if not variants:
         raise BundleError(f"{bundle.source} has no component {component}")
     verdicts = [judge(variant, device) for variant in variants]
-    if failed:
-        verdicts = [
-            Verdict(v.variant, (*v.reasons, failed[v.variant.name])) if v.variant.name in failed else v
-            for v in verdicts
-        ]
+    tried = {variant.name: (reason,) for variant in variants if (reason := (failed or {}).get(variant.name))}
+    verdicts = [Verdict(v.variant, v.reasons + tried.get(v.variant.name, ())) for v in verdicts]
     if name is not None:
         named = next((verdict for verdict in verdicts if verdict.variant.name == name), None)
         if named is None:
@@ -247,12 +244,14 @@ def select(
             raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {known}")
         if not named.fits:
             raise BundleError(f"{bundle.source}: variant {name} does not run here: {'; '.join(named.reasons)}")
-        return Choice(named.variant, "it was asked for", _others(verdicts, named))
+        return Choice(named.variant, "it was asked for", tuple(v for v in verdicts if v is not named))
     fitting = [verdict for verdict in verdicts if verdict.fits]
     if not fitting:
         why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
         fix = f"Package the model for a target of this device's kind ({device.architecture})"
-        newer = [v.variant.min_onnxruntime for v in verdicts if _only_too_old(v, device)]
+        # Those in whose way nothing but the age of the onnxruntime here stands.
+        wanted = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
+        newer = [version for version in wanted if parse_version(device.runtime) < parse_version(version)]
         if newer:
             fix = f"Install onnxruntime {min(newer, key=parse_version)} or newer"
         raise BundleError(f"{bundle.source} has no variant for this device ({why})", fix)
@@ -260,14 +259,4 @@ def select(
     why = "it is the only one that runs here" if len(fitting) == 1 else f"rank {best.variant.rank} is the highest here"
     if best.variant.required_features:
         why += f"; this device has {', '.join(best.variant.required_features)}"
-    return Choice(best.variant, why, _others(verdicts, best))
-
-
-def _only_too_old(verdict: Verdict, device: Device) -> bool:
-    """Whether nothing but the age of the onnxruntime here stands in the way."""
-    old = parse_version(device.runtime) < parse_version(verdict.variant.min_onnxruntime)
-    return old and len(verdict.reasons) == 1
-
-
-def _others(verdicts: List[Verdict], chosen: Verdict) -> Tuple[Verdict, ...]:
-    return tuple(verdict for verdict in verdicts if verdict is not chosen)
+    return Choice(best.variant, why, tuple(v for v in verdicts if v is not best))
