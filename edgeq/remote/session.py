@@ -175,7 +175,7 @@ class BoardSession:
         return f"{self.send(files, keep=False, progress=progress)}/model.onnx"
 
     def send_samples(self, samples: Sequence[Mapping[str, Any]], progress: Progress = SILENT) -> list[str]:
-        """The path on the board of each sample, inputs by name, for as long as the session lasts.
+        """Send samples, inputs by name, for as long as the session lasts, and return the path of each on the board.
 
         Raises:
             BoardError: as `send`.

@@ -424,21 +424,11 @@ class Waits:
 
 
 class Others:
-    """How much of the machine others use, from now on, and how much they want.
+    """Measures how much of the machine others use, from now on, and how much they want."""
 
-    Args:
-        cores: of the machine.
-    """
-
-    def __init__(
-        self,
-        *,
-        root: Path = ROOT,
-        own_cpu_s: Callable[[], float] = time.process_time,
-        cores: Optional[int] = None,
-    ) -> None:
+    def __init__(self, *, root: Path = ROOT, own_cpu_s: Callable[[], float] = time.process_time) -> None:
         self._root = root
-        self._cores = cores or os.cpu_count() or 1
+        self._cores = os.cpu_count() or 1
         self._wanted: List[float] = []
         self._own_cpu_s = own_cpu_s
         self._own_first = own_cpu_s()

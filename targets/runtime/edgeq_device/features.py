@@ -60,7 +60,7 @@ _MICROSOFT = (
 
 
 def cpuid_features(answers: Answers) -> FrozenSet[str]:
-    """The features that the CPU has and whose registers the operating system saves."""
+    """Return the features that the CPU has and whose registers the operating system saves."""
     nothing = (0, 0, 0, 0)
     saved = {name for name, state in _TABLE["cpuid"]["xcr0"].items() if answers.xcr0 & state == state}
     return frozenset(
@@ -256,7 +256,7 @@ def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
 
 
 def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
-    """Features that every processor of a /proc/cpuinfo text has: a thread may run on any of them.
+    """Return the features that every processor of a /proc/cpuinfo text has: a thread may run on any of them.
 
     Only the line that belongs to `architecture` counts, because a user-mode emulator shows the host's file.
     """

@@ -124,7 +124,7 @@ def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
 def check_outputs(
     answers: Iterable[Tuple[Arrays, Arrays]], tolerance: Mapping[str, float], slices: Slices = _NO_SLICES
 ) -> Tuple[OutputCheck, ...]:
-    """Each output over all cases, sorted by name, and after it its slices.
+    """Check each output over all cases, sorted by name, and after it its slices.
 
     Args:
         answers: of each case, the outputs by name, and those that are expected.
@@ -221,7 +221,9 @@ def open_best(
                 raise
             failed[choice.variant.name] = str(error)
             continue
-        return Opened(choice, session, passed_over(choice))
+        better = [v for v in choice.others if v.variant.rank > choice.variant.rank and not v.fits]
+        better.sort(key=lambda verdict: -verdict.variant.rank)
+        return Opened(choice, session, tuple(f"not {v.variant.name}: {'; '.join(v.reasons)}" for v in better))
 
 
 def open_variant(variant: Variant, threads: int = 0) -> Any:
@@ -261,15 +263,8 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
     return session
 
 
-def passed_over(choice: Choice) -> Tuple[str, ...]:
-    """Why each variant that ranks above the chosen one is not it."""
-    better = [verdict for verdict in choice.others if verdict.variant.rank > choice.variant.rank and not verdict.fits]
-    ordered = sorted(better, key=lambda verdict: -verdict.variant.rank)
-    return tuple(f"not {verdict.variant.name}: {'; '.join(verdict.reasons)}" for verdict in ordered)
-
-
 def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
-    """The model's inputs from `files`: .npz files whose keys are input names, `NAME=FILE.npy`, or one plain .npy.
+    """Read the model's inputs from `files`: .npz files whose keys are input names, `NAME=FILE.npy`, or one plain .npy.
 
     Raises:
         DataError: an input is missing, unknown, given twice, or has the wrong dtype or shape.
@@ -329,7 +324,7 @@ def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
 
 
 def _may_join(bundle: Bundle, name: str) -> bool:
-    """Whether a file of this relative name may lie in the bundle's directory, on every system that it is copied to."""
+    """Tell whether a file of this relative name may lie in the bundle's directory, on every system."""
     others = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
     try:
         check_file_names([*sorted(others), name], str(bundle.source))

@@ -77,7 +77,7 @@ def rules(provider: str = "") -> Mapping[str, Rule]:
 
 
 def session_problem(key: str, value: str, *, references: bool = True) -> str:
-    """Why a bundle may not set session option `key` to `value`, as the rest of a sentence; "" where it may.
+    """Say why a bundle may not set session option `key` to `value`, as the rest of a sentence; "" where it may.
 
     Args:
         references: whether an option may refer to what the bundle holds; those the writer of a bundle sets itself.
@@ -89,7 +89,7 @@ def session_problem(key: str, value: str, *, references: bool = True) -> str:
 
 
 def provider_problem(ep: str, key: str, value: str) -> str:
-    """The same for option `key` of execution provider `ep`."""
+    """Say the same of option `key` of execution provider `ep`."""
     if value in _engine_values(ep, key):
         return ""
     if not rules(ep):
@@ -185,7 +185,7 @@ def _problem(known: Mapping[str, Rule], key: str, value: str, unknown: str) -> s
 
 
 def _mismatch(form: Mapping[str, Any], value: str) -> str:
-    """What `value` can be where it does not have `form`, else ""."""
+    """Say what `value` can be where it does not have `form`; "" where it has."""
     if "one_of" in form:
         return "" if value in form["one_of"] else ", ".join(form["one_of"])
     if "whole" in form:

@@ -151,8 +151,11 @@ def serve(
     sleep: Callable[[float], None] = time.sleep,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> ServerResult:
-    """The server scenario at one rate. Broken off once so many queries were over the bound that p99 must be: an
-    overloaded server would otherwise take many times the duration for the same result."""
+    """Run the server scenario at one rate.
+
+    It is broken off once so many queries were over the bound that p99 must be: an overloaded server would otherwise
+    take many times the duration for the same result.
+    """
     check_limits(min_duration_s, min_queries)
     due = arrivals(rate_qps, min_duration_s, min_queries, seed)
     fatal = len(due) - int(0.99 * len(due) + 1e-9)  # with this many over the bound, p99 is over it too

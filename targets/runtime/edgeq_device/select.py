@@ -224,7 +224,7 @@ def select(
     *,
     failed: Optional[Mapping[str, str]] = None,
 ) -> Choice:
-    """The variant of `component` with the highest rank among those that fit; the first named wins a tie.
+    """Choose the variant of `component` with the highest rank among those that fit; the first named wins a tie.
 
     With `name`, that one and no other. `failed` names variants that were tried and did not open, each with the reason.
 

@@ -50,7 +50,7 @@ sys.exit(import_module(module).main())
 
 
 def python_command(module: str) -> List[str]:
-    """The command line that runs `main()` of `module`, a module of edgeq_device, in a fresh isolated interpreter."""
+    """Return the command line that runs `main()` of a module of edgeq_device in a fresh isolated interpreter."""
     root = Path(__file__).absolute().parent.parent
     # -B: a compiled file left in a bundle is one that its manifest does not know.
     return [sys.executable, "-I", "-B", "-c", _BOOT, str(root), module, *import_path()]
@@ -67,7 +67,7 @@ def describe_exit(code: int) -> str:
 
 
 def import_path() -> List[str]:
-    """Where this process finds modules, without the working directory.
+    """Return where this process finds modules, without the working directory.
 
     The working directory stays where numpy or onnxruntime were loaded from it: then it is an installation.
     """
@@ -175,7 +175,7 @@ class Guest:
         return reply, results
 
     def opened(self, request: Mapping[str, Any]) -> GuestSession:
-        """The session that a request to open one gives."""
+        """Open the session that a request describes."""
         reply, _ = self.exchange({"do": "open", **request})
         inputs, outputs = (tuple(TensorInfo(*spec) for spec in reply[key]) for key in ("inputs", "outputs"))
         return GuestSession(self, reply["session"], inputs, outputs, tuple(reply["providers"]))

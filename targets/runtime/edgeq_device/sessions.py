@@ -114,8 +114,8 @@ class Engine:
 
 
 def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> Engine:
-    """The engine of `variant` on the GPU of the highest compute capability, for that version of TensorRT; its folder is
-    made."""
+    """Plan the engine of `variant` on the GPU of the highest compute capability, for that version of TensorRT, and make
+    its folder."""
     gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=cuda.Gpu("", (0, 0)))
     folder, note = _folder(variant, engine_key(variant, gpu, tensorrt))
     options = typed_options(variant, tensorrt)
@@ -299,7 +299,7 @@ def onnxruntime() -> ModuleType:
 
 
 def read_device() -> Device:
-    """This device, read from the operating system and from onnxruntime."""
+    """Read what this device is from the operating system and from onnxruntime."""
     ort = onnxruntime()
     version, providers = str(ort.__version__), tuple(ort.get_available_providers())
     plugins = {engine.provider: problem_of(engine, version) for engine in engines().values() if engine.module}
