@@ -328,7 +328,7 @@ class Channel:
         return self._errors.read()
 
     def ends(self, within_s: float) -> bool:
-        """Wait for the program to end; False where it does not in time."""
+        """Wait for the program, and all that ran behind it, to end; False where that is not in time."""
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:

@@ -173,7 +173,7 @@ def board_record(session: BoardSession, before: Description, after: Description 
         "machine": before.machine,
         "before": before.state,
         "after": (after or before).state,
-        "bytes_sent": session.sent,
+        "bytes_sent": session.channel.sent,
     }
 
 

@@ -86,15 +86,10 @@ class BoardSession:
     """A board that is held; made by `open_board`."""
 
     def __init__(self, channel: bounds.Channel, hello: Hello) -> None:
-        self._channel = channel
+        self.channel = channel
         self.link = channel.link
         self.board = channel.link.board
         self.hello = hello
-
-    @property
-    def sent(self) -> int:
-        """Bytes of files and requests that went to the board."""
-        return self._channel.sent
 
     def require(self, *modules: str) -> None:
         """Refuse a board that lacks one of the modules.
@@ -115,7 +110,7 @@ class BoardSession:
         Raises:
             BoardError: the link was cut, the board hangs, or it reports an error.
         """
-        answer = self._channel.ask(request, data)
+        answer = self.channel.ask(request, data)
         if "error" in answer:
             free = parse(answer, _Answer, self.board.name, BoardError).free
             fix = f"{_mb(free)} are free there. {self._clean()}" if "free" in answer else ""
@@ -229,18 +224,18 @@ class BoardSession:
             BoardError: the link was cut, or it takes longer than `limit_s`.
         """
         done = bounds.finished(self.board, self.attached(*command), limit_s)
-        if done.code == bounds.LINK_FAILED or done.code < 0 or (done.code == KILLED and self.ends(bounds.EXIT_S)):
+        if self.lost(done.code):
             raise self.cut(done.errors)
         return done.code, done.out, bounds.brief((bounds.lines_of(done.errors) or [""])[-1])
 
-    def ends(self, within_s: float) -> bool:
-        """Whether the session is over on the board, or will be in time: then all that ran there is killed."""
-        return self._channel.ends(within_s)
+    def lost(self, code: int) -> bool:
+        """Tell whether a command that ended with `code` lost its link, or was killed as the session ended there."""
+        return code == bounds.LINK_FAILED or code < 0 or (code == KILLED and self.channel.ends(bounds.EXIT_S))
 
     def cut(self, errors: bytes) -> BoardError:
         """Why a command lost its link, by what it wrote on stderr. That is nothing where the session's connection,
         which it shares, ended: the reason is on that one's stderr."""
-        return self.link.failed(bounds.LINK_FAILED, errors.strip() or self._channel.errors())
+        return self.link.failed(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
 
     def _asked(self, request: Mapping[str, Any]) -> _Answer:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)
@@ -353,7 +348,7 @@ class BoardGuest(Guest):
         except subprocess.TimeoutExpired:  # its output has ended, and it goes on
             self._process.kill()
             code = bounds.LINK_FAILED
-        if code == bounds.LINK_FAILED or code < 0 or (code == KILLED and self.session.ends(bounds.EXIT_S)):
+        if self.session.lost(code):
             raise self.session.cut(self._errors.read())
         return super()._last_error()
 
