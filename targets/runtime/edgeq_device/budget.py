@@ -205,10 +205,12 @@ class Endings:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
         sys.exit(128 + number)
 
-    def unwind_on(self, *names: str) -> None:
-        """Handle these signals with `terminate`, but for those that this system has not or the caller has made deaf
-        (nohup)."""
-        for name in names:
+    def unwind(self) -> None:
+        """Unwind the stack from now on at Ctrl-C, SIGTERM and a closed terminal, but for signals that this system has
+        not or the caller has made deaf (nohup)."""
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signal.SIGINT, self.interrupt)
+        for name in _TERMINATES:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self.terminate)

@@ -29,9 +29,7 @@ def program(root: Path) -> int:
         confine("edgeq_run")
     except DeviceError as error:
         return _failed(error)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _endings.interrupt)
-    _endings.unwind_on("SIGTERM", "SIGHUP")
+    _endings.unwind()
     return main(root=root)
 
 
