@@ -319,9 +319,8 @@ def _spec(entry: Any, largest: int) -> "Tuple[str, np.dtype[Any], List[int]]":
     """Name, dtype and shape of an array that a frame lists."""
     try:
         name, text, shape = entry
-        if not (isinstance(name, str) and isinstance(shape, list) and _DTYPE.fullmatch(text)):
-            raise ValueError
-        if len(shape) > _MOST_DIMENSIONS:
+        known = isinstance(name, str) and isinstance(shape, list) and _DTYPE.fullmatch(text)
+        if not known or len(shape) > _MOST_DIMENSIONS:
             raise ValueError
         dtype = np.dtype(text)
         fits = all(type(length) is int and 0 <= length < 1 << 62 for length in shape)

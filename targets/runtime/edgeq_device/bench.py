@@ -280,9 +280,7 @@ class Monitor:
 
 
 def _range(values: List[float]) -> Optional[Dict[str, float]]:
-    if not values:
-        return None
-    return {"first": values[0], "last": values[-1], "min": min(values), "max": max(values)}
+    return {"first": values[0], "last": values[-1], "min": min(values), "max": max(values)} if values else None
 
 
 def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:

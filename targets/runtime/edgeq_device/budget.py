@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple
 
@@ -273,17 +273,11 @@ def _die_with(parent: int) -> None:
 def _three_quarters() -> int:
     """Three quarters of the memory of the machine or the container; 0 where neither can be read."""
     sizes = []
-    try:
+    with suppress(ValueError, OSError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError):
-        sizes.append(0)
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123  # before pathlib is imported
-            text = stream.read(32).strip()
-    except OSError:
-        text = ""
-    if text.isdecimal():
-        sizes.append(int(text))
+    # "max" is no limit. Not by pathlib, which is imported later.
+    with suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123
+        sizes.append(int(stream.read(32)))
     known = [size for size in sizes if size > 0]
     return min(known) // 4 * 3 if known else 0
 

@@ -322,9 +322,8 @@ class Claim:
         found = self.interval
         if found is None:
             return ""
-        spent = ""
-        if self.baseline_ms is not None and self.ms is not None:
-            spent = f"; {self.baseline_ms:.3g} → {self.ms:.3g} ms"
+        timed = self.baseline_ms is not None and self.ms is not None
+        spent = f"; {self.baseline_ms:.3g} → {self.ms:.3g} ms" if timed else ""
         return f"{found[1]:.2f} to {found[2]:.2f}{spent}"
 
     def to_dict(self) -> Dict[str, Any]:

@@ -51,12 +51,9 @@ class WrongKernels:
     weight_limit: int = 0
 
     def on(self, architecture: str, features: Collection[str]) -> bool:
-        """Whether it concerns such a CPU."""
-        return (
-            self.architecture == architecture
-            and all(feature in features for feature in self.features)
-            and not any(feature in features for feature in self.without)
-        )
+        """Tell whether it concerns such a CPU."""
+        has = frozenset(features)
+        return self.architecture == architecture and has.issuperset(self.features) and has.isdisjoint(self.without)
 
     def in_release(self, version: str) -> bool:
         """Whether a release such as "1.24.1" has it."""
