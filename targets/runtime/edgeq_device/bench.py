@@ -15,6 +15,7 @@ from edgeq_device import environment, latency, scenarios
 from edgeq_device.claim import Claim, claim
 from edgeq_device.environment import ROOT, Others, parse_cores
 from edgeq_device.errors import DataError, UsageError
+from edgeq_device.latency import WarmUp
 
 OFFICIAL_DURATION_S = 600.0
 BOUND_FACTOR = 10.0
@@ -56,7 +57,7 @@ class BenchSettings:
     baseline: str = ""
     threads: int = 0
     pin: Tuple[int, ...] = ()
-    warm_up: latency.WarmUp = field(default_factory=latency.WarmUp)
+    warm_up: WarmUp = field(default_factory=WarmUp)
 
     def check(self) -> None:
         """Refuse what makes no sense.
