@@ -31,7 +31,7 @@ def setup(
     edgeq emulate setup arm64
     edgeq emulate setup arm64 --sysroot /path/to/a/root/file/system
     """
-    from edgeq.emulate.setup import setup as make
+    from edgeq.emulate.routes import setup as make
 
     result = make(
         machine, sysroot=sysroot, onnxruntime=onnxruntime, sources=sources, force=force, progress=printer.progress()
@@ -43,7 +43,7 @@ def setup(
 @common
 def status(printer: Printer) -> None:
     """Show which targets' kernels can be run here, how, and what is missing for the others."""
-    from edgeq.emulate.setup import status as look
+    from edgeq.emulate.routes import status as look
     from edgeq.jobs.emulated import SIMULATORS
 
     result = look(SIMULATORS)

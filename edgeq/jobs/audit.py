@@ -8,7 +8,7 @@ from typing import Any
 
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
-from edgeq.emulate.saturation.audit import Audit, audit, graph_settings
+from edgeq.emulate.audit import Audit, audit, graph_settings
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
 from edgeq.measure.bench import open_model, refuse_ignored

@@ -31,7 +31,7 @@ from edgeq.data.open_source import Data
 from edgeq.data.preprocess import NoPreprocessingError
 from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.distributed.workers import Workers
-from edgeq.emulate.saturation.audit import audit, largest_sums
+from edgeq.emulate.audit import audit, largest_sums
 from edgeq.errors import CalibrationError, DataError, ModelError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile

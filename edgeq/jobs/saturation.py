@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.backends.base import Artifact
-from edgeq.emulate.saturation.audit import Audit, SimulatedSession, Simulation, audit, sample_count
+from edgeq.emulate.audit import Audit, SimulatedSession, Simulation, audit, sample_count
 from edgeq.errors import EdgeqError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import load_profiles, match_profile

@@ -14,8 +14,8 @@ from edgeq_device.version import parse_version
 
 from edgeq import demo
 from edgeq.backends.base import Artifact
+from edgeq.emulate.audit import audit, graph_settings
 from edgeq.emulate.emulator import integer_model
-from edgeq.emulate.saturation.audit import audit, graph_settings
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively

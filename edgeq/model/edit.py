@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import ModelError
-from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, is_op, maker, node_input
+from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, is_op, maker, node_input, reads
 from edgeq.model.quant_params import QuantParams
 
 
@@ -343,3 +343,33 @@ def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
             for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
                 yield body
                 yield from inner_graphs(body.node)
+
+
+_NEWEST_IR = 10
+
+
+def part_of(
+    model: ir.Model, nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
+) -> ir.Model:
+    """Nodes of the main graph as a model of their own, with the constants that they read. Shapes are left open."""
+    used = {value for node in nodes for value in reads(node)}
+    view = ir.GraphView(
+        inputs,
+        outputs,
+        nodes=nodes,
+        initializers=[value for value in model.graph.initializers.values() if value in used],
+        opset_imports=model.graph.opset_imports,
+        name="part",
+    )
+    part = view.clone()
+    forget_types(part)
+    for value in (*part.inputs, *part.outputs):
+        value.shape = None
+    return ir.Model(part, ir_version=min(model.ir_version, _NEWEST_IR))
+
+
+def forget_types(graph: ir.Graph) -> None:
+    """Drop types and shapes of everything but inputs and outputs, in place: files do not list them."""
+    inside = (value for node in graph for value in node.outputs if not value.is_graph_output())
+    for value in (*graph.initializers.values(), *inside):
+        value.shape, value.type = None, None

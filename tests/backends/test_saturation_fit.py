@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.emulate.saturation.audit import audit, largest_sums
+from edgeq.emulate.audit import audit, largest_sums
 from edgeq.errors import UsageError
 from edgeq.measure.node_runs import source_names
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums

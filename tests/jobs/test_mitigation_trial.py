@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.data.open_source import Data
-from edgeq.emulate.saturation.audit import SimulatedSession, Simulation
+from edgeq.emulate.audit import SimulatedSession, Simulation
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve

@@ -19,7 +19,6 @@ from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
 
 from edgeq.backends.base import Alternative, Artifact, check_names, require_fields
-from edgeq.backends.systolic.fixed_batch import part_of
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
@@ -27,7 +26,7 @@ from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage, coverage_of
 from edgeq.measure.node_runs import NodeRun, source_name
 from edgeq.model.compatibility import require_fixed_sizes
-from edgeq.model.edit import Editor, replace_node
+from edgeq.model.edit import Editor, part_of, replace_node
 from edgeq.model.fold import norm_factors
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import Rule, int8_rules, predict_int8

@@ -1,17 +1,20 @@
-"""From a prepared float model to a network: what the array and its core do in int8, what stays in float, and why."""
+"""The prepared model at batch 1, and parts of it as models of their own."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from edgeq.backends.systolic.fixed_batch import fixed_batch, part_of
 from edgeq.backends.systolic.network import (
     AddLayer,
     AverageLayer,
@@ -21,17 +24,383 @@ from edgeq.backends.systolic.network import (
     Layer,
     MoveLayer,
     Network,
-    alternate,
     layer_inputs,
     layer_outputs,
 )
 from edgeq.backends.systolic.network import readers as layer_readers
 from edgeq.backends.systolic.program import Float
-from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, recognise
-from edgeq.backends.systolic.rewrite import rewrite
-from edgeq.model.edit import to_bytes
-from edgeq.model.graph import GraphIndex, constant, is_constant, name_of, only_reader, readers, reads, sizes
+from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, MOVES, Windows, recognise
+from edgeq.errors import ModelError
+from edgeq.model.edit import Editor, insert_behind, part_of, to_bytes, to_proto
+from edgeq.model.graph import (
+    GraphIndex,
+    attributes,
+    bodies,
+    clamp_bounds,
+    constant,
+    constant_tensor,
+    constant_values,
+    is_constant,
+    is_op,
+    maker,
+    name_of,
+    node_input,
+    only_reader,
+    readers,
+    reads,
+    sizes,
+)
 from edgeq.model.int8_prediction import foreign, hazardous_nodes
+
+
+def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
+    """A clone of a prepared model with batch 1, every shape fixed as far as inference can tell, weights in memory.
+
+    Args:
+        path: the model's file, for messages.
+
+    Raises:
+        ModelError: an input's shape is not fixed apart from its batch, or the batch is fixed to more than one.
+    """
+    fixed = model.clone()
+    ir.external_data.load_to_model(fixed)
+    for value in fixed.graph.inputs:
+        if not value.is_initializer() and value.shape:
+            value.shape = _with_batch_one(value, path)
+    _make_constant_outputs(fixed)
+    infer_shapes(fixed)
+    return fixed
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Infer the shapes of all tensors of the main graph from those of its inputs, in place. Values of shape arithmetic
+    are propagated; what cannot be inferred has no shape afterwards."""
+    for node in model.graph:
+        for output in node.outputs:
+            output.shape = None
+    ShapeInferencePass(check_type=False, strict_mode=False)(model)
+
+
+def _make_constant_outputs(model: ir.Model) -> None:
+    """Let a node make each output that is a constant, in place: every output of the network is what a layer makes."""
+    editor = Editor(model)
+    for place, value in enumerate(model.graph.outputs):
+        tensor = constant_tensor(value)
+        if tensor is not None:
+            copy = editor.constant(f"{value.name}/constant", tensor)
+            made = editor.node("Identity", [copy], f"{value.name}/output", like=value)
+            name, value.name = value.name, editor.free_value_name(f"{value.name}/replaced")
+            made.name = name
+            model.graph.outputs[place] = made
+
+
+def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
+    assert value.shape is not None
+    batch, *others = value.shape
+    if isinstance(batch, int) and batch != 1:
+        raise ModelError(
+            f"{path}: input {value.name!r} has the fixed batch {batch}",
+            "Export the model with batch 1 or an open batch: the array runs one sample at a time",
+        )
+    for axis, size in enumerate(others, 1):
+        if not isinstance(size, int):
+            raise ModelError(
+                f"{path}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})",
+                f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses are laid out "
+                "beforehand, for every size but the batch's",
+            )
+    return ir.Shape([1, *others])
+
+
+_WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
+
+
+def two_dimensional(model: ir.Model) -> None:
+    """A convolution or pooling of [1, C, L] becomes one of [1, C, 1, L], in place, with the same values."""
+    editor = Editor(model)
+    changed = False
+    for node in list(model.graph):
+        source = node_input(node, 0)
+        if not is_op(node, *_WINDOWED) or len(node.outputs) > 1 or len(sizes(source) or ()) != 3:
+            continue
+        if node.op_type == "Conv":
+            weights = constant(node.inputs[1])
+            if weights is None:
+                continue
+            editor.set_input(node, 1, weights[:, :, None, :], f"{name_of(node.inputs[1])}/2d")
+        for name, before in (("kernel_shape", [1]), ("strides", [1]), ("dilations", [1])):
+            if name in node.attributes:
+                node.attributes[name] = ir.AttrInt64s(name, [*before, *attributes(node)[name]])
+        if "pads" in node.attributes:
+            begin, end = attributes(node)["pads"]
+            node.attributes["pads"] = ir.AttrInt64s("pads", [0, begin, 0, end])
+        # Sizes are left to be found: with ceil_mode, those that ONNX infers may be one off until `explicit_ceil`.
+        image = editor.constant(f"{node.name}/image", np.array([0, 0, 1, -1]))
+        node.replace_input_with(0, editor.node("Reshape", [source, image], f"{node.name}/as_image", before=node))
+        output = node.outputs[0]
+        line = editor.constant(f"{node.name}/line", np.array([0, 0, -1]))
+        last = editor.node("Reshape", [output, line], f"{node.name}/as_line", after=node)
+        insert_behind(output, last, last, editor.free_value_name(f"{name_of(output)}/2d"))
+        changed = True
+    if changed:
+        infer_shapes(model)
+
+
+def batch_in_front(model: ir.Model) -> None:
+    """A product of [rows, K] with constant weights becomes one of [1, rows, K], and so do sums and activations of such:
+    ONNX Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are no
+    batch. Values stay the same."""
+    editor = Editor(model)
+    in_front: dict[ir.Value, ir.Value] = {}
+    for node in list(model.graph):
+        if _is_product_of_rows(node):
+            first, made = _product(editor, node, in_front)
+        elif _is_of_rows(node, in_front):
+            read = [in_front.get(value, value) if value is not None else None for value in node.inputs]
+            shaped = next(value for value in node.inputs if value in in_front)
+            first = made = editor.node(
+                node.op_type,
+                read,
+                f"{node.name}/in_front",
+                before=node,
+                like=in_front[shaped],
+                attributes=node.attributes,
+            )
+        else:
+            continue
+        flat = node.outputs[0]
+        columns = (sizes(flat) or (0,))[-1]
+        for reader in readers(flat):
+            shape = sizes(reader.outputs[0])
+            if is_op(reader, "Reshape") and shape is not None and shape[:1] == (1,):
+                editor.set_input(reader, 1, np.array(shape, np.int64), f"{reader.name}/shape")
+                reader.attributes.pop("allowzero", None)
+                reader.replace_input_with(0, made)
+        known = name_of(flat)
+        if readers(flat):
+            without = editor.constant(f"{node.name}/rows", np.array([-1, columns]))
+            rows = editor.node("Reshape", [made, without], f"{node.name}/flat", before=node, like=flat)
+            flat.replace_all_uses_with(rows)
+            in_front[rows] = made
+        model.graph.remove(node, safe=True)
+        # By the node's name it is excluded, and its multiply-accumulates are known; by the tensor's its range.
+        maker(first).name, made.name = node.name, known
+    if in_front:
+        RemoveUnusedNodesPass()(model)
+        infer_shapes(model)
+
+
+def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """The product with the batch in front, and the sum of it and its bias."""
+    read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
+    matrix = constant_values(weights)
+    assert read is not None
+    assert weights is not None
+    if read not in in_front:
+        in_front[read] = _with_batch(editor, node, read)
+    if node.attributes.get_int("transB", 0):
+        matrix = matrix.T
+        weights = editor.constant(f"{weights.name}/transposed", matrix)
+    product = editor.node(
+        "MatMul", [in_front[read], weights], f"{name}/product", before=node, dtype=node.outputs[0].dtype
+    )
+    product.shape = ir.Shape([*(sizes(in_front[read]) or ())[:-1], matrix.shape[1]])
+    if bias is None:
+        return product, product
+    return product, editor.node("Add", [product, bias], f"{name}/bias", before=node, like=product)
+
+
+def _is_product_of_rows(node: ir.Node) -> bool:
+    """Whether it multiplies [rows, K] with constant weights and adds nothing but one constant for each output."""
+    matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
+    shape = sizes(node.inputs[0])
+    if matrix is None or matrix.ndim != 2 or shape is None or len(shape) != 2 or shape[0] == 1:
+        return False
+    if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
+        return False
+    if node.attributes.get_int("transA", 0) or any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta")):
+        return False  # preparation leaves factors only where a bias is computed (`model.gemm`)
+    outputs = matrix.shape[0] if node.attributes.get_int("transB", 0) else matrix.shape[1]
+    return node_input(node, 2) is None or _for_each_output(constant(node_input(node, 2)), outputs)
+
+
+def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
+    """Whether it is an activation of rows that have the batch in front elsewhere, or a sum of such or with one constant
+    for each output."""
+    if not is_op(node, "Add", "Clip", "Relu") or node.outputs[0].is_graph_output():
+        return False
+    read = [value for value in node.inputs if value is not None and not is_constant(value)]
+    if not read or not all(value in in_front for value in read):
+        return False
+    if any(sizes(in_front[value]) != sizes(in_front[read[0]]) for value in read):
+        return False
+    shape = sizes(node.outputs[0])
+    if not shape or shape != sizes(read[0]):
+        return False
+    outputs = shape[-1]
+    return node.op_type != "Add" or all(_for_each_output(constant(v), outputs) for v in node.inputs if v not in read)
+
+
+def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
+    """Whether a constant is one number, or a row of one for each output."""
+    return values is not None and (values.size == 1 or (values.shape[-1:] == (outputs,) and values.size == outputs))
+
+
+def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
+    """What a product reads, as [1, ..., K]: as it was before a Reshape to rows, where that is of this form."""
+    rows, inner = sizes(read) or (0, 0)
+    before, source = read.producer(), read
+    given = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
+    shape = sizes(given) or ()
+    if given is not None and shape[:1] == (1,):
+        if shape[-1] == inner:
+            return given
+        source = given
+    whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
+    made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
+    made.shape, made.type = ir.Shape([1, rows, inner]), read.type
+    # It may become integers, by the range under this name; without the batch nothing does.
+    made.name, read.name = read.name, editor.free_value_name(f"{read.name}/flat")
+    return made
+
+
+_SMALL = 4096
+_ACTIVATIONS = ("Relu", "Clip")
+
+
+def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> None:
+    """Make the padding of pooling explicit, fold shape arithmetic, bring operators into the shapes that the array takes
+    (`array_shapes`), and move activations before the pooling or data movement that separates them from the layer that
+    they could be fused into.
+
+    Args:
+        wanted: which nodes may leave float.
+
+    Raises:
+        ModelError: an average pooling whose size ONNX and ONNX Runtime do not agree on.
+    """
+    two_dimensional(model)
+    explicit_ceil(model)
+    fold_shapes(model)
+    batch_in_front(model)
+    activations_first(model, wanted)
+
+
+def explicit_ceil(model: ir.Model) -> None:
+    """Replace ceil_mode of pooling by padding at the end.
+
+    ONNX's shape inference counts windows that start in that padding, ONNX Runtime, correctly, leaves them out: without
+    ceil_mode, there is nothing to disagree on.
+
+    Raises:
+        ModelError: an average pooling of which they do not agree.
+    """
+    for node in model.graph:
+        if not is_op(node, "MaxPool", "AveragePool") or not node.attributes.get_int("ceil_mode", 0):
+            continue
+        shape = sizes(node.inputs[0])
+        if shape is None or len(shape) != 4:
+            continue
+        windows = Windows.of(node, shape)
+        pooled = windows.rounded_up(shape)
+        ends = windows.end_pads(shape, pooled)
+        if ends[0] <= windows.pads[2] and ends[1] <= windows.pads[3]:
+            node.attributes.pop("ceil_mode")  # every window ends within the padding that is there
+            infer_shapes(model)
+        elif node.op_type == "AveragePool":
+            if pooled != (sizes(node.outputs[0]) or ())[2:]:
+                raise ModelError(
+                    f"the size that {node.name!r} pools to is not the one that its shapes say",
+                    "Export it with ceil_mode = 0 and padding in its place",
+                )
+        elif len(node.outputs) == 1 and all(end < size for end, size in zip(ends, windows.kernel, strict=True)):
+            # Dilated windows can reach further; ONNX Runtime takes no padding as large as the window.
+            node.attributes["pads"] = ir.AttrInt64s("pads", [*windows.pads[:2], *ends])
+            for name in ("ceil_mode", "auto_pad"):
+                node.attributes.pop(name, None)
+            infer_shapes(model)
+
+
+def fold_shapes(model: ir.Model) -> None:
+    """Replace integers that follow from shapes alone by constants: with the batch fixed, every shape is known."""
+    editor = Editor(model)
+    folded = False
+    for node in list(model.graph):
+        values = _integers(model, node)
+        if values is None or values.size > _SMALL or values.dtype.kind not in "iub":
+            continue
+        node.outputs[0].replace_all_uses_with(editor.constant(name_of(node.outputs[0]), values))
+        model.graph.remove(node, safe=True)
+        folded = True
+    if folded:
+        RemoveUnusedNodesPass()(model)
+        infer_shapes(model)
+
+
+def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
+    """What a node computes from shapes and small integer constants; None where it reads anything else."""
+    if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+        return None
+    if node.op_type == "Shape" and (shape := sizes(node.inputs[0])) is not None:
+        a = attributes(node)
+        return np.array(shape, np.int64)[a.get("start", 0) : a.get("end")]
+    tensors = [constant_tensor(value) for value in node.inputs if value is not None]
+    if not tensors or node.op_type.startswith("Random") or any(bodies(node)):
+        return None
+    if not all(t is not None and t.size <= _SMALL and t.dtype.numpy().kind in "iub" for t in tensors):
+        return None
+    part = part_of(model, [node], (), node.outputs)
+    return np.asarray(next(iter(ReferenceEvaluator(to_proto(part)).run(None, {}))))
+
+
+def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> None:
+    """X → MaxPool or data movement → Relu becomes X → Relu → MaxPool or data movement, with the same values.
+
+    Past what stays in float nothing is moved: it may compute new values, and no range is known for what would be
+    between the two.
+
+    Args:
+        wanted: which nodes may leave float.
+    """
+    editor = Editor(model)
+    changed = False
+    while (found := next(filter(None, (_movable(model, node, wanted) for node in model.graph)), None)) is not None:
+        through, activation = found
+        source, between, last = through.inputs[0], through.outputs[0], activation.outputs[0]
+        assert source is not None
+        model.graph.remove(activation)
+        last.replace_all_uses_with(between, replace_graph_outputs=True)
+        model.graph.insert_before(through, activation)
+        activation.replace_input_with(0, source)
+        through.replace_input_with(0, last)
+        # The last tensor keeps its name, by which its range is known.
+        last.name, between.name = editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"), last.name
+        changed = True
+    if changed:
+        infer_shapes(model)
+
+
+def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
+    """A data-movement or MaxPool node that has an int8 form and the activation behind it, where their order can be
+    swapped."""
+    if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
+        return None
+    source, activation = node.inputs[0], only_reader(node.outputs[0])
+    if source is None or activation is None or activation.op_type not in _ACTIVATIONS or only_reader(source) is None:
+        return None
+    maker = source.producer()
+    if maker is None or maker.op_type in _ACTIVATIONS or not _spans_zero(activation):
+        return None
+    if not wanted(node) or not wanted(activation) or isinstance(recognise(model, node), str):
+        return None
+    return node, activation
+
+
+def _spans_zero(activation: ir.Node) -> bool:
+    """Whether an activation leaves zero (padding) as it is and its bounds are constant."""
+    bounds = clamp_bounds(activation)
+    return bounds is not None and bounds[0] <= 0 <= bounds[1]
+
 
 _ANCHORS = (ConvLayer, FcLayer)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
@@ -224,3 +593,64 @@ def _float_layer(
     content = to_bytes(part_of(model, nodes, inputs, outputs))
     names = tuple(map(name_of, inputs)), tuple(map(name_of, outputs))
     return Float(f"float/{number}", *names, content, kept, tuple(kept))
+
+
+def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:
+    """All layers one by one, float nodes in groups as large as dependences allow.
+
+    Greedy: everything of one kind that can run does before the kind changes. Both kinds are tried as the first; the
+    order with fewer groups wins.
+    """
+    made = {name for layer in layers for name in layer_outputs(layer)}
+    made |= {name for node in floats for name in _writes(node)}
+    orders = [_greedy(layers, floats, made, first) for first in (0, 1)]
+    return min(orders, key=lambda order: sum(isinstance(item, list) for item in order))
+
+
+def _reads(node: ir.Node) -> list[str]:
+    return [name_of(value) for value in reads(node)]
+
+
+def _writes(node: ir.Node) -> list[str]:
+    return [value.name for value in node.outputs if value.name]
+
+
+_Item = TypeVar("_Item")
+
+
+def _greedy(
+    layers: Sequence[Layer], floats: Sequence[ir.Node], made: set[str], first: int
+) -> list[Layer | list[ir.Node]]:
+    known: set[str] = set()
+    waiting: tuple[list[Layer], list[ir.Node]] = (list(layers), list(floats))
+    order: list[Layer | list[ir.Node]] = []
+    kind = first
+    while waiting[0] or waiting[1]:
+        if kind == 0:
+            done = _run(waiting[0], known, made, layer_inputs, layer_outputs)
+            order.extend(done)
+        else:
+            group = _run(waiting[1], known, made, _reads, _writes)
+            if group:
+                order.append(group)
+        kind = 1 - kind
+    return order
+
+
+def _run(
+    waiting: list[_Item],
+    known: set[str],
+    made: set[str],
+    read: Callable[[_Item], Sequence[str]],
+    written: Callable[[_Item], Sequence[str]],
+) -> list[_Item]:
+    """Take out of `waiting` (in topological order) all that can run, in order, and add what they make to `known`."""
+    done, remaining = [], []
+    for item in waiting:
+        if all(name in known or name not in made for name in read(item)):
+            known.update(written(item))
+            done.append(item)
+        else:
+            remaining.append(item)
+    waiting[:] = remaining
+    return done

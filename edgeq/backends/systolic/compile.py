@@ -1,4 +1,7 @@
-"""From a prepared model with its ranges to the integer program that loses least."""
+"""Weights rounded for the least error of what a layer gives, instead of each weight's (`edgeq.quantize.weight_only`).
+
+The integers that a layer reads in the program decide which errors matter. What the rounding does to the mean goes into
+the bias."""
 
 from __future__ import annotations
 
@@ -16,119 +19,153 @@ from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fields
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.channels import OFFSET, Shifted, sort_channels, with_offsets, without_idle_weights
-from edgeq.backends.systolic.dialect import write_dialect
-from edgeq.backends.systolic.estimate import coverage, place
-from edgeq.backends.systolic.lower import lower
-from edgeq.backends.systolic.network import (
-    SAME_SCALE,
-    AddLayer,
-    ClampLayer,
-    Floats,
-    Network,
-    integer_tensors,
-    layer_inputs,
-    layer_outputs,
-    readers,
+from edgeq.backends.systolic.channels import (
+    OFFSET,
+    Shifted,
+    activation_scales,
+    sort_channels,
+    with_offsets,
+    without_idle_weights,
 )
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Program, array_config
-from edgeq.backends.systolic.reference_model import host_reference_model, in_origin_order
+from edgeq.backends.systolic.estimate import coverage, place
+from edgeq.backends.systolic.lower import LARGEST_BIAS, lower
+from edgeq.backends.systolic.network import ConvLayer, FcLayer, Floats, Network
+from edgeq.backends.systolic.program import LARGEST, ArrayConfig, Conv, Fc, Program, Tensor, array_config, tile_values
 from edgeq.backends.systolic.save import save_program
-from edgeq.backends.systolic.simulate import Array, Simulator, channel_means, correct_biases, corrected_layers
-from edgeq.backends.systolic.weights import rounded_weights
+from edgeq.backends.systolic.simulate import Array, Simulator
+from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order, write_dialect
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.errors import CalibrationError, ModelError
+from edgeq.errors import ModelError
 from edgeq.hardware.target import Target
 from edgeq.model.edit import with_outputs
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, open_in_memory
+from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
-LARGEST = 127
-_NOTHING = 1e-8
+Change = Callable[[Conv | Fc, NDArray[Any]], Conv | Fc]
+"""Gives a step in place of one, by what it reads: integers [N, ...]."""
+_MOST_TAPS = 1152
+"""Most taps of a layer whose weights are rounded: the time grows with the third power, and the gain falls."""
+_PATCHES_PER_TAP = 4
+_FEWEST, _MOST = 512, 8192
 
 
-def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_of_two: bool) -> dict[str, float]:
-    """Scale by tensor, float32 values; largest magnitude / 127, or 1 where there is nothing.
+def rounded_weights(network: Network) -> Change:
+    """Return what rounds a step's weights again.
 
-    - Inputs and outputs of layers that pass integers on (pooling, clamps, concatenation, data movement) share the scale
-      of those tensors that other layers read: what is clipped or pooled away does not widen the range.
-    - The scale of a sum is at least that of both operands, or an operand would saturate before it is added. An operand
-      in which there is nothing has that of the sum.
-    - On an array that shifts, all scales are powers of two, so that their quotients are.
-
-    Raises:
-        CalibrationError: no range for a tensor.
+    Args:
+        network: that the program was made from, with its weights in float.
     """
-    groups = _groups(network)
-    used = _used(network)
-    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, ClampLayer)}
-    scales: dict[str, float] = {}
-    empty: set[str] = set()
-    for members in {id(g): g for g in groups.values()}.values():
-        known = [name for name in members if name in ranges]
-        chosen = [name for name in known if name in used] or known
-        if not chosen:
-            raise CalibrationError(
-                f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
-            )
-        bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen)
-        if bound <= _NOTHING:
-            empty.update(members)
-        scale = _scale(bound, powers_of_two)
-        scales.update(dict.fromkeys(members, scale))
-    additions = [layer for layer in network.layers if isinstance(layer, AddLayer)]
-    changed = True
-    while changed:
-        changed = False
-        for layer in additions:
-            least = max((scales[name] for name in (layer.left, layer.right) if name not in empty), default=0.0)
-            if scales[layer.output] < least:
-                scales.update(dict.fromkeys(groups[layer.output], least))
-                empty.difference_update(groups[layer.output])
-                changed = True
-    # The last sums first: an empty one takes the scale of the sum that reads it before its own operands do.
-    widest = dict.fromkeys(empty, math.inf)
-    for layer in reversed(additions):
-        for name in {layer.left, layer.right} & empty:
-            widest[name] = min(widest[name], scales[layer.output])
-            scales.update(dict.fromkeys(groups[name], widest[name]))
-    return scales
-
-
-def _scale(bound: float, powers_of_two: bool) -> float:
-    if bound <= _NOTHING:
-        return 1.0
-    if powers_of_two:
-        return float(2.0 ** math.ceil(math.log2(bound / LARGEST)))
-    return float(np.float32(bound / LARGEST))
-
-
-def _groups(network: Network) -> dict[str, list[str]]:
-    """Tensor → all tensors of its scale, itself among them; one list object a group."""
-    groups: dict[str, list[str]] = {name: [name] for name in sorted(integer_tensors(network))}
-    for layer in network.layers:
-        if not isinstance(layer, SAME_SCALE):
-            continue
-        first, *others = (*layer_outputs(layer), *layer_inputs(layer))
-        for other in others:
-            if groups[first] is not groups[other]:
-                joined = groups[first] + groups[other]
-                groups.update(dict.fromkeys(joined, joined))
-    return groups
-
-
-def _used(network: Network) -> set[str]:
-    """Tensors that something other than `SAME_SCALE` layers reads."""
-    read = readers(network.layers)
-    return {
-        name
-        for name in integer_tensors(network)
-        if name in network.outputs or not read[name] or any(not isinstance(r, SAME_SCALE) for r in read[name])
+    layers: Mapping[str, ConvLayer | FcLayer] = {
+        layer.name: layer for layer in network.layers if isinstance(layer, ConvLayer | FcLayer)
     }
+
+    def rounded(step: Conv | Fc, x: NDArray[Any]) -> Conv | Fc:
+        """Return `step` with other integers where they are better for input `x`."""
+        layer = layers[step.name]
+        groups, outputs = getattr(step, "groups", 1), len(step.bias)
+        taps = step.weights[0].size
+        if taps > _MOST_TAPS:
+            return step
+        scales = tile_values(step.tiles, "weight_scale").astype(np.float64)
+        wanted = (layer.weights.reshape(outputs, taps) / scales[:, None]).reshape(groups, -1, taps)
+        patches = _patches(step, x, groups)
+        mean = patches.mean(axis=1, keepdims=True)
+        centred = patches - mean
+        metric = damped(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
+        nearest = step.weights.reshape(wanted.shape).astype(np.int64)
+        found = round_rows(wanted, metric, np.array(-LARGEST), np.array(LARGEST))
+        better = squared(wanted - found, metric) < squared(wanted - nearest, metric)
+        chosen = np.where(better[..., None], found, nearest)
+        moved = ((nearest - chosen) * mean).sum(axis=2).ravel()
+        bias = np.clip(np.rint(step.bias + moved), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)
+        return replace(step, weights=chosen.reshape(step.weights.shape).astype(np.int8), bias=bias)
+
+    return rounded
+
+
+def _patches(step: Conv | Fc, x: NDArray[Any], groups: int) -> Floats:
+    """Return what some output positions read, at random: float64 [groups, positions, taps]."""
+    taps = step.weights[0].size
+    count = int(np.clip(_PATCHES_PER_TAP * taps, _FEWEST, _MOST))
+    random = np.random.default_rng(taps)
+    if isinstance(step, Fc):
+        rows = x.reshape(-1, taps)
+        return np.asarray(rows[random.integers(0, len(rows), count)], np.float64)[None]
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(step.weights.shape[2:], step.dilations, strict=True)]
+    padded = np.pad(x, ((0, 0), (0, 0), (step.pads[0], step.pads[2]), (step.pads[1], step.pads[3])))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=(2, 3))
+    windows = windows[:, :, :: step.strides[0], :: step.strides[1], :: step.dilations[0], :: step.dilations[1]]
+    sample, row, column = (random.integers(0, windows.shape[axis], count) for axis in (0, 2, 3))
+    drawn = windows[sample, :, row, column].reshape(count, groups, taps)
+    return np.asarray(drawn.transpose(1, 0, 2), np.float64)
+
+
+_FLAT = 0.05
+
+
+def corrected_layers(program: Program) -> dict[str, int]:
+    """Tensors of the float model whose means bias correction compares with, in the order of the program, and the axis
+    of their channels."""
+    layers = (step for step in program.steps if isinstance(step, Conv | Fc))
+    return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
+
+
+def _channel_axis(step: Conv | Fc) -> int:
+    """Of the output: a product may have several rows a sample in front of it."""
+    return 1 if isinstance(step, Conv) else -1
+
+
+def correct_biases(
+    program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, first: Change | None = None
+) -> Program:
+    """`program` with the mean errors of its layers subtracted.
+
+    Args:
+        inputs: some samples [N, ...].
+        means: by name in `corrected_layers`, the float model's mean of each channel over the same samples.
+        first: changes each step before its bias is corrected.
+    """
+    simulator = Simulator(program, keep_sums=True)
+
+    def corrected(step: Conv | Fc, x: Array) -> Conv | Fc:
+        """`step` with its bias moved by the mean error of each output channel for input `x`, in units of the sums."""
+        step = first(step, x) if first is not None else step
+        tensor = program.tensors[step.output]
+        if tensor.origin not in means:
+            return step
+        y = simulator.steps.run(step, [x])
+        shift = _shift(np.moveaxis(y, _channel_axis(step), 0), means[tensor.origin], tensor, relu=step.relu)
+        if shift is None or len(shift) != len(step.bias):
+            return step
+        scale = program.tensors[step.input].scale
+        assert scale is not None
+        units = tile_values(step.tiles, "weight_scale").astype(np.float64) * scale
+        bias = np.clip(np.rint(step.bias + shift / units), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)
+        return replace(step, bias=bias)
+
+    return replace(program, steps=simulator.walk(inputs, corrected))
+
+
+def channel_means(values: Array, axis: int) -> Floats:
+    """float64 [channels]: mean over everything but the `axis` of the channels."""
+    return np.asarray(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).mean(axis=1, dtype=np.float64))
+
+
+def _shift(y: Array, mean: Floats, tensor: Tensor, *, relu: bool) -> Floats | None:
+    """By how much the mean of each channel of `y`, [channels, ...], is to move; None where `mean` has others."""
+    if len(y) != len(mean):
+        return None
+    assert tensor.scale is not None
+    wanted = mean if tensor.channels is None else mean[list(tensor.channels)]
+    axes = tuple(range(1, y.ndim))
+    found = y.astype(np.float64).mean(axis=axes) * tensor.scale
+    free = ((y > (0 if relu else -128)) & (y < 127)).mean(axis=axes)
+    return np.where((free > _FLAT) & np.isfinite(wanted), (wanted - found) / np.maximum(free, _FLAT), 0.0)
 
 
 SAMPLES = 48

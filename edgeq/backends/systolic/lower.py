@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.systolic.fixed_batch import part_of
 from edgeq.backends.systolic.network import (
     AddLayer,
     AverageLayer,
     ClampLayer,
     ConvLayer,
     FcLayer,
+    Floats,
     Layer,
     MoveLayer,
     Network,
@@ -24,6 +24,8 @@ from edgeq.backends.systolic.network import (
     readers,
 )
 from edgeq.backends.systolic.program import (
+    LARGEST,
+    LEAST,
     ArrayConfig,
     AveragePool,
     Clamp,
@@ -32,9 +34,9 @@ from edgeq.backends.systolic.program import (
     Dequantize,
     Fc,
     Float,
+    Int8s,
+    Int32s,
     MaxPool,
-    Pads,
-    Pair,
     Pool,
     Program,
     Quantize,
@@ -42,140 +44,12 @@ from edgeq.backends.systolic.program import (
     ResidualAdd,
     Step,
     Tensor,
+    Tile,
     as_integers,
 )
-from edgeq.backends.systolic.weights import LARGEST, IntegerWeights, quantize_weights
+from edgeq.backends.systolic.recognise import Windows
 from edgeq.model.edit import to_bytes
-from edgeq.model.graph import DATA_MOVEMENT, attributes, constant, geometry, is_constant, name_of, node_input, sizes
-from edgeq.model.prepare import open_in_memory
-from edgeq.run.session import SessionSettings
-
-# What MaxPool selects depends on the values; the array has steps of its own for it.
-MOVES = DATA_MOVEMENT - {"MaxPool"}
-_EXACT = 2**24
-_RESHAPE_OPSET = 13
-_RESHAPE_IR = 7
-
-
-def recognise_move(model: ir.Model, node: ir.Node) -> tuple[MoveLayer, ...] | str:
-    """The layers of a node of `MOVES`, one for each output, or why it stays in float."""
-    source = node.inputs[0]
-    if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
-        return "it moves no activations"
-    if any(value is not None and not is_constant(value) for value in node.inputs[1:]):
-        return "where it moves values to is computed, not constant"
-    problem = _rescales(node)
-    if problem:
-        return problem
-    shape = sizes(source)
-    assert shape is not None
-    outputs = tuple(value for value in node.outputs if value.name)
-    if math.prod(shape) >= _EXACT:
-        return "it moves too many values to follow"
-    # Moving the position of each value shows where it goes.
-    places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
-    session = open_in_memory(part_of(model, [node], [source], outputs), SessionSettings(optimization="none"))
-    moved = session.run([name_of(value) for value in outputs], {name_of(source): places})
-    layers = []
-    for number, (output, values) in enumerate(zip(outputs, moved, strict=True)):
-        name = node.name or "" if len(outputs) == 1 else f"{node.name}/{number}"
-        index = values.astype(np.int32).ravel() - 1
-        if index.size == places.size and np.array_equal(index, np.arange(index.size)):
-            layers.append(reshape_move(name, name_of(source), name_of(output), values.shape))
-            continue
-        part = part_of(model, [node], [source], [output])
-        layers.append(MoveLayer(name, name_of(source), name_of(output), index, part))
-    return tuple(layers)
-
-
-def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> MoveLayer:
-    """The layer that reshapes each sample to `shape` (batch 1 in front)."""
-    target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
-    before, after = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
-    constant = ir.Value(name=target.name, const_value=target)
-    reshape = ir.Node("", "Reshape", [before, constant], outputs=[after], name=name)
-    graph = ir.Graph(
-        [before],
-        [after],
-        nodes=[reshape],
-        initializers=[constant],
-        opset_imports={"": _RESHAPE_OPSET},
-        name="part",
-    )
-    return MoveLayer(name, source, output, None, ir.Model(graph, ir_version=_RESHAPE_IR))
-
-
-def _rescales(node: ir.Node) -> str:
-    """Why a node does more than move values; "" where it does not."""
-    if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
-        value = constant(node_input(node, 2))
-        if value is not None and value.size and float(value.reshape(-1)[0]) != 0:
-            return "it pads with a value other than zero"
-    if node.op_type == "Resize" and (mode := node.attributes.get_string("mode", "nearest")) != "nearest":
-        return f"its mode is {mode}; only nearest works on integers"
-    crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
-    if crops and node.attributes.get_float("extrapolation_value", 0.0) != 0:
-        return "outside of the image it has a value other than zero"
-    return ""
-
-
-@dataclass(frozen=True)
-class Windows:
-    """How windows lie on an image; pairs are (rows, columns).
-
-    Attributes:
-        pads: (top, left, bottom, right).
-    """
-
-    kernel: Pair
-    strides: Pair
-    dilations: Pair
-    pads: Pads
-
-    @classmethod
-    def of(cls, node: ir.Node, shape: tuple[int, ...], kernel: Pair | None = None) -> Windows:
-        """The windows of a 2-D convolution or pooling, auto_pad worked out.
-
-        Args:
-            shape: of its input, [1, C, H, W].
-            kernel: of a convolution, as its weights have it; else the attribute says.
-        """
-        kernel = kernel or _pair(attributes(node)["kernel_shape"])
-        known = geometry(node, shape[2:], kernel)
-        (top, bottom), (left, right) = known.pads
-        return cls(kernel, _pair(known.strides), _pair(known.dilations), (top, left, bottom, right))
-
-    @property
-    def regular(self) -> bool:
-        """Whether the array's convolution calls take them: square, equal strides, no dilation, four equal pads smaller
-        than the kernel."""
-        square = self.kernel[0] == self.kernel[1] and self.strides[0] == self.strides[1] and len(set(self.pads)) == 1
-        return square and self.dilations == (1, 1) and self.pads[0] < self.kernel[0]
-
-    def rounded_up(self, shape: tuple[int, ...]) -> Pair:
-        """Rows and columns behind a pooling with ceil_mode; no window starts beyond the input and the padding before
-        it."""
-        found = []
-        for axis in (0, 1):
-            before, stride = shape[2 + axis] + self.pads[axis], self.strides[axis]
-            extent = before + self.pads[2 + axis] - (self.kernel[axis] - 1) * self.dilations[axis] - 1
-            steps = -(-extent // stride)
-            found.append((steps if steps * stride < before else steps - 1) + 1)
-        return found[0], found[1]
-
-    def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:
-        """Padding at the bottom and right that an output of `size` rows and columns needs."""
-        ends = []
-        for axis in (0, 1):
-            last = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1
-            ends.append(max(last - shape[2 + axis] - self.pads[axis], 0))
-        return ends[0], ends[1]
-
-
-def _pair(values: Sequence[int]) -> Pair:
-    rows, columns = values
-    return rows, columns
-
+from edgeq.model.quant_params import QuantParams
 
 # Window, stride and padding have two bits in the hardware's instruction, output sizes eight.
 _FIELD = 3
@@ -204,9 +78,6 @@ def fusable(layer: ConvLayer, following: Layer, shapes: Mapping[str, tuple[int, 
     if pads[0] and not layer.relu:
         return None
     return Pool(kernel[0], strides[0], pads[0])
-
-
-LEAST = -128
 
 
 def lower(
@@ -402,3 +273,98 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
         gone.add(layer.name)
     layers = tuple(replaced.get(layer.name, layer) for layer in network.layers if layer.name not in gone)
     return replace(network, layers=layers)
+
+
+@dataclass(frozen=True)
+class IntegerWeights:
+    """weights int8 as the float ones are laid out, bias int32 [O]."""
+
+    weights: Int8s
+    bias: Int32s
+    tiles: tuple[Tile, ...]
+
+
+def quantize_weights(
+    weights: Floats,
+    bias: Floats,
+    *,
+    input_scale: float,
+    output_scale: float,
+    dim: int,
+    powers_of_two: bool,
+) -> IntegerWeights:
+    """Quantize weights [O, ...] symmetrically to -127..127, bias to int32 at input scale · weight scale.
+
+    Args:
+        dim: channels a tile.
+    """
+    outputs = len(weights)
+    rows = weights.reshape(outputs, -1)
+    limits = [
+        (start, min(start + dim, outputs), _scale(rows[start : start + dim], bias[start : start + dim], input_scale))
+        for start in range(0, outputs, dim)
+    ]
+    tiles = []
+    for start, stop, scale in _merged(limits):
+        if powers_of_two:
+            scale = float(2.0 ** math.ceil(math.log2(scale)))
+        product = np.float32(np.float32(input_scale) * np.float32(scale))
+        tiles.append(Tile(start, stop, float(np.float32(scale)), float(np.float32(product / np.float32(output_scale)))))
+    scales = np.repeat([t.weight_scale for t in tiles], [t.stop - t.start for t in tiles])
+    zeros = np.zeros(outputs, np.int64)
+    steps = (np.float32(input_scale) * scales.astype(np.float32)).astype(np.float64)
+    integers = QuantParams(scales, zeros, ir.DataType.INT8, narrow=True).quantize(rows)
+    biases = QuantParams(steps, zeros, ir.DataType.INT32).quantize(bias)
+    return IntegerWeights(integers.reshape(weights.shape), biases, tuple(tiles))
+
+
+def _scale(rows: Floats, bias: Floats, input_scale: float) -> float:
+    """Scale of one tile. Where its weights are tiny beside its bias, the range of the int32 bias decides."""
+    largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / LARGEST
+    offset = float(np.abs(bias).max(initial=0.0)) / input_scale
+    least = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)
+    return float(np.float32(max(largest, least))) or 1.0
+
+
+def _grid(rows: Floats) -> float:
+    """The step of a grid of at most 127 steps that holds all values, as weights that were quantized before have one; 0
+    where there is none."""
+    flat = rows.ravel()
+    largest = float(np.abs(flat).max(initial=0.0))
+    if not largest:
+        return 0.0
+    for count in range(LARGEST, 0, -1):
+        places = flat[:_FIRST] * (count / largest)
+        if np.abs(places - np.rint(places)).max() > _ON_GRID:
+            continue
+        places = flat * (count / largest)
+        if np.abs(places - np.rint(places)).max() <= _ON_GRID:
+            return largest / count
+    return 0.0
+
+
+def _merged(limits: Sequence[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
+    merged = [limits[0]]
+    for start, stop, scale in limits[1:]:
+        first, _, before = merged[-1]
+        if max(scale, before) < _SAME * min(scale, before):
+            merged[-1] = (first, stop, max(scale, before))
+        else:
+            merged.append((start, stop, scale))
+    return merged
+
+
+# Neighbouring tiles whose scales differ less than this share one: a split costs the runtime of the dialect file a
+# convolution call, and a twentieth of a bit is not worth it.
+_SAME = 1.05
+
+
+# How far from a whole number float32 may put a weight of a grid; and how many weights suffice to rule out most grids.
+_ON_GRID = 1e-3
+
+
+_FIRST = 16
+
+
+LARGEST_BIAS = 2.0**30
+_SMALL_BIAS = 2.0**20

@@ -170,6 +170,8 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
     return ProductTiles(*tile)
 
 
+LEAST, LARGEST = -128, 127
+
 Int8s = NDArray[np.int8]
 Int32s = NDArray[np.int32]
 Pair = tuple[int, int]

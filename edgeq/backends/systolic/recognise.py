@@ -11,7 +11,8 @@ the ReLU (quantizers remove one that it makes superfluous), so that one comes ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,25 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgeq.backends.systolic.lower import MOVES, Windows, recognise_move, reshape_move
-from edgeq.backends.systolic.network import AddLayer, AverageLayer, ClampLayer, ConvLayer, FcLayer, Layer
-from edgeq.backends.systolic.program import Concat, MaxPool, Pads
+from edgeq.backends.systolic.network import (
+    AddLayer,
+    AverageLayer,
+    ClampLayer,
+    ConvLayer,
+    FcLayer,
+    Layer,
+    MoveLayer,
+)
+from edgeq.backends.systolic.program import (
+    LARGEST,
+    Concat,
+    MaxPool,
+    Pads,
+    Pair,
+)
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import ModelError
-from edgeq.model.edit import Editor, replace_value
+from edgeq.model.edit import Editor, part_of, replace_value
 from edgeq.model.graph import (
     DATA_MOVEMENT,
     MAIN_DOMAINS,
@@ -34,6 +48,7 @@ from edgeq.model.graph import (
     clamp_bounds,
     constant,
     constant_values,
+    geometry,
     is_constant,
     is_op,
     is_quantized_operator,
@@ -42,7 +57,9 @@ from edgeq.model.graph import (
     sizes,
 )
 from edgeq.model.load import read_model, save_model
+from edgeq.model.prepare import open_in_memory
 from edgeq.model.quant_params import QuantParams, params_of
+from edgeq.run.session import SessionSettings
 
 Found = tuple[Layer, ...] | str
 CONSTANT_OPERAND = "one operand is constant"
@@ -242,7 +259,6 @@ def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...])
     return top, left, max(bottom, ends[0]), max(right, ends[1])
 
 
-_LARGEST = 127
 _KEEP_SIGN = DATA_MOVEMENT | {"AveragePool", "GlobalAveragePool", "ReduceMean", "Concat"}
 _FLOAT_FIX = "Give the float32 model that it was made from"
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -338,7 +354,7 @@ def _covered(params: QuantParams) -> Range:
 
 def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
     notes = []
-    growth = {name: _covered(params).high / _LARGEST / params.scale.item() for name, params in steps.items()}
+    growth = {name: _covered(params).high / LARGEST / params.scale.item() for name, params in steps.items()}
     grown = {name: factor for name, factor in growth.items() if factor > 1.001}
     same = len(steps) - len(grown)
     if same:
@@ -356,3 +372,136 @@ def _dequantized(node: ir.Node, params: QuantParams) -> np.ndarray[tuple[int, ..
     """The float32 weights; products are rounded once, int32 biases included."""
     exact = replace(params, scale=params.scale.astype(np.float64))
     return exact.dequantize(constant_values(node.inputs[0])).astype(np.float32)
+
+
+# What MaxPool selects depends on the values; the array has steps of its own for it.
+MOVES = DATA_MOVEMENT - {"MaxPool"}
+
+
+_EXACT = 2**24
+
+
+_RESHAPE_OPSET = 13
+
+
+_RESHAPE_IR = 7
+
+
+def recognise_move(model: ir.Model, node: ir.Node) -> tuple[MoveLayer, ...] | str:
+    """The layers of a node of `MOVES`, one for each output, or why it stays in float."""
+    source = node.inputs[0]
+    if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
+        return "it moves no activations"
+    if any(value is not None and not is_constant(value) for value in node.inputs[1:]):
+        return "where it moves values to is computed, not constant"
+    problem = _rescales(node)
+    if problem:
+        return problem
+    shape = sizes(source)
+    assert shape is not None
+    outputs = tuple(value for value in node.outputs if value.name)
+    if math.prod(shape) >= _EXACT:
+        return "it moves too many values to follow"
+    # Moving the position of each value shows where it goes.
+    places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
+    session = open_in_memory(part_of(model, [node], [source], outputs), SessionSettings(optimization="none"))
+    moved = session.run([name_of(value) for value in outputs], {name_of(source): places})
+    layers = []
+    for number, (output, values) in enumerate(zip(outputs, moved, strict=True)):
+        name = node.name or "" if len(outputs) == 1 else f"{node.name}/{number}"
+        index = values.astype(np.int32).ravel() - 1
+        if index.size == places.size and np.array_equal(index, np.arange(index.size)):
+            layers.append(reshape_move(name, name_of(source), name_of(output), values.shape))
+            continue
+        part = part_of(model, [node], [source], [output])
+        layers.append(MoveLayer(name, name_of(source), name_of(output), index, part))
+    return tuple(layers)
+
+
+def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> MoveLayer:
+    """The layer that reshapes each sample to `shape` (batch 1 in front)."""
+    target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
+    before, after = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
+    constant = ir.Value(name=target.name, const_value=target)
+    reshape = ir.Node("", "Reshape", [before, constant], outputs=[after], name=name)
+    graph = ir.Graph(
+        [before],
+        [after],
+        nodes=[reshape],
+        initializers=[constant],
+        opset_imports={"": _RESHAPE_OPSET},
+        name="part",
+    )
+    return MoveLayer(name, source, output, None, ir.Model(graph, ir_version=_RESHAPE_IR))
+
+
+def _rescales(node: ir.Node) -> str:
+    """Why a node does more than move values; "" where it does not."""
+    if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
+        value = constant(node_input(node, 2))
+        if value is not None and value.size and float(value.reshape(-1)[0]) != 0:
+            return "it pads with a value other than zero"
+    if node.op_type == "Resize" and (mode := node.attributes.get_string("mode", "nearest")) != "nearest":
+        return f"its mode is {mode}; only nearest works on integers"
+    crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    if crops and node.attributes.get_float("extrapolation_value", 0.0) != 0:
+        return "outside of the image it has a value other than zero"
+    return ""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How windows lie on an image; pairs are (rows, columns).
+
+    Attributes:
+        pads: (top, left, bottom, right).
+    """
+
+    kernel: Pair
+    strides: Pair
+    dilations: Pair
+    pads: Pads
+
+    @classmethod
+    def of(cls, node: ir.Node, shape: tuple[int, ...], kernel: Pair | None = None) -> Windows:
+        """The windows of a 2-D convolution or pooling, auto_pad worked out.
+
+        Args:
+            shape: of its input, [1, C, H, W].
+            kernel: of a convolution, as its weights have it; else the attribute says.
+        """
+        kernel = kernel or _pair(attributes(node)["kernel_shape"])
+        known = geometry(node, shape[2:], kernel)
+        (top, bottom), (left, right) = known.pads
+        return cls(kernel, _pair(known.strides), _pair(known.dilations), (top, left, bottom, right))
+
+    @property
+    def regular(self) -> bool:
+        """Whether the array's convolution calls take them: square, equal strides, no dilation, four equal pads smaller
+        than the kernel."""
+        square = self.kernel[0] == self.kernel[1] and self.strides[0] == self.strides[1] and len(set(self.pads)) == 1
+        return square and self.dilations == (1, 1) and self.pads[0] < self.kernel[0]
+
+    def rounded_up(self, shape: tuple[int, ...]) -> Pair:
+        """Rows and columns behind a pooling with ceil_mode; no window starts beyond the input and the padding before
+        it."""
+        found = []
+        for axis in (0, 1):
+            before, stride = shape[2 + axis] + self.pads[axis], self.strides[axis]
+            extent = before + self.pads[2 + axis] - (self.kernel[axis] - 1) * self.dilations[axis] - 1
+            steps = -(-extent // stride)
+            found.append((steps if steps * stride < before else steps - 1) + 1)
+        return found[0], found[1]
+
+    def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:
+        """Padding at the bottom and right that an output of `size` rows and columns needs."""
+        ends = []
+        for axis in (0, 1):
+            last = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1
+            ends.append(max(last - shape[2 + axis] - self.pads[axis], 0))
+        return ends[0], ends[1]
+
+
+def _pair(values: Sequence[int]) -> Pair:
+    rows, columns = values
+    return rows, columns

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.channels import sort_channels
-from edgeq.backends.systolic.compile import activation_scales
+from edgeq.backends.systolic.channels import activation_scales, sort_channels
 from edgeq.backends.systolic.lower import lower
 from edgeq.backends.systolic.network import Network
 from edgeq.backends.systolic.program import ArrayConfig, Program

@@ -10,10 +10,10 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq import demo
+from edgeq.backends.systolic.lower import quantize_weights
 from edgeq.backends.systolic.program import Conv, Fc
 from edgeq.backends.systolic.recognise import adopt
 from edgeq.backends.systolic.save import load_program
-from edgeq.backends.systolic.weights import quantize_weights
 from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
 from edgeq.jobs.quantize import quantize

@@ -7,9 +7,9 @@ import onnxruntime
 import pytest
 
 from edgeq.backends.systolic.channels import channel_groups, sort_channels
+from edgeq.backends.systolic.lower import quantize_weights
 from edgeq.backends.systolic.network import ConvLayer, FcLayer
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.backends.systolic.weights import quantize_weights
 from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of
 
 

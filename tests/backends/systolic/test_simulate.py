@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.backends.systolic.integer_steps import (
+from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
+from edgeq.backends.systolic.simulate import (
     IntegerSteps,
     convolve,
     largest_in_windows,
@@ -17,11 +18,10 @@ from edgeq.backends.systolic.integer_steps import (
     rescale,
     round_values,
     shift_right,
+    simulate,
     sum_windows,
     wrapped,
 )
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
-from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError
 
 F32 = np.float32

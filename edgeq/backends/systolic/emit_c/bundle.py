@@ -23,9 +23,9 @@ from edgeq.backends.systolic.emit_c.builder import (
     c_order,
     c_region,
     c_shape,
+    emit_step,
     harmless,
 )
-from edgeq.backends.systolic.emit_c.layers import emit_step
 from edgeq.backends.systolic.program import ArrayConfig, Float, Program, Step, step_outputs
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError

@@ -24,7 +24,7 @@ from edgeq_device.variants import EXTERNAL_FOLDER
 from numpy.typing import NDArray
 
 from edgeq.data.samples import Samples
-from edgeq.emulate.saturation.layers import Computed, Layer, find_layers
+from edgeq.emulate.kernels import Computed, Layer, find_layers
 from edgeq.measure.comparison import Comparison
 from edgeq.measure.latency import Session
 from edgeq.model.graph import GraphIndex, name_of, reads
