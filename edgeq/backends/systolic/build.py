@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from edgeq.backends.systolic.network import (
-    AddLayer,
-    AverageLayer,
-    ClampLayer,
-    ConvLayer,
-    FcLayer,
+from edgeq.backends.systolic.program import (
+    AveragePool,
+    Clamp,
+    Conv,
+    Fc,
+    Float,
     Layer,
-    MoveLayer,
     Network,
-    layer_inputs,
-    layer_outputs,
+    Rearrange,
+    ResidualAdd,
+    step_inputs,
+    step_outputs,
 )
-from edgeq.backends.systolic.network import readers as layer_readers
-from edgeq.backends.systolic.program import Float
+from edgeq.backends.systolic.program import readers as layer_readers
 from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, MOVES, Windows, recognise
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, insert_behind, part_of, to_bytes, to_proto
@@ -402,7 +402,7 @@ def _spans_zero(activation: ir.Node) -> bool:
     return bounds is not None and bounds[0] <= 0 <= bounds[1]
 
 
-_ANCHORS = (ConvLayer, FcLayer)
+_ANCHORS = (Conv, Fc)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
 
 Found = dict[str, tuple[Layer, ...]]
@@ -439,16 +439,16 @@ def build_network(
     layers = _fold_relus(layers, index.outputs)
     floats = [node for node in fixed.graph if node.name in reasons]
     ordered = alternate(layers, floats)
-    read = {name for layer in layers for name in layer_inputs(layer)}
+    read = {name for layer in layers for name in step_inputs(layer)}
     whole = tuple(
         item if not isinstance(item, list) else _float_layer(fixed, item, read, reasons, number)
         for number, item in enumerate(ordered)
     )
     shapes = {name: sizes(value) or () for name, value in index.values.items()}
     for layer in layers:
-        if isinstance(layer, AverageLayer):  # a tensor that the float model does not have
+        if isinstance(layer, AveragePool):  # a tensor that the float model does not have
             shapes.setdefault(layer.output, (*shapes[layer.input][:2], 1, 1))
-    used = {*index.inputs, *(n for layer in whole for n in (*layer_inputs(layer), *layer_outputs(layer)))}
+    used = {*index.inputs, *(n for layer in whole for n in (*step_inputs(layer), *step_outputs(layer)))}
     return Network(
         inputs=index.inputs,
         outputs=index.outputs,
@@ -500,7 +500,7 @@ def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
         first = found[name][0]
         sources = [value for value in node.inputs if value is not None and not is_constant(value)]
         worth = isinstance(first, _ANCHORS) or not integers.isdisjoint(sources)
-        reshapes = isinstance(first, MoveLayer) and first.index is None
+        reshapes = isinstance(first, Rearrange) and first.index is None
         if not worth and (reshapes or all(value.is_graph_input() for value in sources)):
             worth = all(_wants_integers(found, value) for value in node.outputs if value.name)
         if worth:
@@ -528,11 +528,11 @@ def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> No
     for node in index.graph:
         layers = found.get(node.name or "")
         layer = layers[0] if layers else None
-        following = only_reader(index.values[layer.output]) if isinstance(layer, FcLayer | ConvLayer) else None
+        following = only_reader(index.values[layer.output]) if isinstance(layer, Fc | Conv) else None
         name = following.name or "" if following is not None else ""
         if following is None or following.op_type != "Add" or reasons.get(name) != CONSTANT_OPERAND:
             continue
-        assert isinstance(layer, FcLayer | ConvLayer)
+        assert isinstance(layer, Fc | Conv)
         other = next(values for value in following.inputs if (values := constant(value)) is not None)
         if _per_channel(other, layer) and sizes(following.outputs[0]) == sizes(node.outputs[0]):
             del reasons[name]
@@ -542,13 +542,13 @@ def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> No
             found[name] = ()
 
 
-def _per_channel(values: np.ndarray, layer: ConvLayer | FcLayer) -> bool:
+def _per_channel(values: np.ndarray, layer: Conv | Fc) -> bool:
     """Whether a constant broadcasts to one value per output channel."""
     if values.size == 1:
         return True
     if values.size != len(layer.bias):
         return False
-    if isinstance(layer, ConvLayer):
+    if isinstance(layer, Conv):
         return values.ndim >= 3 and int(values.shape[-3]) == values.size
     return int(values.shape[-1]) == values.size
 
@@ -561,10 +561,10 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
     for layer in layers:
         if layer.name in gone:
             continue
-        if isinstance(layer, ConvLayer | FcLayer | AddLayer) and layer.output not in outputs:
+        if isinstance(layer, Conv | Fc | ResidualAdd) and layer.output not in outputs:
             following = read[layer.output]
             clamp = following[0] if len(following) == 1 else None
-            if isinstance(clamp, ClampLayer) and clamp.low == 0 and math.isinf(clamp.high):
+            if isinstance(clamp, Clamp) and clamp.low == 0 and math.isinf(clamp.high):
                 sources = (*layer.sources, *clamp.sources)
                 gone.add(clamp.name)
                 layer = dataclasses.replace(layer, relu=True, output=clamp.output, sources=sources)
@@ -601,7 +601,7 @@ def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer 
     Greedy: everything of one kind that can run does before the kind changes. Both kinds are tried as the first; the
     order with fewer groups wins.
     """
-    made = {name for layer in layers for name in layer_outputs(layer)}
+    made = {name for layer in layers for name in step_outputs(layer)}
     made |= {name for node in floats for name in _writes(node)}
     orders = [_greedy(layers, floats, made, first) for first in (0, 1)]
     return min(orders, key=lambda order: sum(isinstance(item, list) for item in order))
@@ -627,7 +627,7 @@ def _greedy(
     kind = first
     while waiting[0] or waiting[1]:
         if kind == 0:
-            done = _run(waiting[0], known, made, layer_inputs, layer_outputs)
+            done = _run(waiting[0], known, made, step_inputs, step_outputs)
             order.extend(done)
         else:
             group = _run(waiting[1], known, made, _reads, _writes)

@@ -32,29 +32,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.network import (
-    SAME_SCALE,
-    AddLayer,
-    AverageLayer,
-    ClampLayer,
-    ConvLayer,
-    FcLayer,
-    Layer,
-    MoveLayer,
-    Network,
-    integer_tensors,
-    layer_inputs,
-    layer_outputs,
-    readers,
-)
 from edgeq.backends.systolic.program import (
     LARGEST,
+    SAME_SCALE,
+    AveragePool,
+    Clamp,
     Concat,
+    Conv,
+    Fc,
+    Layer,
     MaxPool,
+    Network,
+    Rearrange,
+    ResidualAdd,
+    step_inputs,
+    step_outputs,
 )
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError
@@ -73,8 +70,8 @@ class ChannelGroup:
     """
 
     tensors: tuple[str, ...]
-    writers: tuple[ConvLayer | FcLayer, ...]
-    readers: tuple[tuple[ConvLayer | FcLayer, int], ...]
+    writers: tuple[Conv | Fc, ...]
+    readers: tuple[tuple[Conv | Fc, int], ...]
     fixed: str
 
 
@@ -89,23 +86,23 @@ def channel_groups(network: Network) -> tuple[ChannelGroup, ...]:
 class _Ties:
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._tensors = [name for name in network.shapes if name in integer_tensors(network)]
+        self._tensors = [name for name in network.shapes if name in network.integers]
         self._parent = {name: name for name in self._tensors}
         self._fixed: dict[str, str] = {}
         self._flat: dict[str, tuple[str, int]] = {}
-        self._readers: list[tuple[str, ConvLayer | FcLayer, int]] = []
-        self._writers: list[tuple[str, ConvLayer | FcLayer]] = []
+        self._readers: list[tuple[str, Conv | Fc, int]] = []
+        self._writers: list[tuple[str, Conv | Fc]] = []
         for name in (*network.inputs, *network.outputs):
             self._fix(name, "it is an input or output of the model")
 
     def add(self, layer: Layer) -> None:
         """Record which channel axes a layer ties together, and which it fixes."""
-        if isinstance(layer, ConvLayer):
+        if isinstance(layer, Conv):
             self._add_conv(layer)
-        elif isinstance(layer, FcLayer):
+        elif isinstance(layer, Fc):
             self._add_fc(layer)
-        elif isinstance(layer, AddLayer | MaxPool | AverageLayer | ClampLayer):
-            for name in layer_inputs(layer):
+        elif isinstance(layer, ResidualAdd | MaxPool | AveragePool | Clamp):
+            for name in step_inputs(layer):
                 self._tie(name, layer.output)
         elif isinstance(layer, Concat):
             for name in (*layer.inputs, layer.output):
@@ -113,10 +110,10 @@ class _Ties:
                     self._fix(name, f"{layer.name} concatenates its channels with others")
                 else:
                     self._tie(name, layer.output)
-        elif isinstance(layer, MoveLayer):
+        elif isinstance(layer, Rearrange):
             self._add_move(layer)
         else:
-            for name in (*layer_inputs(layer), *layer_outputs(layer)):
+            for name in (*step_inputs(layer), *step_outputs(layer)):
                 self._fix(name, "a part in float reads or makes it")
 
     def groups(self) -> tuple[ChannelGroup, ...]:
@@ -124,10 +121,10 @@ class _Ties:
         members: dict[str, list[str]] = {}
         for name in self._tensors:
             members.setdefault(self._root(name), []).append(name)
-        readers: dict[str, list[tuple[ConvLayer | FcLayer, int]]] = {}
+        readers: dict[str, list[tuple[Conv | Fc, int]]] = {}
         for name, layer, repeat in self._readers:
             readers.setdefault(self._root(name), []).append((layer, repeat))
-        writers: dict[str, list[ConvLayer | FcLayer]] = {}
+        writers: dict[str, list[Conv | Fc]] = {}
         for name, layer in self._writers:
             writers.setdefault(self._root(name), []).append(layer)
         fixed: dict[str, str] = {}
@@ -139,7 +136,7 @@ class _Ties:
             for root, names in members.items()
         )
 
-    def _add_conv(self, layer: ConvLayer) -> None:
+    def _add_conv(self, layer: Conv) -> None:
         self._writers.append((layer.output, layer))
         if layer.depthwise:
             self._tie(layer.input, layer.output)
@@ -149,7 +146,7 @@ class _Ties:
             for name in (layer.input, layer.output):
                 self._fix(name, f"{layer.name} is a grouped convolution")
 
-    def _add_fc(self, layer: FcLayer) -> None:
+    def _add_fc(self, layer: Fc) -> None:
         self._writers.append((layer.output, layer))
         if len(self._network.shapes[layer.output]) != 2:
             self._fix(layer.output, f"{layer.name} outputs rows")
@@ -159,16 +156,14 @@ class _Ties:
         else:
             self._readers.append((source, layer, repeat))
 
-    def _add_move(self, layer: MoveLayer) -> None:
+    def _add_move(self, layer: Rearrange) -> None:
         before, after = (self._network.shapes[name] for name in (layer.input, layer.output))
         if layer.index is None and len(before) > 1 and len(after) > 1 and before[1] == after[1]:
             self._tie(layer.input, layer.output)
         elif (
             layer.index is None
             and len(after) == 2
-            and all(
-                isinstance(reader, FcLayer) for reader in self._network.layers if layer.output in layer_inputs(reader)
-            )
+            and all(isinstance(reader, Fc) for reader in self._network.layers if layer.output in step_inputs(reader))
             and layer.output not in self._network.outputs
         ):
             self._flat[layer.output] = (layer.input, math.prod(before[2:]))
@@ -202,31 +197,31 @@ def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Netwo
     idle: dict[str, Channels] = {}  # by tensor: channels that are always zero
     layers: list[Layer] = []
     for layer in network.layers:
-        if isinstance(layer, ConvLayer | FcLayer):
+        if isinstance(layer, Conv | Fc):
             layer = _silenced(layer, idle.get(layer.input))
             most = np.abs(layer.weights.reshape(len(layer.bias), -1)).sum(axis=1) * _LARGEST_INPUT * scales[layer.input]
             low[layer.output] = most + layer.bias <= 0
             if layer.relu:
                 idle[layer.output] = low[layer.output]
-        elif isinstance(layer, ClampLayer) and layer.low == 0 and layer.input in low:
+        elif isinstance(layer, Clamp) and layer.low == 0 and layer.input in low:
             idle[layer.output] = low[layer.input]
-        elif isinstance(layer, ClampLayer | MaxPool | AverageLayer) and layer.input in idle:
-            if not isinstance(layer, ClampLayer) or layer.low <= 0 <= layer.high:
+        elif isinstance(layer, Clamp | MaxPool | AveragePool) and layer.input in idle:
+            if not isinstance(layer, Clamp) or layer.low <= 0 <= layer.high:
                 idle[layer.output] = idle[layer.input]
-        elif isinstance(layer, AddLayer) and layer.left in idle and layer.right in idle:
-            idle[layer_outputs(layer)[0]] = idle[layer.left] & idle[layer.right]
+        elif isinstance(layer, ResidualAdd) and layer.left in idle and layer.right in idle:
+            idle[step_outputs(layer)[0]] = idle[layer.left] & idle[layer.right]
         layers.append(layer)
     return replace(network, layers=tuple(layers))
 
 
-def _silenced(layer: ConvLayer | FcLayer, idle: Channels | None) -> ConvLayer | FcLayer:
+def _silenced(layer: Conv | Fc, idle: Channels | None) -> Conv | Fc:
     """Return `layer` without the weights that read `idle` channels; as it is where it has groups of several."""
     if idle is None or not idle.any():
         return layer
     weights = layer.weights.copy()
-    if isinstance(layer, ConvLayer) and layer.depthwise:
+    if isinstance(layer, Conv) and layer.depthwise:
         weights[idle] = 0.0
-    elif isinstance(layer, FcLayer) or layer.groups == 1:
+    elif isinstance(layer, Fc) or layer.groups == 1:
         weights[:, idle] = 0.0
     return replace(layer, weights=weights)
 
@@ -236,85 +231,64 @@ _STEPS = 255
 _SUFFIX = "/offset"
 
 
-@dataclass(frozen=True)
-class Shifted:
-    """Attributes:
-    scales: of every integer tensor.
-    origins: by name of the tensor that is stored less 128 steps, the float model's.
-    """
-
-    network: Network
-    scales: Mapping[str, float]
-    origins: Mapping[str, str]
-
-
 def with_offsets(
     network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
-) -> Shifted:
-    """Return the network with tensors behind a relu stored less 128 steps of half the size, where they can be.
+) -> tuple[Network, dict[str, float]]:
+    """Return the network with tensors behind a relu stored less 128 steps of half the size, where they can be, and its
+    scales.
 
     Args:
         ranges: that the scales were chosen by; steps that have to stay do.
     """
-    read = readers(network.layers)
-    layers: dict[str, Layer] = {layer.name: layer for layer in network.layers}
-    shapes, dtypes, changed, origins = dict(network.shapes), dict(network.dtypes), dict(scales), {}
+    read = network.readers
+    layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
+    shapes, dtypes, changed, shifted = dict(network.shapes), dict(network.dtypes), dict(scales), {}
     for layer in network.layers:
-        clamp = _relu_behind(layer, network, read) if isinstance(layer, ConvLayer | FcLayer) else None
-        if not isinstance(layer, ConvLayer | FcLayer) or clamp is None:
+        clamp = _relu_behind(layer, network, read) if isinstance(layer, Conv | Fc) else None
+        if not isinstance(layer, Conv | Fc) or clamp is None:
             continue
         origin = clamp.output
         step = scales[origin] * 127 / _STEPS
         step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
         # What a Clip cuts off above has to be what saturation cuts off.
-        cut = isinstance(clamp, ClampLayer) and clamp.high < _STEPS * step * (1 - 1e-6)
+        cut = isinstance(clamp, Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
         kept = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
         if kept or cut or not read.get(origin) or not all(map(_absorbs, read[origin])):
             continue
         name = f"{origin}{_SUFFIX}"
         sources = layer.sources if clamp is layer else (*layer.sources, *clamp.sources)
-        maker = layers[layer.name]
-        assert isinstance(maker, ConvLayer | FcLayer)
-        bias = maker.bias - OFFSET * step
-        layers[layer.name] = replace(maker, output=name, bias=bias, relu=False, sources=sources)
+        bias = layers[layer.name].bias - OFFSET * step
+        layers[layer.name] = replace(layers[layer.name], output=name, bias=bias, relu=False, sources=sources)
         if clamp is not layer:
             del layers[clamp.name]
         for reader in read[origin]:
-            own = layers[reader.name]
-            assert isinstance(own, ConvLayer | FcLayer)
-            layers[reader.name] = replace(own, input=name, input_offset=OFFSET)
-        shapes[name], dtypes[name], changed[name], origins[name] = shapes[origin], dtypes[origin], step, origin
+            layers[reader.name] = replace(layers[reader.name], input=name)
+        shapes[name], dtypes[name], changed[name], shifted[name] = shapes[origin], dtypes[origin], step, origin
     remaining = tuple(layers[layer.name] for layer in network.layers if layer.name in layers)
-    return Shifted(replace(network, layers=remaining, shapes=shapes, dtypes=dtypes), changed, origins)
+    return replace(network, layers=remaining, shapes=shapes, dtypes=dtypes, shifted=shifted), changed
 
 
-def _relu_behind(
-    layer: ConvLayer | FcLayer, network: Network, read: Mapping[str, list[Layer]]
-) -> ConvLayer | FcLayer | ClampLayer | None:
+def _relu_behind(layer: Conv | Fc, network: Network, read: Mapping[str, list[Layer]]) -> Conv | Fc | Clamp | None:
     """Return the layer itself where it ends in a relu, or the Clip from 0 that alone reads it; None without either."""
     if layer.relu:
         return layer
     behind = read.get(layer.output, [])
     alone = len(behind) == 1 and layer.output not in network.outputs
-    return next((r for r in behind if alone and isinstance(r, ClampLayer) and r.low == 0), None)
+    return next((r for r in behind if alone and isinstance(r, Clamp) and r.low == 0), None)
 
 
 def _absorbs(layer: Layer) -> bool:
     """Return whether a layer can take an offset of what it reads into its bias."""
-    return isinstance(layer, FcLayer) or (isinstance(layer, ConvLayer) and not any(layer.pads))
+    return isinstance(layer, Fc) or (isinstance(layer, Conv) and not any(layer.pads))
 
 
 Order = NDArray[np.int64]
 
 
-def sort_channels(network: Network, dim: int) -> tuple[Network, dict[str, tuple[int, ...]]]:
-    """The network with channels in the order that suits tiles of `dim`.
-
-    Returns:
-        The network, and by tensor the original channel at each place, where it changed.
-    """
+def sort_channels(network: Network, dim: int) -> Network:
+    """Return the network with channels in the order that suits tiles of `dim`."""
     channels: dict[str, tuple[int, ...]] = {}
-    layers = {layer.name: layer for layer in network.layers}
+    layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
     for group in channel_groups(network):
         order = best_order(group, dim)
         if order is None:
@@ -323,14 +297,12 @@ def sort_channels(network: Network, dim: int) -> tuple[Network, dict[str, tuple[
             channels[name] = tuple(order.tolist())
         for writer in group.writers:
             own = layers[writer.name]
-            assert isinstance(own, ConvLayer | FcLayer)
             layers[writer.name] = replace(own, weights=own.weights[order], bias=own.bias[order])
         for reader, repeat in group.readers:
             own = layers[reader.name]
-            assert isinstance(own, ConvLayer | FcLayer)
             inputs = (order[:, None] * repeat + np.arange(repeat)).ravel()
             layers[reader.name] = replace(own, weights=own.weights[:, inputs])
-    return replace(network, layers=tuple(layers[layer.name] for layer in network.layers)), channels
+    return replace(network, layers=tuple(layers[layer.name] for layer in network.layers), channels=channels)
 
 
 def best_order(group: ChannelGroup, dim: int) -> Order | None:
@@ -344,13 +316,13 @@ def best_order(group: ChannelGroup, dim: int) -> Order | None:
     return best if _waste(group.writers, best, dim) < _waste(group.writers, given, dim) else None
 
 
-def _log_ranges(layer: ConvLayer | FcLayer) -> NDArray[np.float64]:
+def _log_ranges(layer: Conv | Fc) -> NDArray[np.float64]:
     largest = np.abs(layer.weights.reshape(len(layer.weights), -1)).max(axis=1)
     floor = max(float(largest.max(initial=0.0)) * 2.0**-16, 1e-30)
     return np.asarray(np.log2(np.maximum(largest, floor)), np.float64)
 
 
-def _waste(layers: Sequence[ConvLayer | FcLayer], order: Order, dim: int) -> float:
+def _waste(layers: Sequence[Conv | Fc], order: Order, dim: int) -> float:
     """Bits, summed over layers and channels, that a channel has less than with a scale of its own."""
     total = 0.0
     for layer in layers:
@@ -376,7 +348,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     """
     groups = _groups(network)
     used = _used(network)
-    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, ClampLayer)}
+    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, Clamp)}
     scales: dict[str, float] = {}
     empty: set[str] = set()
     for members in {id(g): g for g in groups.values()}.values():
@@ -391,7 +363,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
             empty.update(members)
         scale = _scale(bound, powers_of_two)
         scales.update(dict.fromkeys(members, scale))
-    additions = [layer for layer in network.layers if isinstance(layer, AddLayer)]
+    additions = [layer for layer in network.layers if isinstance(layer, ResidualAdd)]
     changed = True
     while changed:
         changed = False
@@ -420,11 +392,11 @@ def _scale(bound: float, powers_of_two: bool) -> float:
 
 def _groups(network: Network) -> dict[str, list[str]]:
     """Tensor → all tensors of its scale, itself among them; one list object a group."""
-    groups: dict[str, list[str]] = {name: [name] for name in sorted(integer_tensors(network))}
+    groups: dict[str, list[str]] = {name: [name] for name in sorted(network.integers)}
     for layer in network.layers:
         if not isinstance(layer, SAME_SCALE):
             continue
-        first, *others = (*layer_outputs(layer), *layer_inputs(layer))
+        first, *others = (*step_outputs(layer), *step_inputs(layer))
         for other in others:
             if groups[first] is not groups[other]:
                 joined = groups[first] + groups[other]
@@ -434,10 +406,10 @@ def _groups(network: Network) -> dict[str, list[str]]:
 
 def _used(network: Network) -> set[str]:
     """Tensors that something other than `SAME_SCALE` layers reads."""
-    read = readers(network.layers)
+    read = network.readers
     return {
         name
-        for name in integer_tensors(network)
+        for name in network.integers
         if name in network.outputs or not read[name] or any(not isinstance(r, SAME_SCALE) for r in read[name])
     }
 

@@ -21,7 +21,6 @@ from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fiel
 from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.channels import (
     OFFSET,
-    Shifted,
     activation_scales,
     sort_channels,
     with_offsets,
@@ -29,10 +28,21 @@ from edgeq.backends.systolic.channels import (
 )
 from edgeq.backends.systolic.estimate import coverage, place
 from edgeq.backends.systolic.lower import LARGEST_BIAS, lower
-from edgeq.backends.systolic.network import ConvLayer, FcLayer, Floats, Network
-from edgeq.backends.systolic.program import LARGEST, ArrayConfig, Conv, Fc, Program, Tensor, array_config, tile_values
+from edgeq.backends.systolic.program import (
+    LARGEST,
+    Array,
+    ArrayConfig,
+    Conv,
+    Fc,
+    Floats,
+    Network,
+    Program,
+    Tensor,
+    array_config,
+    tile_values,
+)
 from edgeq.backends.systolic.save import save_program
-from edgeq.backends.systolic.simulate import Array, Simulator
+from edgeq.backends.systolic.simulate import Simulator
 from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order, write_dialect
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
@@ -60,9 +70,7 @@ def rounded_weights(network: Network) -> Change:
     Args:
         network: that the program was made from, with its weights in float.
     """
-    layers: Mapping[str, ConvLayer | FcLayer] = {
-        layer.name: layer for layer in network.layers if isinstance(layer, ConvLayer | FcLayer)
-    }
+    layers: Mapping[str, Conv | Fc] = {layer.name: layer for layer in network.layers if isinstance(layer, Conv | Fc)}
 
     def rounded(step: Conv | Fc, x: NDArray[Any]) -> Conv | Fc:
         """Return `step` with other integers where they are better for input `x`."""
@@ -244,17 +252,17 @@ def compile_program(
     )
     shift = array.output_scale == "shift"
     scales = activation_scales(network, ranges, powers_of_two=shift)
-    shifted = with_offsets(without_idle_weights(network, scales), scales, ranges, powers_of_two=shift)
-    network, channels = sort_channels(shifted.network, array.dim)
+    network, scales = with_offsets(without_idle_weights(network, scales), scales, ranges, powers_of_two=shift)
+    network = sort_channels(network, array.dim)
     name = prepared.source.stem
-    plain = lower(name, network, shifted.scales, array, channels=channels)
+    plain = lower(name, network, scales, array)
     if samples is None:
         return plain
-    reference = observe(prepared.model, plain, samples, shifted)
+    reference = observe(prepared.model, plain, samples, network.shifted)
     best = _fitted(plain, network, reference)
     if not any(getattr(layer, "depthwise", False) for layer in network.layers) or best.sqnr_db >= _GOOD_ENOUGH:
         return best.program
-    apart = lower(name, network, shifted.scales, array, channels=channels, depthwise_tile=1)
+    apart = lower(name, network, scales, array, depthwise_tile=1)
     off = _fitted(apart, network, reference)
     return (off if off.sqnr_db >= best.sqnr_db + _WORTH_LEAVING else best).program
 
@@ -291,14 +299,14 @@ def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
     return _Judged(best(reference), _decibels(powers[best]))
 
 
-def observe(model: ir.Model, program: Program, samples: Samples, shifted: Shifted) -> Reference:
+def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> Reference:
     """Run the float model on samples spread over all of them (files are sorted, by class as often as not), as many as
     fit into memory."""
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
     outputs = GraphIndex(model).outputs
     made = {value.name for node in model.graph for value in node.outputs}
-    axes = {shifted.origins.get(name, name): axis for name, axis in corrected_layers(program).items()}
+    axes = {shifted.get(name, name): axis for name, axis in corrected_layers(program).items()}
     names = {name: axis for name, axis in axes.items() if name in made}
     observed = with_outputs(model, names)
     session = open_in_memory(observed)
@@ -316,9 +324,10 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Shifte
         for name in outputs:
             results[name].append(np.atleast_1d(fetched[name]))
     channels = {name: np.asarray(parts, np.float64) for name, parts in sums.items()}
-    for name, origin in shifted.origins.items():
+    scales = {tensor.origin: tensor.scale for tensor in program.tensors.values() if tensor.scale is not None}
+    for name, origin in shifted.items():
         if origin in channels:
-            channels[name] = channels[origin] - OFFSET * shifted.scales[name]
+            channels[name] = channels[origin] - OFFSET * scales[name]
     return Reference(
         {name: np.concatenate([np.atleast_1d(feed[name]) for feed in taken]) for name in program.inputs},
         {name: parts for name, parts in results.items() if parts[0].dtype == np.float32},

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.systolic.network import (
-    AddLayer,
-    AverageLayer,
-    ClampLayer,
-    ConvLayer,
-    FcLayer,
-    Floats,
-    Layer,
-    MoveLayer,
-    Network,
-    layer_inputs,
-    layer_outputs,
-    readers,
-)
+from edgeq.backends.systolic.channels import OFFSET
 from edgeq.backends.systolic.program import (
     LARGEST,
     LEAST,
@@ -34,9 +22,12 @@ from edgeq.backends.systolic.program import (
     Dequantize,
     Fc,
     Float,
+    Floats,
     Int8s,
     Int32s,
+    Layer,
     MaxPool,
+    Network,
     Pool,
     Program,
     Quantize,
@@ -45,10 +36,11 @@ from edgeq.backends.systolic.program import (
     Step,
     Tensor,
     Tile,
-    as_integers,
+    step_inputs,
+    step_outputs,
 )
 from edgeq.backends.systolic.recognise import Windows
-from edgeq.model.edit import to_bytes
+from edgeq.model.edit import drop_unused_initializers, from_bytes, to_bytes
 from edgeq.model.quant_params import QuantParams
 
 # Window, stride and padding have two bits in the hardware's instruction, output sizes eight.
@@ -56,7 +48,7 @@ _FIELD = 3
 _SIDE = 255
 
 
-def direct(layer: ConvLayer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def direct(layer: Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether the array's own convolution call computes a layer as it is: one group, no dilation, everything square.
     Other layers become im2col and a product, with the same results."""
     _, _, rows, columns = shapes[layer.input]
@@ -65,7 +57,7 @@ def direct(layer: ConvLayer, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     return layer.groups == 1 and rows == columns and out_rows == out_columns and windows.regular
 
 
-def fusable(layer: ConvLayer, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> Pool | None:
+def fusable(layer: Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> Pool | None:
     """The fused form of a pooling behind a convolution that nothing else reads; None where it cannot be fused."""
     if not isinstance(following, MaxPool) or not direct(layer, shapes):
         return None
@@ -86,19 +78,17 @@ def lower(
     scales: Mapping[str, float],
     array: ArrayConfig,
     *,
-    channels: Mapping[str, tuple[int, ...]] | None = None,
     depthwise_tile: int | None = None,
 ) -> Program:
     """Quantize weights, insert conversions between integers and floats, drop clamps that the scales imply.
 
     Args:
-        scales: of every integer tensor (`scales.activation_scales`).
-        channels: reordered channels by tensor, for the table.
+        scales: of every integer tensor (`channels.activation_scales`).
         depthwise_tile: channels of depthwise layers that share a scale; None means the array's dim. With 1 they
             run on the core.
     """
     network = _without_idle_clamps(network, scales)
-    work = _Lowering(network, scales, array, dict(channels or {}), depthwise_tile or array.dim)
+    work = _Lowering(network, scales, array, depthwise_tile or array.dim)
     for layer in network.layers:
         work.add(layer)
     for output in network.outputs:
@@ -106,145 +96,133 @@ def lower(
     return Program(name, array, network.inputs, network.outputs, dict(work.tensors), tuple(work.steps))
 
 
-@dataclass
 class _Lowering:
     """The steps so far."""
 
-    network: Network
-    scales: Mapping[str, float]
-    array: ArrayConfig
-    channels: Mapping[str, tuple[int, ...]]
-    depthwise_tile: int
-    steps: list[Step] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    integers: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.taken = set(self.network.shapes)
-        self.read = readers(self.network.layers)
-        self.fused: set[str] = set()
-        for name in self.network.inputs:
+    def __init__(self, network: Network, scales: Mapping[str, float], array: ArrayConfig, depthwise_tile: int) -> None:
+        self.steps: list[Step] = []
+        self.tensors: dict[str, Tensor] = {}
+        self._network, self._scales, self._array, self._depthwise_tile = network, scales, array, depthwise_tile
+        self._integers: dict[str, str] = {}
+        self._taken = set(network.shapes)
+        self._read = network.readers
+        self._fused: set[str] = set()
+        for name in network.inputs:
             self._float_tensor(name)
 
     def add(self, layer: Layer) -> None:
         """Append the steps of a layer, unless it was fused into one before."""
-        if layer.name in self.fused:
+        if layer.name in self._fused:
             return
-        if isinstance(layer, Float):
-            for name in layer.inputs:
-                self.as_float(name)
-            for name in layer.outputs:
-                self._float_tensor(name)
-            self.steps.append(layer)
+        if not isinstance(layer, Float):
+            self.steps.append(self._lowered(layer, [self.as_integer(name) for name in step_inputs(layer)]))
             return
-        read = tuple(self.as_integer(name) for name in layer_inputs(layer))
-        self.steps.append(self._step(layer, read))
+        for name in layer.inputs:
+            self.as_float(name)
+        for name in layer.outputs:
+            self._float_tensor(name)
+        self.steps.append(layer)
 
     def as_float(self, name: str) -> str:
-        """The float form of a tensor, dequantized once if need be."""
+        """Return the float form of a tensor, dequantized once if need be."""
         if name not in self.tensors:
             self._float_tensor(name)
-            self.steps.append(Dequantize(f"{name}_DequantizeLinear", self.integers[name], name))
+            self.steps.append(Dequantize(f"{name}_DequantizeLinear", self._integers[name], name))
         return name
 
     def as_integer(self, name: str) -> str:
-        """The int8 form of a tensor, quantized once if need be."""
-        if name not in self.integers:
+        """Return the int8 form of a tensor, quantized once if need be."""
+        if name not in self._integers:
             self.steps.append(Quantize(f"{name}_QuantizeLinear", name, self._integer_tensor(name)))
-        return self.integers[name]
+        return self._integers[name]
 
     def _float_tensor(self, name: str) -> None:
-        self.tensors[name] = Tensor(name, self.network.shapes[name], self.network.dtypes[name], None, name)
+        self.tensors[name] = Tensor(name, self._network.shapes[name], self._network.dtypes[name], None, name)
 
     def _integer_tensor(self, name: str) -> str:
         own = f"{name}_quantized"
-        while own in self.taken:
+        while own in self._taken:
             own += "_"
-        self.taken.add(own)
-        self.integers[name] = own
-        self.tensors[own] = Tensor(
-            own, self.network.shapes[name], "int8", self.scales[name], name, self.channels.get(name)
-        )
+        self._taken.add(own)
+        self._integers[name] = own
+        shape, channels = self._network.shapes[name], self._network.channels.get(name)
+        self.tensors[own] = Tensor(own, shape, "int8", self._scales[name], name, channels)
         return own
 
-    def _step(self, layer: Layer, read: tuple[str, ...]) -> Step:
-        name, sources = layer.name, layer.sources
-        if isinstance(layer, ConvLayer):
-            return self._conv(layer, read[0])
-        output = self._integer_tensor(layer_outputs(layer)[0])
-        if isinstance(layer, FcLayer):
-            made = self._weights(layer)
-            return Fc(name, read[0], output, made.weights, made.bias, made.tiles, layer.relu, sources)
-        if isinstance(layer, AddLayer):
-            to = np.float32(self.scales[layer.output])
-            left, right = (float(np.float32(self.scales[n]) / to) for n in (layer.left, layer.right))
-            return ResidualAdd(name, read[0], read[1], output, left, right, layer.relu, sources)
-        if isinstance(layer, MaxPool):
-            return replace(layer, input=read[0], output=output)
-        if isinstance(layer, AverageLayer):
-            share = np.float32(1 / (layer.kernel[0] * layer.kernel[1]))
-            step = np.float32(np.float32(self.scales[layer.input]) * share)
-            factor = float(step / np.float32(self.scales[layer.output]))
-            return AveragePool(name, read[0], output, layer.kernel, layer.strides, layer.pads, factor, sources)
-        if isinstance(layer, ClampLayer):
-            low, high = clamp_integers(layer, self.scales[layer.output])
-            return Clamp(name, read[0], output, low, high, sources)
-        if isinstance(layer, Concat):
-            return replace(layer, inputs=read, output=output)
-        assert isinstance(layer, MoveLayer)
-        model = to_bytes(as_integers(layer.model, read[0], output))
-        return Rearrange(name, read[0], output, layer.index, model, sources)
+    def _lowered(self, layer: Layer, read: Sequence[str]) -> Step:
+        """Return a layer on the integer tensors `read`."""
+        output = step_outputs(layer)[0]
+        changes: dict[str, Any] = {"input": read[0]}
+        match layer:
+            case Conv():
+                changes |= self._weights(layer) | {"conv_shape": self._network.shapes[output]}
+                following = self._read[output]
+                alone = len(following) == 1 and output not in self._network.outputs
+                pool = fusable(layer, following[0], self._network.shapes) if alone else None
+                if pool is not None:
+                    pooling = following[0]
+                    self._fused.add(pooling.name)
+                    output = step_outputs(pooling)[0]
+                    changes |= {"pool": pool, "sources": (*layer.sources, *pooling.sources)}
+            case Fc():
+                changes |= self._weights(layer)
+            case ResidualAdd():
+                to = np.float32(self._scales[output])
+                left, right = (float(np.float32(self._scales[n]) / to) for n in (layer.left, layer.right))
+                changes = {"left": read[0], "right": read[1], "left_multiplier": left, "right_multiplier": right}
+            case AveragePool():
+                share = np.float32(1 / (layer.kernel[0] * layer.kernel[1]))
+                step = np.float32(np.float32(self._scales[layer.input]) * share)
+                changes["multiplier"] = float(step / np.float32(self._scales[output]))
+            case Clamp():
+                changes["low"], changes["high"] = clamp_integers(layer, self._scales[output])
+            case Concat():
+                changes = {"inputs": tuple(read)}
+        changes["output"] = self._integer_tensor(output)
+        if isinstance(layer, Rearrange):
+            changes["model"] = _on_integers(layer.model, read[0], changes["output"])
+        return replace(layer, **changes)
 
-    def _conv(self, layer: ConvLayer, read: str) -> Conv:
-        made = self._weights(layer)
-        following = self.read[layer.output]
-        pool = None
-        output, sources = layer.output, layer.sources
-        if len(following) == 1 and output not in self.network.outputs:
-            pool = fusable(layer, following[0], self.network.shapes)
-        if pool is not None:
-            assert isinstance(following[0], MaxPool)
-            self.fused.add(following[0].name)
-            output, sources = following[0].output, (*sources, *following[0].sources)
-        return Conv(
-            layer.name,
-            read,
-            self._integer_tensor(output),
-            made.weights,
-            made.bias,
-            layer.groups,
-            layer.strides,
-            layer.dilations,
-            layer.pads,
-            made.tiles,
-            layer.relu,
-            pool,
-            self.network.shapes[layer.output],
-            sources,
-        )
-
-    def _weights(self, layer: ConvLayer | FcLayer) -> IntegerWeights:
-        made = quantize_weights(
+    def _weights(self, layer: Conv | Fc) -> dict[str, Any]:
+        """Return the fields of a layer that its integers are in."""
+        weights, bias, tiles = quantize_weights(
             layer.weights,
             layer.bias,
-            input_scale=self.scales[layer.input],
-            output_scale=self.scales[layer.output],
+            input_scale=self._scales[layer.input],
+            output_scale=self._scales[layer.output],
             dim=self._tile_width(layer),
-            powers_of_two=self.array.output_scale == "shift",
+            powers_of_two=self._array.output_scale == "shift",
         )
-        if not layer.input_offset:
-            return made
-        sums = made.weights.reshape(len(made.bias), -1).sum(axis=1, dtype=np.int32)
-        return replace(made, bias=made.bias + np.int32(layer.input_offset) * sums)
+        if layer.input in self._network.shifted:
+            bias = bias + np.int32(OFFSET) * weights.reshape(len(bias), -1).sum(axis=1, dtype=np.int32)
+        return {"weights": weights, "bias": bias, "tiles": tiles}
 
-    def _tile_width(self, layer: ConvLayer | FcLayer) -> int:
-        """Channels that share a scale at least. Tiles would cut through the groups of a grouped convolution."""
-        if isinstance(layer, FcLayer) or layer.groups == 1:
-            return self.array.dim
-        return self.depthwise_tile if layer.depthwise else len(layer.bias)
+    def _tile_width(self, layer: Conv | Fc) -> int:
+        """Return the channels that share a scale at least. Tiles would cut through the groups of a grouped
+        convolution."""
+        if isinstance(layer, Fc) or layer.groups == 1:
+            return self._array.dim
+        return self._depthwise_tile if layer.depthwise else len(layer.bias)
 
 
-def clamp_integers(layer: ClampLayer, scale: float) -> tuple[int, int]:
+def _on_integers(content: bytes, source: str, target: str) -> bytes:
+    """Return a part that moves float values from one tensor to another, on int8; it pads with 0.
+
+    Args:
+        source, target: names that its input and output get.
+    """
+    part = from_bytes(content)
+    graph = part.graph
+    for node in graph:
+        if node.op_type == "Pad":
+            node.resize_inputs(min(len(node.inputs), 2))
+    drop_unused_initializers(graph)
+    for value, name in ((graph.inputs[0], source), (graph.outputs[0], target)):
+        value.name, value.type = name, ir.TensorType(ir.DataType.INT8)
+    return to_bytes(part)
+
+
+def clamp_integers(layer: Clamp, scale: float) -> tuple[int, int]:
     """The integers that a clamp's bounds are nearest to."""
     low, high = (int(np.clip(np.rint(bound / scale), LEAST, LARGEST)) for bound in (layer.low, layer.high))
     return low, high
@@ -253,18 +231,18 @@ def clamp_integers(layer: ClampLayer, scale: float) -> tuple[int, int]:
 def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Network:
     """Take out clamps behind layers whose own saturation (and relu, which a clamp from 0 makes of them) does the same,
     to within the one step between -127 and -128."""
-    read = readers(network.layers)
-    makers = {name: layer for layer in network.layers for name in layer_outputs(layer)}
+    read = network.readers
+    makers: dict[str, Layer] = {name: layer for layer in network.layers for name in step_outputs(layer)}
     replaced: dict[str, Layer] = {}
     gone: set[str] = set()
     for layer in network.layers:
-        if not isinstance(layer, ClampLayer):
+        if not isinstance(layer, Clamp):
             continue
         low, high = clamp_integers(layer, scales[layer.output])
         maker = makers.get(layer.input)
         if maker is not None:
             maker = replaced.get(maker.name, maker)
-        if not isinstance(maker, ConvLayer | FcLayer | AddLayer) or len(read[layer.input]) > 1:
+        if not isinstance(maker, Conv | Fc | ResidualAdd) or len(read[layer.input]) > 1:
             continue
         if layer.input in network.outputs or high < LARGEST or LEAST + 1 < low < 0:
             continue
@@ -275,15 +253,6 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
     return replace(network, layers=layers)
 
 
-@dataclass(frozen=True)
-class IntegerWeights:
-    """weights int8 as the float ones are laid out, bias int32 [O]."""
-
-    weights: Int8s
-    bias: Int32s
-    tiles: tuple[Tile, ...]
-
-
 def quantize_weights(
     weights: Floats,
     bias: Floats,
@@ -292,7 +261,7 @@ def quantize_weights(
     output_scale: float,
     dim: int,
     powers_of_two: bool,
-) -> IntegerWeights:
+) -> tuple[Int8s, Int32s, tuple[Tile, ...]]:
     """Quantize weights [O, ...] symmetrically to -127..127, bias to int32 at input scale · weight scale.
 
     Args:
@@ -315,7 +284,7 @@ def quantize_weights(
     steps = (np.float32(input_scale) * scales.astype(np.float32)).astype(np.float64)
     integers = QuantParams(scales, zeros, ir.DataType.INT8, narrow=True).quantize(rows)
     biases = QuantParams(steps, zeros, ir.DataType.INT32).quantize(bias)
-    return IntegerWeights(integers.reshape(weights.shape), biases, tuple(tiles))
+    return integers.reshape(weights.shape), biases, tuple(tiles)
 
 
 def _scale(rows: Floats, bias: Floats, input_scale: float) -> float:

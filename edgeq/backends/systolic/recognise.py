@@ -22,25 +22,23 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgeq.backends.systolic.network import (
-    AddLayer,
-    AverageLayer,
-    ClampLayer,
-    ConvLayer,
-    FcLayer,
-    Layer,
-    MoveLayer,
-)
 from edgeq.backends.systolic.program import (
     LARGEST,
+    AveragePool,
+    Clamp,
     Concat,
+    Conv,
+    Fc,
+    Layer,
     MaxPool,
     Pads,
     Pair,
+    Rearrange,
+    ResidualAdd,
 )
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import ModelError
-from edgeq.model.edit import Editor, part_of, replace_value
+from edgeq.model.edit import Editor, part_of, replace_value, to_bytes
 from edgeq.model.graph import (
     DATA_MOVEMENT,
     MAIN_DOMAINS,
@@ -66,7 +64,7 @@ CONSTANT_OPERAND = "one operand is constant"
 
 
 def recognise(model: ir.Model, node: ir.Node) -> Found:
-    """The layers of one node of a model at batch 1 (see `fixed_batch`), or the reason why it has none."""
+    """Return the layers of one node of a model at batch 1 (see `fixed_batch`), or the reason why it has none."""
     if node.domain not in MAIN_DOMAINS:
         return f"{node.domain}.{node.op_type} is not a standard operator"
     made = [value for value in node.outputs if value.name]
@@ -96,16 +94,9 @@ def _conv(node: ir.Node) -> Found:
     if weights.ndim != 4:
         return f"it is a {weights.ndim - 2}-D convolution; the array's is 2-D"
     windows = Windows.of(node, _shape(node.inputs[0]), (weights.shape[2], weights.shape[3]))
-    layer = ConvLayer(
-        *_names(node),
-        weights.astype(np.float64),
-        np.zeros(len(weights)) if bias is None else bias.astype(np.float64),
-        node.attributes.get_int("group", 1),
-        windows.strides,
-        windows.dilations,
-        windows.pads,
-    )
-    return (layer,)
+    exact = weights.astype(np.float64), np.zeros(len(weights)) if bias is None else bias.astype(np.float64)
+    groups = node.attributes.get_int("group", 1)
+    return (Conv(*_names(node), *exact, groups, windows.strides, windows.dilations, windows.pads),)
 
 
 def _gemm(node: ir.Node) -> Found:
@@ -122,7 +113,7 @@ def _gemm(node: ir.Node) -> Found:
         if addend is None or (addend.ndim > 1 and addend.shape[0] != 1):
             return "its third matrix is not one constant row"
         bias = np.broadcast_to(addend.astype(np.float64).ravel(), (len(rows),)) * float(a.get("beta", 1.0))
-    return (FcLayer(*_names(node), rows, bias),)
+    return (Fc(*_names(node), rows, bias),)
 
 
 def _matmul(node: ir.Node) -> Found:
@@ -130,7 +121,7 @@ def _matmul(node: ir.Node) -> Found:
     if weights is None or weights.ndim != 2:
         return "it multiplies two activations; the array's weights are constant matrices here"
     rows = weights.T.astype(np.float64)
-    return (FcLayer(*_names(node), rows, np.zeros(len(rows))),)
+    return (Fc(*_names(node), rows, np.zeros(len(rows))),)
 
 
 def _add(node: ir.Node) -> Found:
@@ -141,7 +132,7 @@ def _add(node: ir.Node) -> Found:
         return CONSTANT_OPERAND
     if _shape(left) != _shape(right):
         return "its operands have different shapes"
-    return (AddLayer(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)
+    return (ResidualAdd(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)
 
 
 def _max_pool(node: ir.Node) -> Found:
@@ -168,7 +159,7 @@ def _average_pool(node: ir.Node) -> Found:
         return "windows at the border average fewer values, so that one multiplier does not suffice"
     if _reaching(windows, shape, pooled) != windows.pads:
         return "with ceil_mode, its last windows average fewer values, so that one multiplier does not suffice"
-    return (AverageLayer(*_names(node), windows.kernel, windows.strides, windows.pads),)
+    return (AveragePool(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 
 def _global_average(node: ir.Node) -> Found:
@@ -190,8 +181,8 @@ def _reduce_mean(node: ir.Node) -> Found:
     return average, reshape_move(f"{name}/flat", pooled, output, _shape(node.outputs[0]))
 
 
-def _whole_average(name: str, source: str, output: str, shape: tuple[int, ...]) -> AverageLayer:
-    return AverageLayer(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
+def _whole_average(name: str, source: str, output: str, shape: tuple[int, ...]) -> AveragePool:
+    return AveragePool(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
 
 
 def _clamp(node: ir.Node) -> Found:
@@ -200,7 +191,7 @@ def _clamp(node: ir.Node) -> Found:
         return "its bounds are computed, not constant"
     if not bounds[0] <= 0 <= bounds[1]:
         return "zero is not between its bounds"
-    return (ClampLayer(*_names(node), *bounds),)
+    return (Clamp(*_names(node), *bounds),)
 
 
 def _concat(node: ir.Node) -> Found:
@@ -387,8 +378,8 @@ _RESHAPE_OPSET = 13
 _RESHAPE_IR = 7
 
 
-def recognise_move(model: ir.Model, node: ir.Node) -> tuple[MoveLayer, ...] | str:
-    """The layers of a node of `MOVES`, one for each output, or why it stays in float."""
+def recognise_move(model: ir.Model, node: ir.Node) -> tuple[Rearrange, ...] | str:
+    """Return the layers of a node of `MOVES`, one for each output, or why it stays in float."""
     source = node.inputs[0]
     if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
         return "it moves no activations"
@@ -413,30 +404,24 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[MoveLayer, ...] | st
         if index.size == places.size and np.array_equal(index, np.arange(index.size)):
             layers.append(reshape_move(name, name_of(source), name_of(output), values.shape))
             continue
-        part = part_of(model, [node], [source], [output])
-        layers.append(MoveLayer(name, name_of(source), name_of(output), index, part))
+        part = to_bytes(part_of(model, [node], [source], [output]))
+        layers.append(Rearrange(name, name_of(source), name_of(output), index, part))
     return tuple(layers)
 
 
-def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> MoveLayer:
-    """The layer that reshapes each sample to `shape` (batch 1 in front)."""
+def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> Rearrange:
+    """Return the layer that reshapes each sample to `shape` (batch 1 in front)."""
     target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
     before, after = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
-    constant = ir.Value(name=target.name, const_value=target)
-    reshape = ir.Node("", "Reshape", [before, constant], outputs=[after], name=name)
-    graph = ir.Graph(
-        [before],
-        [after],
-        nodes=[reshape],
-        initializers=[constant],
-        opset_imports={"": _RESHAPE_OPSET},
-        name="part",
-    )
-    return MoveLayer(name, source, output, None, ir.Model(graph, ir_version=_RESHAPE_IR))
+    size = ir.Value(name=target.name, const_value=target)
+    reshape = ir.Node("", "Reshape", [before, size], outputs=[after], name=name)
+    opsets = {"": _RESHAPE_OPSET}
+    graph = ir.Graph([before], [after], nodes=[reshape], initializers=[size], opset_imports=opsets, name="part")
+    return Rearrange(name, source, output, None, to_bytes(ir.Model(graph, ir_version=_RESHAPE_IR)))
 
 
 def _rescales(node: ir.Node) -> str:
-    """Why a node does more than move values; "" where it does not."""
+    """Return why a node does more than move values; "" where it does not."""
     if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
         value = constant(node_input(node, 2))
         if value is not None and value.size and float(value.reshape(-1)[0]) != 0:

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.program import (
+    Array,
     AveragePool,
     Clamp,
     Concat,
@@ -211,9 +212,6 @@ def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.i
     """sat8, and max(·, 0) with `relu`."""
     np.clip(values, 0 if relu else -128, 127, out=values)
     return values.astype(np.int8)
-
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

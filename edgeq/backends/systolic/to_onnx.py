@@ -30,9 +30,7 @@ com.microsoft; opset 13, format version 7. What it lacks is composed of other op
 
 from __future__ import annotations
 
-import functools
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +41,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.systolic.program import (
+    Array,
     AveragePool,
     Clamp,
     Concat,
@@ -57,9 +56,7 @@ from edgeq.backends.systolic.program import (
     Quantize,
     Rearrange,
     ResidualAdd,
-    Step,
     Tile,
-    graft,
     tile_values,
 )
 from edgeq.backends.systolic.recognise import Windows
@@ -79,87 +76,92 @@ from edgeq.model.graph import (
 from edgeq.model.load import save_model
 from edgeq.signature import Signature, TensorSpec
 
-Params = tuple[ir.Value, ir.Value]
-"""Scale and zero point."""
+Operand = tuple[ir.Value, ir.Value, ir.Value]
+"""Integers with their scale and zero point."""
 
 
-class GraphWriter(ABC):
-    """Writes a program as an ONNX model, step by step.
+OPSET = 17
+IR_VERSION = 8
+
+
+def host_reference_model(program: Program, signature: Signature) -> ir.Model:
+    """Return the reference model of `program`.
 
     Args:
         signature: of the float model: inputs and outputs are named and typed as there.
     """
+    return _Writer(program, signature).model
 
-    def __init__(self, program: Program, signature: Signature, opsets: Mapping[str, int], ir_version: int) -> None:
+
+class _Writer:
+    """Writes a program as the reference model, step by step."""
+
+    opsets: Mapping[str, int] = {"": OPSET}
+    ir_version = IR_VERSION
+
+    def __init__(self, program: Program, signature: Signature) -> None:
         self._program = program
         inputs = [_typed(ir.Value(name=spec.name), spec) for spec in signature.inputs]
-        graph = ir.Graph(inputs, [], nodes=(), opset_imports=dict(opsets), name=program.name)
-        self._model = ir.Model(graph, ir_version=ir_version, producer_name="edgeq")
-        self._editor = Editor(self._model)
+        graph = ir.Graph(inputs, [], nodes=(), opset_imports=dict(self.opsets), name=program.name)
+        self.model = ir.Model(graph, ir_version=self.ir_version, producer_name="edgeq")
+        self._editor = Editor(self.model)
+        self._constant = self._editor.constant
         self._values = {value.name or "": value for value in inputs}
         # Names of the program's tensors are theirs; what is between them gets other ones.
         self._tensors = {name for name in program.tensors if name not in self._values}
         for name in sorted(self._tensors):
             self._editor.free_value_name(name)
+        self._read_in_float = {name for step in program.steps if isinstance(step, Float) for name in step.inputs}
+        write: Mapping[type, Callable[[Any], object]] = {
+            Quantize: self._quantize,
+            Dequantize: self._dequantize,
+            Conv: self._conv,
+            Fc: self._fc,
+            ResidualAdd: self._add,
+            MaxPool: self._max_pool,
+            AveragePool: self._average,
+            Clamp: self._clamp,
+            Concat: self._concat,
+            Rearrange: self._rearrange,
+            Float: self._float,
+        }
         for step in program.steps:
-            self._write(step)
+            write[type(step)](step)
         graph.outputs.extend(_typed(self._values[spec.name], spec) for spec in signature.outputs)
         forget_types(graph)
 
-    @property
-    def model(self) -> ir.Model:
-        """The whole program as a model."""
-        return self._model
+    # Steps.
 
-    def _write(self, step: Step) -> None:
-        match step:
-            case Quantize():
-                inputs = [self._values[step.input], *self._params(step.output)]
-                self._node("QuantizeLinear", inputs, step.name, step.output)
-            case Dequantize():
-                self._dequantize(step)
-            case Conv():
-                self._conv(step)
-            case Fc():
-                self._fc(step)
-            case ResidualAdd():
-                self._add(step)
-            case MaxPool():
-                self._max_pool(step)
-            case AveragePool():
-                self._average(step)
-            case Clamp():
-                self._clamp(step)
-            case Concat():
-                inputs = [self._values[name] for name in step.inputs]
-                self._node("Concat", inputs, step.name, step.output, axis=step.axis)
-            case Rearrange():
-                self._rearrange(step)
-            case Float():
-                self._graft(from_bytes(step.model), {name: self._values[name] for name in step.inputs}, step.name)
+    def _quantize(self, step: Quantize) -> None:
+        inputs = [self._values[step.input], *self._params(step.output)]
+        self._node("QuantizeLinear", inputs, step.name, step.output)
 
     def _dequantize(self, step: Dequantize) -> None:
-        inputs = [self._values[step.input], *self._params(step.input)]
-        self._node("DequantizeLinear", inputs, step.name, step.output)
+        if step.output not in self._read_in_float:
+            self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
+            return
+        tensor = self._program.tensors[step.input]
+        # One for each value of the last axis: a single factor is moved behind a product, which rounds otherwise.
+        scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
+        made = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
+        self._node("Mul", [made, scales], step.name, step.output)
 
-    @abstractmethod
-    def _conv(self, step: Conv) -> None: ...
-
-    @abstractmethod
-    def _product(self, step: Fc, rows: ir.Value) -> ir.Value:
-        """A product as a convolution of 1 × 1 of `rows` [N, K, 1, 1]."""
-
-    @abstractmethod
-    def _add(self, step: ResidualAdd) -> None: ...
-
-    @abstractmethod
-    def _max_pool(self, step: MaxPool) -> None: ...
-
-    @abstractmethod
-    def _clamp(self, step: Clamp) -> None: ...
-
-    @abstractmethod
-    def _rearrange(self, step: Rearrange) -> None: ...
+    def _conv(self, step: Conv) -> None:
+        made = self._qlinear_conv(
+            step.name,
+            self._operand(step.input),
+            (step.weights, _scales(step.tiles), step.bias),
+            step.output,
+            f"{step.name}/conv" if step.relu or step.pool else step.output,
+            group=step.groups,
+            strides=step.strides,
+            dilations=step.dilations,
+            pads=step.pads,
+        )
+        if step.relu:
+            made = self._relu(step.name, made, f"{step.name}/relu" if step.pool else step.output)
+        if step.pool is not None:
+            self._pool(step.pool, made, f"{step.name}/pool", step.output)
 
     def _fc(self, step: Fc) -> None:
         name, depth = step.name, step.weights.shape[1]
@@ -169,29 +171,113 @@ class GraphWriter(ABC):
         rows = self._node("Reshape", [self._values[step.input], column], f"{name}/as-image", f"{name}/rows")
         self._node("Reshape", [self._product(step, rows), back], f"{name}/as-rows", step.output)
 
+    def _product(self, step: Fc, rows: ir.Value) -> ir.Value:
+        """Write a product as a convolution of 1 × 1 of `rows` [N, K, 1, 1]."""
+        layer = (step.weights[:, :, None, None], _scales(step.tiles), step.bias)
+        source = (rows, *self._params(step.input))
+        made = self._qlinear_conv(step.name, source, layer, step.output, f"{step.name}/product")
+        return self._relu(step.name, made, f"{step.name}/relu") if step.relu else made
+
+    def _add(self, step: ResidualAdd) -> None:
+        name = step.name
+        low, zero, high = (self._constant(f"float/{v}", np.array(v, np.float32)) for v in (-128, 0, 127))
+        parts = []
+        operands = (("left", step.left, step.left_multiplier), ("right", step.right, step.right_multiplier))
+        for side, tensor, factor in operands:
+            own = f"{name}/{side}"
+            multiplier = self._constant(f"{own}/multiplier", np.array(factor, np.float32))
+            part = self._as_float(tensor, f"{own}/cast", f"{own}/float")
+            part = self._node("Mul", [part, multiplier], f"{own}/scale", f"{own}/scaled")
+            part = self._node("Round", [part], f"{own}/round", f"{own}/rounded")
+            parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
+        total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
+        total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
+        # What has the sum's name makes its integers: a tensor of other units is not to be taken for the sum.
+        self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
+
+    def _max_pool(self, step: MaxPool) -> None:
+        windows: dict[str, Any] = {"kernel_shape": step.kernel, "strides": step.strides, "dilations": step.dilations}
+        self._node("MaxPool", [self._values[step.input]], step.name, step.output, pads=step.pads, **windows)
+
+    def _average(self, step: AveragePool) -> None:
+        """Write a depthwise convolution with ones; its weight scale is 1 / window."""
+        channels = self._program.tensors[step.input].shape[1]
+        ones = np.ones((channels, 1, *step.kernel), np.int8)
+        layer = (ones, np.float32(1 / (step.kernel[0] * step.kernel[1])), None)
+        windows: dict[str, Any] = {"strides": step.strides, "pads": step.pads}
+        self._qlinear_conv(step.name, self._operand(step.input), layer, step.output, group=channels, **windows)
+
+    def _clamp(self, step: Clamp) -> None:
+        bounds = [self._constant(f"int8/{v}", np.array(v, np.int8)) for v in (step.low, step.high)]
+        self._node("Clip", [self._values[step.input], *bounds], step.name, step.output)
+
+    def _concat(self, step: Concat) -> None:
+        self._node("Concat", [self._values[name] for name in step.inputs], step.name, step.output, axis=step.axis)
+
+    def _rearrange(self, step: Rearrange) -> None:
+        self._graft(from_bytes(step.model), {step.input: self._values[step.input]}, step.name)
+
+    def _float(self, step: Float) -> None:
+        self._graft(from_bytes(step.model), {name: self._values[name] for name in step.inputs}, step.name)
+
+    # What steps are written with.
+
+    def _prepare(self, part: ir.Model) -> None:
+        """Import what a part needs."""
+        imports = self.model.graph.opset_imports
+        for domain in {node.domain for node in part.graph.all_nodes()}:
+            main = domain in MAIN_DOMAINS
+            version = part.graph.opset_imports.get(domain, 1)
+            imports["" if main else domain] = max(version, OPSET if main else 1, imports.get(domain, 1))
+
+    def _graft(self, part: ir.Model, inputs: Mapping[str, ir.Value], prefix: str) -> dict[str, ir.Value]:
+        """Move the nodes and constants of a part to the end of the graph; the part is empty after that.
+
+        Args:
+            inputs: the part's inputs by name.
+            prefix: put before the names of its constants.
+
+        Returns:
+            The part's outputs by name, which are tensors of the program from then on. They keep their names, as do the
+            nodes and what is between them where the graph has no other of that name: a Split comes once for each of
+            its outputs.
+        """
+        self._prepare(part)
+        graph = part.graph
+        for value in graph.inputs:
+            value.replace_all_uses_with(inputs[value.name or ""])
+        for value in graph.initializers.values():
+            if value.uses() and value.const_value is not None:
+                value.replace_all_uses_with(self._constant(f"{prefix}/{value.name}", value.const_value))
+        outputs = {value.name or "": value for value in graph.outputs}
+        graph.outputs.clear()
+        nodes = list(graph)
+        for node in nodes:
+            node.name = self._editor.free_node_name(node.name or "")
+            for value in node.outputs:
+                if value.name and value.name not in outputs:
+                    value.name = self._editor.free_value_name(value.name)
+        graph.remove(nodes)
+        self._editor.graph.extend(nodes)
+        self._values.update(outputs)
+        return outputs
+
     def _pool(self, pool: Pool, source: ir.Value, name: str, output: str) -> ir.Value:
-        """The pooling on a convolution's way out."""
+        """Write the pooling on a convolution's way out."""
         kernel, strides, pads = (pool.size,) * 2, (pool.stride,) * 2, (pool.padding,) * 4
         return self._node("MaxPool", [source], name, output, kernel_shape=kernel, strides=strides, pads=pads)
 
-    def _average(self, step: AveragePool) -> None:
-        """A depthwise convolution with ones; its weight scale is 1 / window."""
-        channels = self._program.tensors[step.input].shape[1]
-        self._qlinear_conv(
-            step.name,
-            (self._values[step.input], *self._params(step.input)),
-            (np.ones((channels, 1, *step.kernel), np.int8), np.float32(1 / (step.kernel[0] * step.kernel[1])), None),
-            step.output,
-            group=channels,
-            strides=step.strides,
-            pads=step.pads,
-        )
+    def _relu(self, name: str, source: ir.Value, output: str) -> ir.Value:
+        return self._node("Clip", [source, self._zero()], f"{name}/relu", output)
+
+    def _as_float(self, tensor: str, name: str, output: str) -> ir.Value:
+        return self._node("Cast", [self._values[tensor]], name, output, to=ir.DataType.FLOAT)
 
     def _qlinear_conv(
         self,
         name: str,
-        data: tuple[ir.Value, ir.Value, ir.Value],
-        layer: tuple[NDArray[np.int8], NDArray[np.float32] | np.float32, NDArray[np.int32] | None],
+        data: Operand,
+        layer: tuple[Array, NDArray[np.float32] | np.float32, Array | None],
         tensor: str,
         output: str = "",
         **attributes: Any,
@@ -206,22 +292,11 @@ class GraphWriter(ABC):
         """
         weights, scales, bias = layer
         zero = self._constant(f"{name}/weight-zero", np.zeros(scales.shape, np.int8)) if scales.ndim else self._zero()
-        inputs = [
-            *data,
-            self._constant(f"{name}/weights", weights),
-            self._constant(f"{name}/weight-scale", np.asarray(scales)),
-            zero,
-            *self._params(tensor),
-        ]
+        own = [self._constant(f"{name}/weights", weights), self._constant(f"{name}/weight-scale", np.asarray(scales))]
+        inputs = [*data, *own, zero, *self._params(tensor)]
         if bias is not None:
             inputs.append(self._constant(f"{name}/bias", bias))
         return self._node("QLinearConv", inputs, name, output or tensor, kernel_shape=weights.shape[2:], **attributes)
-
-    def _graft(self, part: ir.Model, inputs: Mapping[str, ir.Value], name: str) -> dict[str, ir.Value]:
-        """Add the nodes of a part; its outputs are tensors of the program from then on."""
-        outputs = graft(self._editor, part, inputs, name)
-        self._values.update(outputs)
-        return outputs
 
     def _node(
         self, op_type: str, inputs: Sequence[ir.Value], name: str, output: str, *, domain: str = "", **attributes: Any
@@ -234,14 +309,15 @@ class GraphWriter(ABC):
             self._values[output] = made
         return made
 
-    def _params(self, tensor: str) -> Params:
+    def _operand(self, tensor: str) -> Operand:
+        return self._values[tensor], *self._params(tensor)
+
+    def _params(self, tensor: str) -> tuple[ir.Value, ir.Value]:
+        """Return scale and zero point."""
         return self._constant(f"{tensor}/scale", self._program.tensors[tensor].params.scale), self._zero()
 
     def _zero(self) -> ir.Value:
         return self._constant("int8/0", np.array(0, np.int8))
-
-    def _constant(self, name: str, values: NDArray[Any]) -> ir.Value:
-        return self._editor.constant(name, values)
 
 
 def _typed(value: ir.Value, spec: TensorSpec) -> ir.Value:
@@ -250,6 +326,12 @@ def _typed(value: ir.Value, spec: TensorSpec) -> ir.Value:
     value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(spec.dtype)))
     value.shape = None if spec.shape is None else ir.Shape(spec.shape)
     return value
+
+
+def _scales(tiles: tuple[Tile, ...]) -> NDArray[np.float32] | np.float32:
+    """The weight scale of each output channel; one where all are the same."""
+    scales = tile_values(tiles, "weight_scale")
+    return scales if len(set(scales.tolist())) > 1 else scales[0]
 
 
 Order = NDArray[np.int64]
@@ -280,116 +362,6 @@ def _restored(step: Conv | Fc, places: Mapping[str, Order], reshaped: Mapping[st
             repeat = weights.shape[1] // len(inputs)
             weights = weights[:, (inputs[:, None] * repeat + np.arange(repeat)).ravel()]
     return replace(step, weights=weights, bias=bias, tiles=tiles)
-
-
-OPSET = 17
-IR_VERSION = 8
-
-
-def host_reference_model(program: Program, signature: Signature) -> ir.Model:
-    """The reference model of `program`; inputs and outputs are named and typed as the float model's.
-
-    Args:
-        signature: of the float model.
-    """
-    return _ReferenceWriter(program, signature, {"": OPSET}, IR_VERSION).model
-
-
-class _ReferenceWriter(GraphWriter):
-    @functools.cached_property
-    def _read_in_float(self) -> frozenset[str]:
-        """Names of the tensors that parts in float read."""
-        return frozenset(name for step in self._program.steps if isinstance(step, Float) for name in step.inputs)
-
-    def _dequantize(self, step: Dequantize) -> None:
-        if step.output not in self._read_in_float:
-            super()._dequantize(step)
-            return
-        tensor = self._program.tensors[step.input]
-        # One for each value of the last axis: a single factor is moved behind a product, which rounds otherwise.
-        scales = self._constant(f"{step.input}/scales", np.full(tensor.shape[-1:], tensor.params.scale))
-        integers = [self._values[step.input]]
-        made = self._node("Cast", integers, f"{step.name}/cast", f"{step.input}/float", to=ir.DataType.FLOAT)
-        self._node("Mul", [made, scales], step.name, step.output)
-
-    def _conv(self, step: Conv) -> None:
-        source = (self._values[step.input], *self._params(step.input))
-        made = self._qlinear_conv(
-            step.name,
-            source,
-            (step.weights, _scales(step.tiles), step.bias),
-            step.output,
-            f"{step.name}/conv" if step.relu or step.pool else step.output,
-            group=step.groups,
-            strides=step.strides,
-            dilations=step.dilations,
-            pads=step.pads,
-        )
-        if step.relu:
-            made = self._relu(step.name, made, f"{step.name}/relu" if step.pool else step.output)
-        if step.pool is not None:
-            self._pool(step.pool, made, f"{step.name}/pool", step.output)
-
-    def _product(self, step: Fc, rows: ir.Value) -> ir.Value:
-        weights = step.weights.reshape(*step.weights.shape, 1, 1)
-        layer = (weights, _scales(step.tiles), step.bias)
-        source = (rows, *self._params(step.input))
-        made = self._qlinear_conv(step.name, source, layer, step.output, f"{step.name}/product")
-        return self._relu(step.name, made, f"{step.name}/relu") if step.relu else made
-
-    def _add(self, step: ResidualAdd) -> None:
-        name = step.name
-        low, zero, high = (self._constant(f"float/{v}", np.array(v, np.float32)) for v in (-128, 0, 127))
-        parts = []
-        operands = (("left", step.left, step.left_multiplier), ("right", step.right, step.right_multiplier))
-        for side, tensor, factor in operands:
-            own = f"{name}/{side}"
-            multiplier = self._constant(f"{own}/multiplier", np.array(factor, np.float32))
-            part = self._node("Cast", [self._values[tensor]], f"{own}/cast", f"{own}/float", to=ir.DataType.FLOAT)
-            part = self._node("Mul", [part, multiplier], f"{own}/scale", f"{own}/scaled")
-            part = self._node("Round", [part], f"{own}/round", f"{own}/rounded")
-            parts.append(self._node("Clip", [part, low, high], f"{own}/clip", f"{own}/cut"))
-        total = self._node("Add", parts, f"{name}/add", f"{name}/sum")
-        total = self._node("Clip", [total, zero if step.relu else low, high], f"{name}/clip", f"{name}/sat")
-        # What has the sum's name makes its integers: a tensor of other units is not to be taken for the sum.
-        self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
-
-    def _max_pool(self, step: MaxPool) -> None:
-        self._node(
-            "MaxPool",
-            [self._values[step.input]],
-            step.name,
-            step.output,
-            kernel_shape=step.kernel,
-            strides=step.strides,
-            dilations=step.dilations,
-            pads=step.pads,
-        )
-
-    def _clamp(self, step: Clamp) -> None:
-        bounds = [self._constant(f"int8/{v}", np.array(v, np.int8)) for v in (step.low, step.high)]
-        self._node("Clip", [self._values[step.input], *bounds], step.name, step.output)
-
-    def _rearrange(self, step: Rearrange) -> None:
-        self._graft(from_bytes(step.model), {step.input: self._values[step.input]}, step.name)
-
-    def _graft(self, part: ir.Model, inputs: Mapping[str, ir.Value], name: str) -> dict[str, ir.Value]:
-        """The model imports what the part needs."""
-        imports = self._model.graph.opset_imports
-        for domain in {node.domain for node in part.graph.all_nodes()}:
-            main = domain in MAIN_DOMAINS
-            version = part.graph.opset_imports.get(domain, 1)
-            imports["" if main else domain] = max(version, OPSET if main else 1, imports.get(domain, 1))
-        return super()._graft(part, inputs, name)
-
-    def _relu(self, name: str, source: ir.Value, output: str) -> ir.Value:
-        return self._node("Clip", [source, self._zero()], f"{name}/relu", output)
-
-
-def _scales(tiles: tuple[Tile, ...]) -> NDArray[np.float32] | np.float32:
-    """The weight scale of each output channel; one where all are the same."""
-    scales = tile_values(tiles, "weight_scale")
-    return scales if len(set(scales.tolist())) > 1 else scales[0]
 
 
 DIALECT_OPSET = 13
@@ -535,12 +507,18 @@ def dialect_model(program: Program, signature: Signature) -> ir.Model:
     Raises:
         ModelError: a part in float uses an operator in a form that opset 13 does not have.
     """
-    model = _DialectWriter(program, signature, {"": DIALECT_OPSET, MICROSOFT: 1}, DIALECT_IR_VERSION).model
+    model = _DialectWriter(program, signature).model
     check_dialect(model)
     return model
 
 
-class _DialectWriter(GraphWriter):
+class _DialectWriter(_Writer):
+    opsets: Mapping[str, int] = {"": DIALECT_OPSET, MICROSOFT: 1}
+    ir_version = DIALECT_IR_VERSION
+
+    def _dequantize(self, step: Dequantize) -> None:
+        self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
+
     def _conv(self, step: Conv) -> None:
         whole = len(step.tiles) == 1
         source = self._values[step.input]
@@ -551,7 +529,7 @@ class _DialectWriter(GraphWriter):
             if not whole and step.depthwise:
                 own, groups = self._slice(name, source, tile), tile.stop - tile.start
             output = step.output if whole and step.pool is None else f"{name}/out"
-            windows = {"strides": step.strides, "dilations": step.dilations, "pads": step.pads}
+            windows: dict[str, Any] = {"strides": step.strides, "dilations": step.dilations, "pads": step.pads}
             made = self._tile(name, own, step, tile, output, group=groups, **windows)
             if step.pool is not None:
                 made = self._pool(step.pool, made, f"{name}/pool", step.output if whole else f"{name}/pooled")
@@ -570,12 +548,12 @@ class _DialectWriter(GraphWriter):
         """The channels of one tile, relu included."""
         weights = step.weights[tile.start : tile.stop]
         if isinstance(step, Fc):
-            weights = weights.reshape(*weights.shape, 1, 1)
+            weights = weights[:, :, None, None]
         data = (source, *self._params(step.input))
         layer = (weights, np.float32(tile.weight_scale), step.bias[tile.start : tile.stop])
         between = f"{name}/conv" if step.relu else output
         made = self._qlinear_conv(name, data, layer, step.output, between, **attributes)
-        return self._node("QLinearRelu", [made], f"{name}/relu", output) if step.relu else made
+        return self._relu(name, made, output) if step.relu else made
 
     def _product(self, step: Fc, rows: ir.Value) -> ir.Value:
         parts = []
@@ -587,11 +565,11 @@ class _DialectWriter(GraphWriter):
         return self._node("Concat", parts, f"{step.name}/join", f"{step.name}/joined", axis=1)
 
     def _add(self, step: ResidualAdd) -> None:
-        operands = [p for name in (step.left, step.right) for p in (self._values[name], *self._params(name))]
+        inputs = [*self._operand(step.left), *self._operand(step.right), *self._params(step.output)]
         output = f"{step.name}/sum" if step.relu else step.output
-        made = self._node("QLinearAdd", [*operands, *self._params(step.output)], step.name, output, domain=MICROSOFT)
+        made = self._node("QLinearAdd", inputs, step.name, output, domain=MICROSOFT)
         if step.relu:
-            self._node("QLinearRelu", [made], f"{step.name}/relu", step.output)
+            self._relu(step.name, made, step.output)
 
     def _max_pool(self, step: MaxPool) -> None:
         """In float behind a convolution, where the runtime would fuse it even if the array computes that wrongly."""
@@ -636,13 +614,15 @@ class _DialectWriter(GraphWriter):
         self._from_float(step.name, moved, step.output)
 
     def _in_float(self, name: str, tensor: str) -> ir.Value:
-        inputs = [self._values[tensor], *self._params(tensor)]
-        return self._node("DequantizeLinear", inputs, f"{name}/dequantize", f"{name}/float-in")
+        return self._node("DequantizeLinear", self._operand(tensor), f"{name}/dequantize", f"{name}/float-in")
 
     def _from_float(self, name: str, source: ir.Value, tensor: str) -> None:
         self._node("QuantizeLinear", [source, *self._params(tensor)], f"{name}/quantize", tensor)
 
-    def _graft(self, part: ir.Model, inputs: Mapping[str, ir.Value], name: str) -> dict[str, ir.Value]:
+    def _relu(self, name: str, source: ir.Value, output: str) -> ir.Value:
+        return self._node("QLinearRelu", [source], f"{name}/relu", output)
+
+    def _prepare(self, part: ir.Model) -> None:
+        """Write the nodes of a part as opset 13 has them."""
         for node in part.graph:
             to_oldest_form(node)
-        return super()._graft(part, inputs, name)
