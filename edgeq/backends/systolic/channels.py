@@ -30,9 +30,10 @@ the next layer are permuted to match.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,7 @@ from edgeq.backends.systolic.program import (
     Concat,
     Conv,
     Fc,
+    Float,
     Layer,
     MaxPool,
     Network,
@@ -55,6 +57,8 @@ from edgeq.backends.systolic.program import (
 )
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class ChannelGroup:
 
 
 def channel_groups(network: Network) -> tuple[ChannelGroup, ...]:
-    """All groups, in the order of the network."""
+    """Return all groups, in the order of the network."""
     ties = _Ties(network)
     for layer in network.layers:
         ties.add(layer)
@@ -86,96 +90,80 @@ def channel_groups(network: Network) -> tuple[ChannelGroup, ...]:
 class _Ties:
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._tensors = [name for name in network.shapes if name in network.integers]
-        self._parent = {name: name for name in self._tensors}
+        integers = network.integers
+        self._parent = {name: name for name in network.shapes if name in integers}
         self._fixed: dict[str, str] = {}
         self._flat: dict[str, tuple[str, int]] = {}
-        self._readers: list[tuple[str, Conv | Fc, int]] = []
+        self._readers: list[tuple[str, tuple[Conv | Fc, int]]] = []
         self._writers: list[tuple[str, Conv | Fc]] = []
-        for name in (*network.inputs, *network.outputs):
-            self._fix(name, "it is an input or output of the model")
+        self._fix((*network.inputs, *network.outputs), "it is an input or output of the model")
 
     def add(self, layer: Layer) -> None:
         """Record which channel axes a layer ties together, and which it fixes."""
-        if isinstance(layer, Conv):
-            self._add_conv(layer)
-        elif isinstance(layer, Fc):
-            self._add_fc(layer)
-        elif isinstance(layer, ResidualAdd | MaxPool | AveragePool | Clamp):
-            for name in step_inputs(layer):
-                self._tie(name, layer.output)
-        elif isinstance(layer, Concat):
-            for name in (*layer.inputs, layer.output):
-                if layer.axis == 1:
-                    self._fix(name, f"{layer.name} concatenates its channels with others")
+        names = (*step_inputs(layer), *step_outputs(layer))
+        match layer:
+            case Conv():
+                self._writers.append((layer.output, layer))
+                if layer.depthwise:
+                    self._tie(names)
+                elif layer.groups == 1:
+                    self._readers.append((layer.input, (layer, 1)))
                 else:
-                    self._tie(name, layer.output)
-        elif isinstance(layer, Rearrange):
-            self._add_move(layer)
-        else:
-            for name in (*step_inputs(layer), *step_outputs(layer)):
-                self._fix(name, "a part in float reads or makes it")
+                    self._fix(names, f"{layer.name} is a grouped convolution")
+            case Fc():
+                self._add_fc(layer)
+            case Concat() if layer.axis == 1:
+                self._fix(names, f"{layer.name} concatenates its channels with others")
+            case Rearrange():
+                self._add_move(layer)
+            case Float():
+                self._fix(names, "a part in float reads or makes it")
+            case _:
+                self._tie(names)
 
     def groups(self) -> tuple[ChannelGroup, ...]:
-        """The groups that all layers so far leave, each with its layers."""
-        members: dict[str, list[str]] = {}
-        for name in self._tensors:
-            members.setdefault(self._root(name), []).append(name)
-        readers: dict[str, list[tuple[Conv | Fc, int]]] = {}
-        for name, layer, repeat in self._readers:
-            readers.setdefault(self._root(name), []).append((layer, repeat))
-        writers: dict[str, list[Conv | Fc]] = {}
-        for name, layer in self._writers:
-            writers.setdefault(self._root(name), []).append(layer)
-        fixed: dict[str, str] = {}
-        for name, reason in self._fixed.items():
-            if name in self._parent:
-                fixed.setdefault(self._root(name), reason)
+        """Return the groups that all layers so far leave, each with its layers."""
+        writers, readers = self._by_root(self._writers), self._by_root(self._readers)
+        fixed = self._by_root((name, why) for name, why in self._fixed.items() if name in self._parent)
         return tuple(
-            ChannelGroup(tuple(names), tuple(writers.get(root, ())), tuple(readers.get(root, ())), fixed.get(root, ""))
-            for root, names in members.items()
+            ChannelGroup(tuple(names), tuple(writers[root]), tuple(readers[root]), next(iter(fixed[root]), ""))
+            for root, names in self._by_root((name, name) for name in self._parent).items()
         )
 
-    def _add_conv(self, layer: Conv) -> None:
-        self._writers.append((layer.output, layer))
-        if layer.depthwise:
-            self._tie(layer.input, layer.output)
-        elif layer.groups == 1:
-            self._readers.append((layer.input, layer, 1))
-        else:
-            for name in (layer.input, layer.output):
-                self._fix(name, f"{layer.name} is a grouped convolution")
+    def _by_root(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
+        found: dict[str, list[_Item]] = defaultdict(list)
+        for name, item in items:
+            found[self._root(name)].append(item)
+        return found
 
     def _add_fc(self, layer: Fc) -> None:
         self._writers.append((layer.output, layer))
         if len(self._network.shapes[layer.output]) != 2:
-            self._fix(layer.output, f"{layer.name} outputs rows")
-        source, repeat = self._flat.get(layer.input, (layer.input, 1))
+            self._fix([layer.output], f"{layer.name} outputs rows")
         if len(self._network.shapes[layer.input]) != 2:
-            self._fix(layer.input, f"{layer.name} reads rows")
+            self._fix([layer.input], f"{layer.name} reads rows")
         else:
-            self._readers.append((source, layer, repeat))
+            source, repeat = self._flat.get(layer.input, (layer.input, 1))
+            self._readers.append((source, (layer, repeat)))
 
     def _add_move(self, layer: Rearrange) -> None:
         before, after = (self._network.shapes[name] for name in (layer.input, layer.output))
+        following = [reader for reader in self._network.layers if layer.output in step_inputs(reader)]
+        inside = layer.output not in self._network.outputs and all(isinstance(reader, Fc) for reader in following)
         if layer.index is None and len(before) > 1 and len(after) > 1 and before[1] == after[1]:
-            self._tie(layer.input, layer.output)
-        elif (
-            layer.index is None
-            and len(after) == 2
-            and all(isinstance(reader, Fc) for reader in self._network.layers if layer.output in step_inputs(reader))
-            and layer.output not in self._network.outputs
-        ):
+            self._tie([layer.input, layer.output])
+        elif layer.index is None and len(after) == 2 and inside:
             self._flat[layer.output] = (layer.input, math.prod(before[2:]))
         else:
-            for name in (layer.input, layer.output):
-                self._fix(name, f"{layer.name} rearranges its channels")
+            self._fix([layer.input, layer.output], f"{layer.name} rearranges its channels")
 
-    def _fix(self, name: str, reason: str) -> None:
-        self._fixed.setdefault(name, reason)
+    def _fix(self, names: Iterable[str], reason: str) -> None:
+        for name in names:
+            self._fixed.setdefault(name, reason)
 
-    def _tie(self, left: str, right: str) -> None:
-        self._parent[self._root(right)] = self._root(left)
+    def _tie(self, names: Sequence[str]) -> None:
+        for name in names[:-1]:
+            self._parent[self._root(names[-1])] = self._root(name)
 
     def _root(self, name: str) -> str:
         while self._parent[name] != name:
@@ -335,7 +323,7 @@ _NOTHING = 1e-8
 
 
 def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_of_two: bool) -> dict[str, float]:
-    """Scale by tensor, float32 values; largest magnitude / 127, or 1 where there is nothing.
+    """Return the scale by tensor, float32 values: largest magnitude / 127, or 1 where there is nothing.
 
     - Inputs and outputs of layers that pass integers on (pooling, clamps, concatenation, data movement) share the scale
       of those tensors that other layers read: what is clipped or pooled away does not widen the range.
@@ -359,9 +347,12 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
                 f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
             )
         bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen)
+        scale = float(np.float32(bound / LARGEST))
         if bound <= _NOTHING:
             empty.update(members)
-        scale = _scale(bound, powers_of_two)
+            scale = 1.0
+        elif powers_of_two:
+            scale = 2.0 ** math.ceil(math.log2(bound / LARGEST))
         scales.update(dict.fromkeys(members, scale))
     additions = [layer for layer in network.layers if isinstance(layer, ResidualAdd)]
     changed = True
@@ -382,16 +373,8 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     return scales
 
 
-def _scale(bound: float, powers_of_two: bool) -> float:
-    if bound <= _NOTHING:
-        return 1.0
-    if powers_of_two:
-        return float(2.0 ** math.ceil(math.log2(bound / LARGEST)))
-    return float(np.float32(bound / LARGEST))
-
-
 def _groups(network: Network) -> dict[str, list[str]]:
-    """Tensor → all tensors of its scale, itself among them; one list object a group."""
+    """Return tensor → all tensors of its scale, itself among them; one list object a group."""
     groups: dict[str, list[str]] = {name: [name] for name in sorted(network.integers)}
     for layer in network.layers:
         if not isinstance(layer, SAME_SCALE):
@@ -405,7 +388,7 @@ def _groups(network: Network) -> dict[str, list[str]]:
 
 
 def _used(network: Network) -> set[str]:
-    """Tensors that something other than `SAME_SCALE` layers reads."""
+    """Return tensors that something other than `SAME_SCALE` layers reads."""
     read = network.readers
     return {
         name
@@ -415,7 +398,7 @@ def _used(network: Network) -> set[str]:
 
 
 def tile_maxima(rows: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
-    """Largest magnitude of each tile of `dim` rows of [O, ...], repeated for each of its rows: [O]."""
+    """Return the largest magnitude of each tile of `dim` rows of [O, ...], repeated for each of its rows: [O]."""
     largest = np.abs(rows.reshape(len(rows), -1)).max(axis=1, initial=0.0)
     starts = np.arange(0, len(rows), dim)
     return np.asarray(np.repeat(np.maximum.reduceat(largest, starts), np.diff([*starts, len(rows)])), np.float64)

@@ -146,7 +146,7 @@ def correct_biases(
         tensor = program.tensors[step.output]
         if tensor.origin not in means:
             return step
-        y = simulator.steps.run(step, [x])
+        y = simulator.compute(step, [x])
         shift = _shift(np.moveaxis(y, _channel_axis(step), 0), means[tensor.origin], tensor, relu=step.relu)
         if shift is None or len(shift) != len(step.bias):
             return step

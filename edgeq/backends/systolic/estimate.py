@@ -21,11 +21,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from edgeq.backends.systolic.program import (
     ArrayConfig,
-    Clamp,
     Conv,
     Dequantize,
     Fc,
@@ -41,88 +40,67 @@ from edgeq.measure.node_runs import Kind, NodeRun
 from edgeq.model.edit import from_bytes
 from edgeq.util.records import written
 
-Place = Literal["array", "core", "float"]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """One layer: its place and multiply-accumulates for one sample; `depthwise` ones use one column of the array."""
-
-    name: str
-    kind: str
-    place: Place
-    macs: int
-    depthwise: bool
-
 
 @dataclass(frozen=True)
 class Placement:
-    """Attributes:
-    layers: in the order of the program; conversions and clamps are none.
-    float_macs: of float nodes, by node name.
+    """Where a program's multiply-accumulates run.
+
+    Attributes:
+        macs: of one sample, float layers included.
+        array: those on the array.
+        depthwise: those of depthwise layers, wherever they run; such layers use one column of the array.
+        apart: those of each depthwise layer that runs on the core.
     """
 
-    layers: tuple[Placed, ...]
-    float_macs: Mapping[str, int]
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of one sample, float layers included."""
-        return sum(layer.macs for layer in self.layers)
+    macs: int
+    array: int
+    depthwise: int
+    apart: tuple[int, ...]
 
     @property
     def array_share(self) -> float:
-        """Share of multiply-accumulates on the array; 0 where there are none."""
-        return sum(layer.macs for layer in self.layers if layer.place == "array") / self.macs if self.macs else 0.0
-
-    @property
-    def depthwise_share(self) -> float:
-        """Share of multiply-accumulates in depthwise layers, wherever they run; 0 where there are none."""
-        return sum(layer.macs for layer in self.layers if layer.depthwise) / self.macs if self.macs else 0.0
+        """Return the share of multiply-accumulates on the array; 0 where there are none."""
+        return self.array / self.macs if self.macs else 0.0
 
     def sentence(self) -> str:
-        """A summary of one line for the user."""
+        """Return a summary of one line for the user."""
         text = f"{self.array_share:.1%} of the multiply-accumulates run on the array"
-        if self.depthwise_share:
-            off = [layer for layer in self.layers if layer.depthwise and layer.place == "core"]
-            share = sum(layer.macs for layer in off) / self.macs
-            text += f"; depthwise layers are {self.depthwise_share:.1%}, which fill one column of it"
-            if off:
-                text += f", and {len(off)} of them ({share:.1%}) run on the core, each channel with a scale of its own"
+        if self.depthwise:
+            text += f"; depthwise layers are {self.depthwise / self.macs:.1%}, which fill one column of it"
+        if self.apart:
+            share = f"{len(self.apart)} of them ({sum(self.apart) / self.macs:.1%})"
+            text += f", and {share} run on the core, each channel with a scale of its own"
         return text
 
 
 def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
-    """Where the layers of `program` run.
+    """Return where the layers of `program` run.
 
     Args:
         macs: multiply-accumulates of the float model's nodes (`edgeq.model.macs.node_macs`), for its float parts.
     """
-    layers = []
-    floats: dict[str, int] = {}
+    whole = array = depthwise = 0
+    apart = []
     for step in program.steps:
-        if isinstance(step, Quantize | Dequantize | Clamp):
-            continue
-        count = step_macs(program, step)
-        where: Place = "core"
-        if isinstance(step, Float):
-            own = {name: (macs or {}).get(name, 0) for name in step.reasons}
-            floats.update(own)
-            count, where = sum(own.values()), "float"
-        elif isinstance(step, Fc | ResidualAdd) or (isinstance(step, Conv) and on_array(step, program.array.dim)):
-            where = "array"
-        depthwise = isinstance(step, Conv) and step.depthwise
-        layers.append(Placed(step.name, type(step).__name__, where, count, depthwise))
-    return Placement(tuple(layers), floats)
+        count = sum((macs or {}).get(name, 0) for name in step.reasons) if isinstance(step, Float) else 0
+        count += step_macs(program, step)
+        whole += count
+        inside = isinstance(step, Fc) or (isinstance(step, Conv) and on_array(step, program.array.dim))
+        array += count if inside else 0
+        if isinstance(step, Conv) and step.depthwise:
+            depthwise += count
+            if not inside:
+                apart.append(count)
+    return Placement(whole, array, depthwise, tuple(apart))
 
 
 def on_array(step: Conv, dim: int) -> bool:
-    """Whether a convolution runs on the array: its tiles are as wide as that, but for the last."""
+    """Return whether a convolution runs on the array: its tiles are as wide as that, but for the last."""
     return all((tile.stop - tile.start) % dim == 0 for tile in step.tiles[:-1])
 
 
 def step_macs(program: Program, step: Step) -> int:
-    """Multiply-accumulates of one sample."""
+    """Return the multiply-accumulates of one sample."""
     if isinstance(step, Conv):
         return math.prod(step.conv_shape) * int(step.weights[0].size)
     if isinstance(step, Fc):
@@ -131,8 +109,8 @@ def step_macs(program: Program, step: Step) -> int:
 
 
 def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
-    """The program in the terms of `edgeq.measure.coverage`: integers wherever they are computed, and float nodes with
-    their reasons."""
+    """Return the program in the terms of `edgeq.measure.coverage`: integers wherever they are computed, and float nodes
+    with their reasons."""
     runs: list[NodeRun] = []
     reasons: dict[str, str] = {}
     for step in program.steps:
@@ -180,21 +158,21 @@ class Estimate:
 
     @property
     def cycles(self) -> int:
-        """Of all layers, one after the other."""
+        """Return those of all layers, one after the other."""
         return sum(layer.cycles for layer in self.layers)
 
     @property
     def traffic(self) -> int:
-        """Bytes between DRAM and the array's memories, over all layers."""
+        """Return the bytes between DRAM and the array's memories, over all layers."""
         return sum(layer.traffic for layer in self.layers)
 
     @property
     def utilisation(self) -> float:
-        """Of all layers together."""
+        """Return that of all layers together."""
         return sum(layer.macs for layer in self.layers) / (self.cycles * self.array.dim**2) if self.cycles else 0.0
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "estimate": True,
             "formula": "max(tiles computed · dim, bytes moved / bytes_per_cycle) a layer",
@@ -207,7 +185,7 @@ class Estimate:
 
 
 def estimate(program: Program) -> Estimate:
-    """Cycles, DRAM traffic and utilisation of every layer that runs on the array."""
+    """Return cycles, DRAM traffic and utilisation of every layer that runs on the array."""
     layers = []
     for step in program.steps:
         if isinstance(step, Conv) and on_array(step, program.array.dim):

@@ -1,25 +1,14 @@
-"""What one step of a program that is not in float computes, with the array's own integers.
+"""Run a program with the array's own integers, bit by bit. What is not modelled is time; see `estimate`.
 
 Modelled are int8 operands, int32 accumulators that wrap, the float32 multiplier with one rounding of the product,
 rounding half to even (or as the header's macro does), saturation, relu and max pooling on the way out; on request the
 output-stationary array, whose partial sums leave it with 20 bits.
-
-Run a program with the array's own integers, bit by bit. What is not modelled is time; see `estimate`.
-
-Bias correction: each layer's mean error, channel by channel, is subtracted where it arises.
-
-Rounding weights and clipping activations shift the mean of what a layer gives, and the shifts add up. The program runs
-once over some samples; at each layer, fed by the corrected layers before it, the mean difference from the float model
-goes into the int32 bias (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
-section 4.2, with data instead of their assumptions). With y the float output behind the activation, z the integer one
-and p the share of z that is not cut, the shift is one Newton step, (mean y - mean z) / p. Channels that are nearly
-always cut are left alone.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -214,6 +203,11 @@ def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.i
     return values.astype(np.int8)
 
 
+Values = Array | list[Array]
+"""Samples of a tensor, one after the other in front; where the tensor has no batch there, a list of them."""
+_BATCH = 32
+
+
 @dataclass(frozen=True)
 class LayerRun:
     """What happened in one step that accumulates or adds, over all samples.
@@ -225,42 +219,105 @@ class LayerRun:
     """
 
     name: str
-    values: int
-    overflows: int
-    saturated: int
+    values: int = 0
+    overflows: int = 0
+    saturated: int = 0
 
     @property
     def saturation(self) -> float:
-        """Share of results that were cut."""
+        """Return the share of results that were cut."""
         return self.saturated / self.values if self.values else 0.0
 
 
-class IntegerSteps:
-    """Runs single steps of a program.
+Runs = dict[str, LayerRun]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a program computed.
+
+    Attributes:
+        tensors: the kept tensors by name, samples in front.
+        layers: in the order of the program.
+    """
+
+    tensors: Mapping[str, Array]
+    layers: tuple[LayerRun, ...]
+
+
+class Simulator:
+    """A program that is ready to run; keeps the sessions of its float steps.
 
     Args:
+        rounding: "even" is the hardware; "header" the C macro of gemmini.h, which its CPU mode uses.
+        dataflow: "OS" cuts each partial sum to 20 bits.
         keep_sums: whether the sums of the last convolution are kept, for running it again with another bias.
     """
 
     def __init__(
         self, program: Program, *, rounding: Rounding = "even", dataflow: Dataflow = "WS", keep_sums: bool = False
     ) -> None:
-        self._tensors = program.tensors
-        self._array = program.array
-        self._rounding = rounding
-        self._dataflow = dataflow
+        self.program = program
+        self._tensors, self._array = program.tensors, program.array
+        self._rounding, self._dataflow = rounding, dataflow
         self._keep_sums = keep_sums
         self._sums: tuple[Array, Array, Array] | None = None
+        self._sessions = {
+            step.name: open_session(step.model, SessionSettings(intra_op_threads=1))
+            for step in program.steps
+            if isinstance(step, Float)
+        }
+        self._last_use = {name: number for number, step in enumerate(program.steps) for name in step_inputs(step)}
+        self._last_use |= dict.fromkeys(program.outputs, len(program.steps))
 
-    def run(self, step: Step, read: list[Array], runs: list[LayerRun] | None = None) -> Array:
-        """The output of a step.
+    def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> Simulation:
+        """Run samples [N, ...]; [N] of an input without axes.
 
         Args:
-            step: any but a `Float`.
-            read: its inputs, [N, ...] each.
-            runs: gets a report, where the step accumulates or adds.
+            keep: names of tensors to return; None returns the program's outputs, "*" among them all.
+            batch: samples at a time.
+
+        Raises:
+            DataError: an input is missing or does not have the model's shape or type.
         """
-        runs = [] if runs is None else runs
+        count = self._check(inputs)
+        named = self.program.outputs if keep is None else self._tensors if "*" in keep else keep
+        parts: dict[str, list[Array]] = {name: [] for name in named}
+        runs: Runs = {}
+        for start in range(0, count, batch):
+            values = self._values({name: inputs[name][start : start + batch] for name in self.program.inputs})
+            for number, step in enumerate(self.program.steps):
+                self._run(number, step, values, runs, parts)
+            for name, part in parts.items():
+                found = values[name]
+                # A value without axes has no batch either: one for each sample, then.
+                part += map(np.atleast_1d, found) if isinstance(found, list) else [found]
+        return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(runs.values()))
+
+    def walk(self, inputs: Mapping[str, Array], change: Callable[[Conv | Fc, Array], Conv | Fc]) -> tuple[Step, ...]:
+        """Run all samples at once, each Conv and Fc as `change` (given the step and what it reads) makes it.
+
+        Returns:
+            The program's steps, as they were run.
+        """
+        self._check(inputs)
+        values = self._values(inputs)
+        steps: list[Step] = []
+        for number, step in enumerate(self.program.steps):
+            if isinstance(step, Conv | Fc):
+                step = change(step, np.asarray(values[step.input]))
+            steps.append(step)
+            self._run(number, step, values, {}, ())
+        return tuple(steps)
+
+    def compute(self, step: Step, read: list[Array], runs: Runs | None = None) -> Array:
+        """Return the output of a step that is not in float.
+
+        Args:
+            read: its inputs, [N, ...] each.
+            runs: gets a report by the step's name, where it accumulates or adds.
+        """
+        runs = {} if runs is None else runs
         x = read[0]
         output = self._tensors[step_outputs(step)[0]]
         match step:
@@ -284,222 +341,32 @@ class IntegerSteps:
             case Concat():
                 return np.concatenate(read, axis=step.axis)
             case Rearrange():
-                return _rearranged(step, x).reshape(len(x), *output.shape[1:])
+                if step.index is not None:
+                    x = np.where(step.index < 0, np.int8(0), x.reshape(len(x), -1)[:, step.index])
+                return x.reshape(len(x), *output.shape[1:])
         raise TypeError(f"{type(step).__name__} is no integer step")
 
-    def _conv(self, step: Conv, x: Int8s, runs: list[LayerRun]) -> Int8s:
-        outputs = len(step.bias)
-        # A step that is run again with another bias has the same sums.
-        if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
-            sums = self._sums[2]
-        else:
-            sums = self._convolved(step, x)
-            self._sums = (x, step.weights, sums) if self._keep_sums else None
-        y = self._finish(step.name, sums, step.bias[:, None, None], step.tiles, (outputs, 1, 1), step.relu, runs)
-        if step.pool is None:
-            return y
-        p = step.pool
-        size = self._tensors[step.output].shape[2:]
-        return largest_in_windows(
-            y, (p.size, p.size), (p.stride, p.stride), (1, 1), (p.padding,) * 4, size, fill=0 if p.padding else -128
-        )
-
-    def _convolved(self, step: Conv, x: Int8s) -> Array:
-        """Output stationary, it is one product for each group of channels and each tile with its own scale."""
-        if self._dataflow == "WS":
-            return convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads)
-        depth = step.weights.shape[1]
-        parts = []
-        for start, stop in _slices(step.tiles, len(step.bias) // step.groups):
-            group = start * step.groups // len(step.bias)
-            own, weights = x[:, group * depth : (group + 1) * depth], step.weights[start:stop]
-            k_tile = self._k_tile(step.conv_shape[2] * step.conv_shape[3], stop - start, weights[0].size)
-            parts.append(convolve(own, weights, 1, step.strides, step.dilations, step.pads, k_tile=k_tile))
-        return np.concatenate(parts, axis=1)
-
-    def _fc(self, step: Fc, x: Int8s, runs: list[LayerRun]) -> Int8s:
-        outputs, depth = step.weights.shape
-        kind = exact_type(step.weights)
-        matrix = x.reshape(-1, depth).astype(kind)
-        weights, rows = step.weights.astype(kind), len(matrix) // len(x)
-        slices = [(0, outputs)] if self._dataflow == "WS" else _slices(step.tiles, outputs)
-        parts = [
-            multiply(weights[start:stop], matrix.T, self._k_tile(rows, stop - start, depth)) for start, stop in slices
-        ]
-        sums = np.concatenate(parts).T
-        y = self._finish(step.name, sums, step.bias, step.tiles, (outputs,), step.relu, runs)
-        return y.reshape(len(x), *self._tensors[step.output].shape[1:])
-
-    def _k_tile(self, rows: int, columns: int, depth: int) -> int:
-        if self._dataflow == "WS":
-            return 0
-        array = self._array
-        return product_tiles(rows, columns, depth, array).k * array.dim
-
-    def _finish(
-        self,
-        name: str,
-        sums: Array,
-        bias: Int32s,
-        tiles: tuple[Tile, ...],
-        shape: tuple[int, ...],
-        relu: bool,
-        runs: list[LayerRun],
-    ) -> Int8s:
-        accumulator, overflows = wrapped(sums, bias)
-        multipliers = tile_values(tiles, "multiplier").reshape(shape)
-        if self._array.output_scale == "shift":
-            scaled = shift_right(accumulator, -np.log2(multipliers).astype(np.int64))
-        else:
-            scaled = rescale(accumulator, multipliers, rounding=self._rounding)
-        runs.append(_report(name, scaled, overflows, relu))
-        return saturate(scaled, relu=relu)
-
-    def _add(self, step: ResidualAdd, left: Int8s, right: Int8s, runs: list[LayerRun]) -> Int8s:
-        parts = [
-            np.clip(round_values(x.astype(np.float32) * np.float32(factor), rounding=self._rounding), -128, 127)
-            for x, factor in ((left, step.left_multiplier), (right, step.right_multiplier))
-        ]
-        total = parts[0] + parts[1]
-        runs.append(_report(step.name, total, 0, step.relu))
-        return saturate(total, relu=step.relu)
-
-
-def _rearranged(step: Rearrange, x: Int8s) -> Int8s:
-    if step.index is None:
-        return x
-    moved = np.where(step.index < 0, np.int8(0), x.reshape(len(x), -1)[:, step.index])
-    return np.asarray(moved, np.int8)
-
-
-def _report(name: str, results: NDArray[np.float32], overflows: int, relu: bool) -> LayerRun:
-    saturated = int(np.count_nonzero(results > 127))
-    if not relu:
-        saturated += int(np.count_nonzero(results < -128))
-    return LayerRun(name, results.size, overflows, saturated)
-
-
-def _slices(tiles: tuple[Tile, ...], group: int) -> list[tuple[int, int]]:
-    """(start, stop) of the output channels of each tile within each group of `group` channels."""
-    edges = {0, *(tile.stop for tile in tiles), *range(group, tiles[-1].stop + 1, group)}
-    ordered = sorted(edges)
-    return list(itertools.pairwise(ordered))
-
-
-Values = Array | list[Array]
-"""Samples of a tensor, one after the other in front; where the tensor has no batch there, a list of them."""
-_BATCH = 32
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What a program computed.
-
-    Attributes:
-        tensors: the kept tensors by name, samples in front.
-        layers: in the order of the program.
-    """
-
-    tensors: Mapping[str, Array]
-    layers: tuple[LayerRun, ...]
-
-
-class Simulator:
-    """A program that is ready to run; keeps the sessions of its float steps.
-
-    Args:
-        rounding: "even" is the hardware; "header" the C macro of gemmini.h, which its CPU mode uses.
-        dataflow: "OS" cuts each partial sum to 20 bits.
-        keep_sums: see `IntegerSteps`.
-
-    Attributes:
-        steps: runs single steps.
-    """
-
-    def __init__(
-        self, program: Program, *, rounding: Rounding = "even", dataflow: Dataflow = "WS", keep_sums: bool = False
-    ) -> None:
-        self.program = program
-        self.steps = IntegerSteps(program, rounding=rounding, dataflow=dataflow, keep_sums=keep_sums)
-        self._sessions = {
-            step.name: open_session(step.model, SessionSettings(intra_op_threads=1))
-            for step in program.steps
-            if isinstance(step, Float)
-        }
-        self._last_use = _last_uses(program)
-
-    def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> Simulation:
-        """Run samples [N, ...]; [N] of an input without axes.
-
-        Args:
-            keep: names of tensors to return; None returns the program's outputs, "*" among them all.
-            batch: samples at a time.
-
-        Raises:
-            DataError: an input is missing or does not have the model's shape or type.
-        """
-        count = self._check(inputs)
-        named = self.program.outputs if keep is None else self.program.tensors if "*" in keep else keep
-        wanted = tuple(dict.fromkeys(named))
-        parts: dict[str, list[Array]] = {name: [] for name in wanted}
-        totals: dict[str, LayerRun] = {}
-        for start in range(0, count, batch):
-            values = self._values({name: inputs[name][start : start + batch] for name in self.program.inputs})
-            runs: list[LayerRun] = []
-            for number, step in enumerate(self.program.steps):
-                self._run(number, step, values, runs, wanted)
-            for name in wanted:
-                found = values[name]
-                # A value without axes has no batch either: one for each sample, then.
-                parts[name] += map(np.atleast_1d, found) if isinstance(found, list) else [found]
-            for run in runs:
-                before = totals.get(run.name, LayerRun(run.name, 0, 0, 0))
-                totals[run.name] = LayerRun(
-                    run.name,
-                    before.values + run.values,
-                    before.overflows + run.overflows,
-                    before.saturated + run.saturated,
-                )
-        return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(totals.values()))
-
-    def walk(self, inputs: Mapping[str, Array], change: Callable[[Conv | Fc, Array], Conv | Fc]) -> tuple[Step, ...]:
-        """Run all samples at once, each Conv and Fc as `change` (given the step and what it reads) makes it.
-
-        Returns:
-            The program's steps, as they were run.
-        """
-        self._check(inputs)
-        values = self._values(inputs)
-        steps: list[Step] = []
-        for number, step in enumerate(self.program.steps):
-            if isinstance(step, Conv | Fc):
-                step = change(step, np.asarray(values[step.input]))
-            steps.append(step)
-            self._run(number, step, values, [], ())
-        return tuple(steps)
-
-    def _run(
-        self, number: int, step: Step, values: dict[str, Values], runs: list[LayerRun], wanted: Sequence[str]
-    ) -> None:
+    def _run(self, number: int, step: Step, values: dict[str, Values], runs: Runs, wanted: Collection[str]) -> None:
         """Add what a step makes to `values`, and drop what nothing reads any more."""
         if isinstance(step, Float):
             values.update(self._float(step, values))
         else:
             read = [np.asarray(values[name]) for name in step_inputs(step)]
-            values[step_outputs(step)[0]] = self.steps.run(step, read, runs)
+            values[step_outputs(step)[0]] = self.compute(step, read, runs)
         for name in step_inputs(step):
             if self._last_use[name] == number and name not in wanted:
                 values.pop(name, None)
 
     def _values(self, inputs: Mapping[str, Array]) -> dict[str, Values]:
         """Return samples as steps read them: a list where the model's input has no axis for them."""
-        shapes = {name: self.program.tensors[name].shape for name in inputs}
+        shapes = {name: self._tensors[name].shape for name in inputs}
         return {name: value if shapes[name] else [np.asarray(v) for v in value] for name, value in inputs.items()}
 
     def _check(self, inputs: Mapping[str, Array]) -> int:
+        """Return the number of samples."""
         counts = set()
         for name in self.program.inputs:
-            tensor = self.program.tensors[name]
+            tensor = self._tensors[name]
             if name not in inputs:
                 raise DataError(f"input {name!r} is missing", f"The program takes {', '.join(self.program.inputs)}")
             value = inputs[name]
@@ -514,7 +381,7 @@ class Simulator:
         return counts.pop()
 
     def _float(self, step: Float, values: Mapping[str, Values]) -> dict[str, Values]:
-        """Sample by sample: a float part may hold the batch of 1 in its constants."""
+        """Run a float part sample by sample: it may have the batch of 1 in its constants."""
         session = self._sessions[step.name]
         # A part may read nothing but constants.
         count = len(values[step.inputs[0]] if step.inputs else next(iter(values.values())))
@@ -524,9 +391,89 @@ class Simulator:
         ]
         made = {name: [row[place] for row in rows] for place, name in enumerate(step.outputs)}
         return {
-            name: np.concatenate(found) if self.program.tensors[name].shape[:1] == (1,) else found
+            name: np.concatenate(found) if self._tensors[name].shape[:1] == (1,) else found
             for name, found in made.items()
         }
+
+    def _conv(self, step: Conv, x: Int8s, runs: Runs) -> Int8s:
+        # A step that is run again with another bias has the same sums.
+        if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
+            sums = self._sums[2]
+        else:
+            sums = self._convolved(step, x)
+            self._sums = (x, step.weights, sums) if self._keep_sums else None
+        y = self._finish(step, sums, (-1, 1, 1), runs)
+        if step.pool is None:
+            return y
+        p = step.pool
+        size = self._tensors[step.output].shape[2:]
+        return largest_in_windows(
+            y, (p.size, p.size), (p.stride, p.stride), (1, 1), (p.padding,) * 4, size, fill=0 if p.padding else -128
+        )
+
+    def _convolved(self, step: Conv, x: Int8s) -> Array:
+        """Return the sums. Output stationary, they come from one product for each group of channels and each tile with
+        its own scale."""
+        if self._dataflow == "WS":
+            return convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads)
+        depth = step.weights.shape[1]
+        parts = []
+        for start, stop in _slices(step.tiles, len(step.bias) // step.groups):
+            group = start * step.groups // len(step.bias)
+            own, weights = x[:, group * depth : (group + 1) * depth], step.weights[start:stop]
+            k_tile = self._k_tile(step.conv_shape[2] * step.conv_shape[3], stop - start, weights[0].size)
+            parts.append(convolve(own, weights, 1, step.strides, step.dilations, step.pads, k_tile=k_tile))
+        return np.concatenate(parts, axis=1)
+
+    def _fc(self, step: Fc, x: Int8s, runs: Runs) -> Int8s:
+        outputs, depth = step.weights.shape
+        kind = exact_type(step.weights)
+        matrix = x.reshape(-1, depth).astype(kind)
+        weights, rows = step.weights.astype(kind), len(matrix) // len(x)
+        slices = [(0, outputs)] if self._dataflow == "WS" else _slices(step.tiles, outputs)
+        parts = [
+            multiply(weights[start:stop], matrix.T, self._k_tile(rows, stop - start, depth)) for start, stop in slices
+        ]
+        y = self._finish(step, np.concatenate(parts).T, (-1,), runs)
+        return y.reshape(len(x), *self._tensors[step.output].shape[1:])
+
+    def _k_tile(self, rows: int, columns: int, depth: int) -> int:
+        if self._dataflow == "WS":
+            return 0
+        return product_tiles(rows, columns, depth, self._array).k * self._array.dim
+
+    def _finish(self, step: Conv | Fc, sums: Array, shape: tuple[int, ...], runs: Runs) -> Int8s:
+        """Add the bias to sums, rescale and saturate them.
+
+        Args:
+            shape: of a value for each output channel, to broadcast.
+        """
+        accumulator, overflows = wrapped(sums, step.bias.reshape(shape))
+        multipliers = tile_values(step.tiles, "multiplier").reshape(shape)
+        if self._array.output_scale == "shift":
+            scaled = shift_right(accumulator, -np.log2(multipliers).astype(np.int64))
+        else:
+            scaled = rescale(accumulator, multipliers, rounding=self._rounding)
+        return self._saturated(step, scaled, overflows, runs)
+
+    def _add(self, step: ResidualAdd, left: Int8s, right: Int8s, runs: Runs) -> Int8s:
+        parts = [
+            np.clip(round_values(x.astype(np.float32) * np.float32(factor), rounding=self._rounding), -128, 127)
+            for x, factor in ((left, step.left_multiplier), (right, step.right_multiplier))
+        ]
+        return self._saturated(step, parts[0] + parts[1], 0, runs)
+
+    def _saturated(
+        self, step: Conv | Fc | ResidualAdd, results: NDArray[np.float32], overflows: int, runs: Runs
+    ) -> Int8s:
+        """Saturate results, and count in `runs` what that cuts."""
+        cut = int(np.count_nonzero(results > 127))
+        if not step.relu:
+            cut += int(np.count_nonzero(results < -128))
+        seen = runs.get(step.name, LayerRun(step.name))
+        counts = seen.values + results.size, seen.overflows + overflows, seen.saturated + cut
+        runs[step.name] = LayerRun(step.name, *counts)
+        return saturate(results, relu=step.relu)
 
 
 def simulate(
@@ -550,11 +497,7 @@ def _sample(values: Values, place: int) -> Array:
     return values[place] if isinstance(values, list) else values[place : place + 1]
 
 
-def _last_uses(program: Program) -> dict[str, int]:
-    last = dict.fromkeys(program.tensors, -1)
-    for number, step in enumerate(program.steps):
-        for name in step_inputs(step):
-            last[name] = number
-    for name in program.outputs:
-        last[name] = len(program.steps)
-    return last
+def _slices(tiles: tuple[Tile, ...], group: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of the output channels of each tile within each group of `group` channels."""
+    edges = {0, *(tile.stop for tile in tiles), *range(group, tiles[-1].stop + 1, group)}
+    return list(itertools.pairwise(sorted(edges)))
