@@ -1,13 +1,11 @@
-"""Collects the C source of one program, and the place of each tensor in memory.
+"""The C source of one program: declarations for params.h, calls for main.c, and a place in memory for each tensor.
 
-The order of elements in C's memory: images are NHWC there, NCHW in the program.
+Images are NHWC in C's memory, NCHW in the program. An order is an int array: place p of the C buffer (one sample) holds
+element order[p] of the flattened program tensor.
 
-An order is an int array: place p of the C buffer (one sample) holds element order[p] of the flattened program tensor.
-
-Which steps become C: everything between the quantized inputs and the last integers.
-
-Float steps at the ends stay with the host: what comes before the first integers is done to the images that travel with
-the bundle, what comes after the last ones is left to whoever reads the outputs. A float step between integers has no C.
+Everything between the quantized inputs and the last integers becomes C. Float steps at the ends stay with the host:
+what comes before the first integers is done to the images that travel with the bundle, what comes after the last ones
+is left to whoever reads the outputs. A float step between integers has no C.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from edgeq.backends.systolic.program import (
     Fc,
     Float,
     MaxPool,
+    Pool,
     Program,
     Quantize,
     Rearrange,
@@ -49,14 +48,14 @@ Order = NDArray[np.int64]
 
 
 def c_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one sample in C: [1, C, H, W] is H, W, C; other shapes lose the batch only."""
+    """Return the shape of one sample in C: [1, C, H, W] is H, W, C; other shapes lose the batch only."""
     if len(shape) == 4:
         return shape[2], shape[3], shape[1]
     return tuple(shape[1:])
 
 
 def c_order(shape: tuple[int, ...]) -> Order:
-    """The order in memory that goes with `c_shape`."""
+    """Return the order in memory that goes with `c_shape`."""
     places = np.arange(math.prod(shape[1:]))
     if len(shape) == 4:
         return places.reshape(shape[1:]).transpose(1, 2, 0).ravel()
@@ -64,12 +63,13 @@ def c_order(shape: tuple[int, ...]) -> Order:
 
 
 def c_axis(shape: tuple[int, ...], axis: int) -> int:
-    """The axis of `c_shape` that is `axis` of `shape`, the batch counted in both."""
+    """Return the axis of `c_shape` that is `axis` of `shape`, the batch counted in both."""
     return {1: 3, 2: 1, 3: 2}[axis] if len(shape) == 4 else axis
 
 
 def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.int32]:
-    """`index` (program places, -1: a zero) between C buffers: for each place of the target buffer its source place."""
+    """Return `index` (program places, -1: a zero) between C buffers: for each place of the target buffer its source
+    place."""
     places = np.empty(source.size, np.int64)
     places[source] = np.arange(source.size)
     wanted = index[target]
@@ -77,7 +77,7 @@ def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.
 
 
 def is_identity(index: NDArray[np.int32], source_size: int) -> bool:
-    """Whether an index table copies all `source_size` elements of its source in their order."""
+    """Return whether an index table copies all `source_size` elements of its source in their order."""
     return index.size == source_size and bool(np.array_equal(index, np.arange(source_size)))
 
 
@@ -105,9 +105,20 @@ def c_region(program: Program) -> Region:
     Raises:
         ModelError: a float step between integers, or no integers at all; names the node and why it is float.
     """
-    before = _before(program)
-    after = _after(program, {id(step) for step in before})
-    ends = {id(step) for step in (*before, *after)}
+    known, before = set(program.inputs), []
+    for step in program.steps:
+        if isinstance(step, Float | Quantize) and known.issuperset(step_inputs(step)):
+            before.append(step)
+            known.update(step_outputs(step))
+    ends = set(map(id, before))
+    needed: set[str] = set()
+    after: list[Step] = []
+    for step in reversed(program.steps):
+        if isinstance(step, Float | Dequantize) and needed.isdisjoint(step_outputs(step)) and id(step) not in ends:
+            after.insert(0, step)
+        else:
+            needed.update(step_inputs(step))
+    ends.update(map(id, after))
     steps = tuple(step for step in program.steps if id(step) not in ends)
     for step in steps:
         if isinstance(step, Float):
@@ -119,34 +130,10 @@ def c_region(program: Program) -> Region:
     if not steps:
         raise ModelError("nothing of this model runs on integers", "A C bundle would be empty; see the reasons given")
     made = {name for step in steps for name in step_outputs(step)}
-    read = [name for step in steps for name in step_inputs(step)]
-    inputs = tuple(dict.fromkeys(name for name in read if name not in made))
+    inputs = dict.fromkeys(name for step in steps for name in step_inputs(step) if name not in made)
     wanted = [name for step in after for name in step_inputs(step)]
-    outputs = tuple(dict.fromkeys(name for name in (*wanted, *program.outputs) if name in made))
-    return Region(inputs, outputs, steps, before, after)
-
-
-def _before(program: Program) -> tuple[Step, ...]:
-    """Float and Quantize steps that depend on no integer layer."""
-    known, found = set(program.inputs), []
-    for step in program.steps:
-        if isinstance(step, Float | Quantize) and known.issuperset(step_inputs(step)):
-            found.append(step)
-            known.update(step_outputs(step))
-    return tuple(found)
-
-
-def _after(program: Program, before: set[int]) -> tuple[Step, ...]:
-    """Float and Dequantize steps that no integer layer depends on."""
-    needed: set[str] = set()
-    found: list[Step] = []
-    for step in reversed(program.steps):
-        free = needed.isdisjoint(step_outputs(step))
-        if isinstance(step, Float | Dequantize) and free and id(step) not in before:
-            found.append(step)
-        else:
-            needed.update(step_inputs(step))
-    return tuple(reversed(found))
+    outputs = dict.fromkeys(name for name in (*wanted, *program.outputs) if name in made)
+    return Region(tuple(inputs), tuple(outputs), steps, tuple(before), tuple(after))
 
 
 _LINE = 110
@@ -154,13 +141,13 @@ _NAME_LENGTH = 60
 
 
 def harmless(name: str) -> str:
-    """A name from a model, fit for a comment: letters, digits, and _ . : - ; the rest becomes _, the end is cut."""
+    """Return a name fit for a comment: letters, digits, and _ . : - ; the rest becomes _, the end is cut."""
     kept = re.sub(r"[^A-Za-z0-9_.:-]", "_", name)
     return kept if len(kept) <= _NAME_LENGTH else kept[: _NAME_LENGTH - 3] + "..."
 
 
 def float_literal(value: float) -> str:
-    """The float32 as a C constant that reads back to the same bits: nine significant digits are enough for that.
+    """Return the float32 as a C constant that reads back to the same bits: nine significant digits are enough for that.
 
     Raises:
         ValueError: it is not finite.
@@ -173,23 +160,23 @@ def float_literal(value: float) -> str:
 
 
 def int_literal(value: int) -> str:
-    """-2147483648 is no constant in C: its digits do not fit before the sign is looked at."""
+    """Return an integer as C has it: the digits of -2147483648 do not fit before the sign is looked at."""
     return "(-2147483647 - 1)" if value == -(2**31) else str(value)
 
 
 def designated(fields: Mapping[str, str | int | bool]) -> str:
-    """{.a = 1, .b = 2.5f}: an initialiser that does not depend on the order of a structure's fields."""
+    """Return {.a = 1, .b = 2.5f}, an initialiser that does not depend on the order of a structure's fields."""
     texts = ((k, str(v).lower() if isinstance(v, bool) else str(v)) for k, v in fields.items())
     return "{" + ", ".join(f".{key} = {value}" for key, value in texts) + "}"
 
 
 def dimensions(shape: Sequence[int]) -> str:
-    """A shape as a C declarator has it: [2][3]."""
+    """Return a shape as a C declarator has it: [2][3]."""
     return "".join(f"[{extent}]" for extent in shape)
 
 
 def array(kind: str, name: str, values: NDArray[np.generic], align: str = "") -> str:
-    """A constant array with the shape of `values`, one pair of braces a row."""
+    """Return a constant array with the shape of `values`, one pair of braces a row."""
     aligned = f" {align}" if align else ""
     return f"static const {kind} {name}{dimensions(values.shape)}{aligned} = {_braced(values)};\n"
 
@@ -201,12 +188,12 @@ def _braced(values: NDArray[np.generic]) -> str:
 
 
 def buffer(name: str, shape: Sequence[int]) -> str:
-    """The declaration of a static elem_t array without values."""
+    """Return the declaration of a static elem_t array without values."""
     return f"static elem_t {name}{dimensions(shape)} row_align(1);\n"
 
 
 def wrapped(items: Iterable[str]) -> Iterable[str]:
-    """`items` with commas, in lines of a sane length."""
+    """Yield `items` with commas, in lines of a sane length."""
     line: list[str] = []
     length = 0
     for item in items:
@@ -269,15 +256,15 @@ class Builder:
     _permuted: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
     def tensor(self, name: str) -> Tensor:
-        """The entry of the program's tensor table."""
+        """Return the entry of the program's tensor table."""
         return self.program.tensors[name]
 
     def size(self, name: str) -> int:
-        """Elements of one sample."""
+        """Return the elements of one sample."""
         return math.prod(self.tensor(name).shape[1:])
 
     def label(self, kind: str) -> str:
-        """conv_1, conv_2, add_1 …"""
+        """Return conv_1, conv_2, add_1 …"""
         self._labels[kind] += 1
         return f"{kind}_{self._labels[kind]}"
 
@@ -291,54 +278,49 @@ class Builder:
         self.declarations.extend(declarations)
 
     def output(self, label: str, tensor: str, *, suffix: str = "_out", order: Order | None = None) -> str:
-        """A buffer for `tensor`, which the layer `label` computes in `order` (as an image is in C); its pointer."""
-        name = f"{label}{suffix}"
+        """Return a pointer to a buffer for `tensor`, which the layer `label` computes in `order` (as an image is in
+        C)."""
         shape = self.tensor(tensor).shape
         standard = c_order(shape)
         order = standard if order is None else order
         inner = c_shape(shape) if np.array_equal(order, standard) else (order.size,)
-        self.declare(buffer(name, (self.batch, *inner)))
-        self.layers.append(CLayer(label, name, tensor, order))
-        pointer = f"(elem_t *){name}"
+        pointer = self._buffer(label, suffix, tensor, order, inner)
         self.places[tensor] = Place(pointer, order)
         return pointer
 
     def request(self, tensor: str, order: Order) -> str:
-        """A pointer to `tensor` in `order`; where it has another, a layer that permutes it is inserted, once."""
+        """Return a pointer to `tensor` in `order`; where it has another, a layer that permutes it is inserted, once."""
         place, key = self.places[tensor], (tensor, order.tobytes())
         if np.array_equal(place.order, order):
             return place.pointer
-        if key in self._permuted:
-            return self._permuted[key]
-        label = self.label("order")
-        index = moved(np.arange(order.size, dtype=np.int32), place.order, order)
-        self.declare(array("int32_t", f"{label}_index", index))
-        self.declare(buffer(f"{label}_out", (self.batch, order.size)))
-        self.layers.append(CLayer(label, f"{label}_out", tensor, order))
-        pointer = self._permuted[key] = f"(elem_t *){label}_out"
-        self.call(label, (), rearranged(place.pointer, order.size, pointer, label, index.size, self.batch))
-        return pointer
+        if key not in self._permuted:
+            label = self.label("order")
+            index = moved(np.arange(order.size, dtype=np.int32), place.order, order)
+            self.declare(array("int32_t", f"{label}_index", index))
+            pointer = self._permuted[key] = self._buffer(label, "_out", tensor, order, (order.size,))
+            self.rearrange(label, (), place, pointer, index.size)
+        return self._permuted[key]
+
+    def _buffer(self, label: str, suffix: str, tensor: str, order: Order, shape: tuple[int, ...]) -> str:
+        self.declare(buffer(f"{label}{suffix}", (self.batch, *shape)))
+        self.layers.append(CLayer(label, f"{label}{suffix}", tensor, order))
+        return f"(elem_t *){label}{suffix}"
+
+    def rearrange(self, label: str, names: tuple[str, ...], source: Place, target: str, size: int) -> None:
+        """Add the statement that permutes each sample of `source` to `size` elements by the table LABEL_index."""
+        arguments = f"{source.pointer}, {source.order.size}, {target}, {size}, {label}_index, {self.batch}"
+        self.call(label, names, f"eq_rearrange({arguments});")
 
     def require_image(self, tensor: str) -> str:
-        """A pointer to `tensor` in the standard order of C, NHWC for images."""
+        """Return a pointer to `tensor` in the standard order of C, NHWC for images."""
         return self.request(tensor, c_order(self.tensor(tensor).shape))
-
-
-def rearranged(source: str, source_size: int, target: str, label: str, size: int, batch: int) -> str:
-    """The C statement that permutes each of `batch` samples by the table LABEL_index.
-
-    Args:
-        source, target: pointer expressions.
-        source_size, size: elements of one sample there.
-    """
-    return f"eq_rearrange({source}, {source_size}, {target}, {size}, {label}_index, {batch});"
 
 
 _MOST_SHIFT = 31
 
 
 def output_scale(value: float, array: ArrayConfig, where: str) -> str:
-    """An accumulator's multiplier as a C constant.
+    """Return an accumulator's multiplier as a C constant.
 
     Raises:
         ModelError: on an array that shifts, a multiplier that is no 1 / 2^n.
@@ -356,7 +338,7 @@ def output_scale(value: float, array: ArrayConfig, where: str) -> str:
 
 
 def tile_array(label: str, tiles: Sequence[Tile], array: ArrayConfig) -> str:
-    """LABEL_tiles: which output channels have which multiplier."""
+    """Return LABEL_tiles: the output channels of each multiplier."""
     rows = ",\n".join(
         f"    {{{tile.start}, {tile.stop}, {output_scale(tile.multiplier, array, label)}}}" for tile in tiles
     )
@@ -376,21 +358,14 @@ def emit_conv(builder: Builder, step: Conv) -> None:
     target = builder.output(label, step.output, suffix="_out_pooled" if step.pool else "_out")
     kernel_rows, kernel_cols = step.weights.shape[2:]
     inner = kernel_rows * kernel_cols * step.weights.shape[1]
-    scale = output_scale(step.tiles[0].multiplier, builder.program.array, label)
-    square: Constants = {"in_dim": rows, "out_dim": out_rows}
-    rectangular: Constants = {
-        "in_row_dim": rows,
-        "in_col_dim": cols,
-        "out_row_dim": out_rows,
-        "out_col_dim": out_cols,
-        "in_stride": channels,
-        "weight_stride": outs,
-        "out_stride": outs,
-    }
-    pooled = builder.tensor(step.output).shape[2] if step.pool else out_rows
+    sizes: Constants = {"in_dim": rows, "out_dim": out_rows}
+    if builder.generation != "2021":
+        sizes = {"in_row_dim": rows, "in_col_dim": cols, "out_row_dim": out_rows, "out_col_dim": out_cols}
+        sizes |= {"in_stride": channels, "weight_stride": outs, "out_stride": outs}
+    pool = step.pool or Pool(1, 0, 0)
     params: Constants = {
         "batch_size": builder.batch,
-        **(square if builder.generation == "2021" else rectangular),
+        **sizes,
         "kernel_size": kernel_rows,
         "in_channels": channels,
         "out_channels": outs,
@@ -400,11 +375,11 @@ def emit_conv(builder: Builder, step: Conv) -> None:
         "depthwise": depthwise,
         "n_patches": builder.batch * out_rows * out_cols,
         "patch_size": inner,
-        "output_scale": scale,
-        "pool_size": step.pool.size if step.pool else 1,
-        "pool_stride": step.pool.stride if step.pool else 0,
-        "pool_padding": step.pool.padding if step.pool else 0,
-        "out_dim_pooled": pooled,
+        "output_scale": output_scale(step.tiles[0].multiplier, builder.program.array, label),
+        "pool_size": pool.size,
+        "pool_stride": pool.stride,
+        "pool_padding": pool.padding,
+        "out_dim_pooled": builder.tensor(step.output).shape[2],
         "I": builder.batch * out_rows * out_cols,
         "J": outs,
         "K": inner,
@@ -448,7 +423,7 @@ def emit_conv(builder: Builder, step: Conv) -> None:
 
 
 def is_direct(step: Conv, size: tuple[int, int], generation: Generation) -> bool:
-    """Whether the convolution calls can do it; else it goes by patches and a product, with the same integers.
+    """Return whether the convolution calls can do it; else it goes by patches and a product, with the same integers.
 
     They need regular windows; those of 2021 also square images, and support neither slices of channels nor groups
     (their depthwise call was wrong).
@@ -466,7 +441,7 @@ def _as_depthwise(step: Conv) -> bool:
 
 
 def c_weights(step: Conv, *, depthwise: bool) -> NDArray[np.int8]:
-    """[k·k·I][O] (HWIO), or [C][k][k] of a depthwise convolution."""
+    """Return [k·k·I][O] (HWIO), or [C][k][k] of a depthwise convolution."""
     if depthwise:
         return step.weights[:, 0]
     return step.weights.transpose(2, 3, 1, 0).reshape(-1, step.weights.shape[0])
@@ -534,33 +509,17 @@ def _add(builder: Builder, step: ResidualAdd) -> None:
 
 def _max_pool(builder: Builder, step: MaxPool) -> None:
     label = builder.label("max_pool")
-    source = builder.require_image(step.input)
-    target = builder.output(label, step.output)
-    _, channels, rows, cols = builder.tensor(step.input).shape
-    out_rows, out_cols = builder.tensor(step.output).shape[2:]
-    geometry = (*step.kernel, *step.strides, *step.dilations, step.pads[0], step.pads[1])
-    statement = (
-        f"eq_max_pool({source} + image * {rows * cols * channels}, {rows}, {cols}, {channels},\n"
-        f"                    {target} + image * {builder.size(step.output)}, {out_rows}, {out_cols}, "
-        f"{', '.join(map(str, geometry))});"
-    )
+    _, _, statement = _pooling(builder, label, step, (*step.dilations, *step.pads[:2]))
     builder.call(label, step.sources, _loop(builder, statement, 4))
 
 
 def _average_pool(builder: Builder, step: AveragePool) -> None:
     label = builder.label("average_pool")
-    source = builder.require_image(step.input)
-    target = builder.output(label, step.output)
+    source, target, on_core = _pooling(builder, label, step, (*step.pads[:2], float_literal(step.multiplier)))
     _, channels, rows, cols = builder.tensor(step.input).shape
-    out_rows, out_cols = builder.tensor(step.output).shape[2:]
-    geometry = (*step.kernel, *step.strides, step.pads[0], step.pads[1])
-    on_core = (
-        f"eq_average_pool({source} + image * {rows * cols * channels}, {rows}, {cols}, {channels},\n"
-        f"                        {target} + image * {builder.size(step.output)}, {out_rows}, {out_cols}, "
-        f"{', '.join(map(str, geometry))}, {float_literal(step.multiplier)});"
-    )
     plain = np.float32(step.multiplier) == np.float32(1) / np.float32(rows * cols)
-    if plain and rows == cols and step.kernel == (rows, cols) and (out_rows, out_cols) == (1, 1) and not any(step.pads):
+    whole = step.kernel == (rows, cols) and builder.tensor(step.output).shape[2:] == (1, 1)
+    if plain and whole and rows == cols and not any(step.pads):
         on_array = f"tiled_global_average_auto({source}, {target}, {builder.batch}, {channels}, {rows}, WS);"
         statement = f"if (mode.type == WS)\n        {on_array}\n    else\n        {_loop(builder, on_core, 8)}"
         builder.call(label, step.sources, statement)
@@ -568,12 +527,43 @@ def _average_pool(builder: Builder, step: AveragePool) -> None:
         builder.call(label, step.sources, _loop(builder, on_core, 4))
 
 
+def _pooling(
+    builder: Builder, label: str, step: MaxPool | AveragePool, arguments: Sequence[int | str]
+) -> tuple[str, str, str]:
+    """Return pointers to input and output of a pooling, and the call that pools one image on the core.
+
+    Args:
+        arguments: what the function takes behind sizes, kernel and strides.
+    """
+    source = builder.require_image(step.input)
+    target = builder.output(label, step.output)
+    _, channels, rows, cols = builder.tensor(step.input).shape
+    out_rows, out_cols = builder.tensor(step.output).shape[2:]
+    begin = f"eq_{label.rpartition('_')[0]}("
+    geometry = ", ".join(map(str, (*step.kernel, *step.strides, *arguments)))
+    call = (
+        f"{begin}{source} + image * {rows * cols * channels}, {rows}, {cols}, {channels},\n{' ' * (8 + len(begin))}"
+        f"{target} + image * {builder.size(step.output)}, {out_rows}, {out_cols}, {geometry});"
+    )
+    return source, target, call
+
+
 def _clamp(builder: Builder, step: Clamp) -> None:
-    label = builder.label("clamp")
+    _each(builder, step, "clamp", "eq_clamp_all", f"{step.low}, {step.high}")
+
+
+def _quantize(builder: Builder, step: Quantize) -> None:
+    _each(builder, step, "quantize", "eq_quantize", _scale(builder, step.output))
+
+
+def _each(builder: Builder, step: Clamp | Quantize, kind: str, function: str, arguments: str) -> None:
+    """Add a call that makes each element of the output of that of the input at the same place."""
+    label = builder.label(kind)
     place = builder.places[step.input]
     target = builder.output(label, step.output, order=place.order)
     count = builder.batch * builder.size(step.output)
-    builder.call(label, step.sources, f"eq_clamp_all({place.pointer}, {target}, {count}, {step.low}, {step.high});")
+    names = step.sources if isinstance(step, Clamp) else ()
+    builder.call(label, names, f"{function}({place.pointer}, {target}, {count}, {arguments});")
 
 
 def _concat(builder: Builder, step: Concat) -> None:
@@ -608,8 +598,7 @@ def _rearrange(builder: Builder, step: Rearrange) -> None:
     label = builder.label("move")
     builder.declare(array("int32_t", f"{label}_index", index))
     target = builder.output(label, step.output)
-    size = place.order.size
-    builder.call(label, step.sources, rearranged(place.pointer, size, target, label, index.size, builder.batch))
+    builder.rearrange(label, step.sources, place, target, index.size)
 
 
 def _dequantize(builder: Builder, step: Dequantize) -> None:
@@ -620,15 +609,6 @@ def _dequantize(builder: Builder, step: Dequantize) -> None:
     builder.places[step.output] = Place(f"{label}_out", place.order)
     scale = _scale(builder, step.input)
     builder.call(label, (), f"eq_dequantize({place.pointer}, {label}_out, {count}, {scale});")
-
-
-def _quantize(builder: Builder, step: Quantize) -> None:
-    label = builder.label("quantize")
-    place = builder.places[step.input]
-    target = builder.output(label, step.output, order=place.order)
-    count = builder.batch * builder.size(step.output)
-    scale = _scale(builder, step.output)
-    builder.call(label, (), f"eq_quantize({place.pointer}, {target}, {count}, {scale});")
 
 
 def _scale(builder: Builder, tensor: str) -> str:

@@ -30,14 +30,14 @@ from edgeq.backends.systolic.program import ArrayConfig, Float, Program, Step, s
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
 
-_OURS = Path(__file__).parent / "c" / "portable" / "include" / "gemmini_params.h"
+C = Path(__file__).parent / "c"
 _LIMIT = 1 << 20
 _BANKS = 4
 
 
 def own_header(array: ArrayConfig) -> str:
     """The header for `array`, whose numbers are the target's."""
-    text = _OURS.read_text()
+    text = (C / "portable" / "include" / "gemmini_params.h").read_text()
     numbers = {
         "DIM": array.dim,
         "BANK_NUM": _BANKS,
@@ -123,9 +123,6 @@ def _type(code: str, name: str) -> str | None:
     return found[1] if found else None
 
 
-_TEMPLATE = Path(__file__).parent / "c" / "README.md"
-
-
 def readme(program: Program, region: Region, builder: Builder) -> str:
     """Markdown: the array that the C is for, shapes and scales of inputs and outputs, what is left to the host."""
     host = ""
@@ -139,7 +136,7 @@ def readme(program: Program, region: Region, builder: Builder) -> str:
         "@OUTPUTS@": _tensors(program, region.outputs, builder.batch),
         "@HOST@": host,
     }
-    made = _TEMPLATE.read_text()
+    made = (C / "README.md").read_text()
     for mark, value in filled.items():
         made = made.replace(mark, value)
     return made
@@ -165,7 +162,6 @@ def _float_steps(steps: tuple[Step, ...], where: str) -> list[str]:
     ]
 
 
-C = Path(__file__).parent / "c"
 Values = Mapping[str, NDArray[np.int8]]
 MODES = ("os", "ws", "cpu")
 """In the order of gemmini.h's enumeration."""
@@ -177,44 +173,6 @@ _COPIED = (
     "portable/include/gemmini.h",
     "portable/include/gemmini_nn.h",
 )
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The files by their place in the bundle, and where C keeps which tensor."""
-
-    files: Mapping[str, str]
-    layers: tuple[CLayer, ...]
-
-
-def c_sources(program: Program, values: Mapping[str, Values], header: str, generation: Generation = "2023") -> Sources:
-    """Everything that a bundle consists of.
-
-    Args:
-        values: by mode (`MODES`): int8 [batch, ...] of every int8 tensor of the program, by name.
-        header: text of gemmini_params.h.
-
-    Raises:
-        ModelError: a step has no C form.
-    """
-    region = c_region(program)
-    batch = len(values["ws"][region.inputs[0]])
-    builder = Builder(program, generation, batch)
-    images = _images(builder, region, values["ws"])
-    for step in region.steps:
-        emit_step(builder, step)
-    outputs = [(name, c_order(program.tensors[name].shape)) for name in region.outputs]
-    pointers = [builder.request(name, order) for name, order in outputs]
-    files = {name: (C / name).read_text() for name in _COPIED}
-    files["portable/include/gemmini_params.h"] = header
-    makefile = (C / "Makefile").read_text().replace("@GENERATION@", generation)
-    files["Makefile"] = makefile.replace("@SHARE@", "2" if program.array.dataflow == "WS" else "1")
-    files["images.h"] = images
-    files["params.h"] = _params(builder)
-    files["expected.h"] = _expected(builder.layers, outputs, values)
-    files["main.c"] = _main(builder, region, pointers)
-    files["README.md"] = readme(program, region, builder)
-    return Sources(dict(sorted(files.items())), tuple(builder.layers))
 
 
 def in_c(values: NDArray[np.int8], order: Order) -> NDArray[np.int8]:
@@ -360,9 +318,24 @@ def write_c_bundle(
         "os": simulate(program, inputs, keep=keep, dataflow="OS").tensors,
         "cpu": simulate(program, inputs, keep=keep, rounding="header").tensors,
     }
-    sources = c_sources(program, modes, header, generation)
-    for name, content in sources.files.items():
+    batch = len(modes["ws"][region.inputs[0]])
+    builder = Builder(program, generation, batch)
+    images = _images(builder, region, modes["ws"])
+    for step in region.steps:
+        emit_step(builder, step)
+    outputs = [(name, c_order(program.tensors[name].shape)) for name in region.outputs]
+    pointers = [builder.request(name, order) for name, order in outputs]
+    files = {name: (C / name).read_text() for name in _COPIED}
+    files["portable/include/gemmini_params.h"] = header
+    makefile = (C / "Makefile").read_text().replace("@GENERATION@", generation)
+    files["Makefile"] = makefile.replace("@SHARE@", "2" if program.array.dataflow == "WS" else "1")
+    files["images.h"] = images
+    files["params.h"] = _params(builder)
+    files["expected.h"] = _expected(builder.layers, outputs, modes)
+    files["main.c"] = _main(builder, region, pointers)
+    files["README.md"] = readme(program, region, builder)
+    for name, content in files.items():
         place = directory / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(content, encoding="utf-8", newline="\n")
-    return CBundle(directory, tuple(sources.files), sources.layers, region.inputs, region.outputs, notes)
+    return CBundle(directory, tuple(sorted(files)), tuple(builder.layers), region.inputs, region.outputs, notes)
