@@ -15,20 +15,8 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from edgeq.backends.systolic.program import (
-    AveragePool,
-    Clamp,
-    Conv,
-    Fc,
-    Float,
-    Layer,
-    Network,
-    Rearrange,
-    ResidualAdd,
-    step_inputs,
-    step_outputs,
-)
-from edgeq.backends.systolic.program import readers as layer_readers
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, MOVES, Windows, recognise
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, insert_behind, part_of, to_bytes, to_proto
@@ -402,7 +390,7 @@ def _spans_zero(activation: ir.Node) -> bool:
     return bounds is not None and bounds[0] <= 0 <= bounds[1]
 
 
-_ANCHORS = (Conv, Fc)
+_ANCHORS = (steps.Conv, steps.Fc)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
 
 Found = dict[str, tuple[Layer, ...]]
@@ -446,7 +434,7 @@ def build_network(
     )
     shapes = {name: sizes(value) or () for name, value in index.values.items()}
     for layer in layers:
-        if isinstance(layer, AveragePool):  # a tensor that the float model does not have
+        if isinstance(layer, steps.AveragePool):  # a tensor that the float model does not have
             shapes.setdefault(layer.output, (*shapes[layer.input][:2], 1, 1))
     used = {*index.inputs, *(n for layer in whole for n in (*step_inputs(layer), *step_outputs(layer)))}
     return Network(
@@ -500,7 +488,7 @@ def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
         first = found[name][0]
         sources = [value for value in node.inputs if value is not None and not is_constant(value)]
         worth = isinstance(first, _ANCHORS) or not integers.isdisjoint(sources)
-        reshapes = isinstance(first, Rearrange) and first.index is None
+        reshapes = isinstance(first, steps.Rearrange) and first.index is None
         if not worth and (reshapes or all(value.is_graph_input() for value in sources)):
             worth = all(_wants_integers(found, value) for value in node.outputs if value.name)
         if worth:
@@ -528,11 +516,11 @@ def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> No
     for node in index.graph:
         layers = found.get(node.name or "")
         layer = layers[0] if layers else None
-        following = only_reader(index.values[layer.output]) if isinstance(layer, Fc | Conv) else None
+        following = only_reader(index.values[layer.output]) if isinstance(layer, steps.Fc | steps.Conv) else None
         name = following.name or "" if following is not None else ""
         if following is None or following.op_type != "Add" or reasons.get(name) != CONSTANT_OPERAND:
             continue
-        assert isinstance(layer, Fc | Conv)
+        assert isinstance(layer, steps.Fc | steps.Conv)
         other = next(values for value in following.inputs if (values := constant(value)) is not None)
         if _per_channel(other, layer) and sizes(following.outputs[0]) == sizes(node.outputs[0]):
             del reasons[name]
@@ -542,29 +530,29 @@ def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> No
             found[name] = ()
 
 
-def _per_channel(values: np.ndarray, layer: Conv | Fc) -> bool:
+def _per_channel(values: np.ndarray, layer: Weighted) -> bool:
     """Whether a constant broadcasts to one value per output channel."""
     if values.size == 1:
         return True
     if values.size != len(layer.bias):
         return False
-    if isinstance(layer, Conv):
+    if isinstance(layer, steps.Conv):
         return values.ndim >= 3 and int(values.shape[-3]) == values.size
     return int(values.shape[-1]) == values.size
 
 
 def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
     """A Relu right behind a convolution, product or sum that only it reads becomes part of it."""
-    read = layer_readers(layers)
+    read = steps.readers(layers)
     folded: list[Layer] = []
     gone: set[str] = set()
     for layer in layers:
         if layer.name in gone:
             continue
-        if isinstance(layer, Conv | Fc | ResidualAdd) and layer.output not in outputs:
+        if isinstance(layer, steps.Conv | steps.Fc | steps.ResidualAdd) and layer.output not in outputs:
             following = read[layer.output]
             clamp = following[0] if len(following) == 1 else None
-            if isinstance(clamp, Clamp) and clamp.low == 0 and math.isinf(clamp.high):
+            if isinstance(clamp, steps.Clamp) and clamp.low == 0 and math.isinf(clamp.high):
                 sources = (*layer.sources, *clamp.sources)
                 gone.add(clamp.name)
                 layer = dataclasses.replace(layer, relu=True, output=clamp.output, sources=sources)
@@ -574,7 +562,7 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
 
 def _float_layer(
     model: ir.Model, nodes: list[ir.Node], read: Collection[str], reasons: Mapping[str, str], number: int
-) -> Float:
+) -> steps.Float:
     """Nodes that stay in float as one layer.
 
     Args:
@@ -592,7 +580,7 @@ def _float_layer(
     kept = {node.name or "": reasons[node.name or ""] for node in nodes}
     content = to_bytes(part_of(model, nodes, inputs, outputs))
     names = tuple(map(name_of, inputs)), tuple(map(name_of, outputs))
-    return Float(f"float/{number}", *names, content, kept, tuple(kept))
+    return steps.Float(f"float/{number}", *names, content, kept, tuple(kept))
 
 
 def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:

@@ -38,23 +38,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.program import (
-    LARGEST,
-    SAME_SCALE,
-    AveragePool,
-    Clamp,
-    Concat,
-    Conv,
-    Fc,
-    Float,
-    Layer,
-    MaxPool,
-    Network,
-    Rearrange,
-    ResidualAdd,
-    step_inputs,
-    step_outputs,
-)
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError
 
@@ -74,8 +59,8 @@ class ChannelGroup:
     """
 
     tensors: tuple[str, ...]
-    writers: tuple[Conv | Fc, ...]
-    readers: tuple[tuple[Conv | Fc, int], ...]
+    writers: tuple[Weighted, ...]
+    readers: tuple[tuple[Weighted, int], ...]
     fixed: str
 
 
@@ -94,15 +79,15 @@ class _Ties:
         self._parent = {name: name for name in network.shapes if name in integers}
         self._fixed: dict[str, str] = {}
         self._flat: dict[str, tuple[str, int]] = {}
-        self._readers: list[tuple[str, tuple[Conv | Fc, int]]] = []
-        self._writers: list[tuple[str, Conv | Fc]] = []
+        self._readers: list[tuple[str, tuple[Weighted, int]]] = []
+        self._writers: list[tuple[str, Weighted]] = []
         self._fix((*network.inputs, *network.outputs), "it is an input or output of the model")
 
     def add(self, layer: Layer) -> None:
         """Record which channel axes a layer ties together, and which it fixes."""
         names = (*step_inputs(layer), *step_outputs(layer))
         match layer:
-            case Conv():
+            case steps.Conv():
                 self._writers.append((layer.output, layer))
                 if layer.depthwise:
                     self._tie(names)
@@ -110,13 +95,13 @@ class _Ties:
                     self._readers.append((layer.input, (layer, 1)))
                 else:
                     self._fix(names, f"{layer.name} is a grouped convolution")
-            case Fc():
+            case steps.Fc():
                 self._add_fc(layer)
-            case Concat() if layer.axis == 1:
+            case steps.Concat() if layer.axis == 1:
                 self._fix(names, f"{layer.name} concatenates its channels with others")
-            case Rearrange():
+            case steps.Rearrange():
                 self._add_move(layer)
-            case Float():
+            case steps.Float():
                 self._fix(names, "a part in float reads or makes it")
             case _:
                 self._tie(names)
@@ -136,7 +121,7 @@ class _Ties:
             found[self._root(name)].append(item)
         return found
 
-    def _add_fc(self, layer: Fc) -> None:
+    def _add_fc(self, layer: steps.Fc) -> None:
         self._writers.append((layer.output, layer))
         if len(self._network.shapes[layer.output]) != 2:
             self._fix([layer.output], f"{layer.name} outputs rows")
@@ -146,10 +131,10 @@ class _Ties:
             source, repeat = self._flat.get(layer.input, (layer.input, 1))
             self._readers.append((source, (layer, repeat)))
 
-    def _add_move(self, layer: Rearrange) -> None:
+    def _add_move(self, layer: steps.Rearrange) -> None:
         before, after = (self._network.shapes[name] for name in (layer.input, layer.output))
         following = [reader for reader in self._network.layers if layer.output in step_inputs(reader)]
-        inside = layer.output not in self._network.outputs and all(isinstance(reader, Fc) for reader in following)
+        inside = layer.output not in self._network.outputs and all(isinstance(reader, steps.Fc) for reader in following)
         if layer.index is None and len(before) > 1 and len(after) > 1 and before[1] == after[1]:
             self._tie([layer.input, layer.output])
         elif layer.index is None and len(after) == 2 and inside:
@@ -185,31 +170,31 @@ def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Netwo
     idle: dict[str, Channels] = {}  # by tensor: channels that are always zero
     layers: list[Layer] = []
     for layer in network.layers:
-        if isinstance(layer, Conv | Fc):
+        if isinstance(layer, Weighted):
             layer = _silenced(layer, idle.get(layer.input))
             most = np.abs(layer.weights.reshape(len(layer.bias), -1)).sum(axis=1) * _LARGEST_INPUT * scales[layer.input]
             low[layer.output] = most + layer.bias <= 0
             if layer.relu:
                 idle[layer.output] = low[layer.output]
-        elif isinstance(layer, Clamp) and layer.low == 0 and layer.input in low:
+        elif isinstance(layer, steps.Clamp) and layer.low == 0 and layer.input in low:
             idle[layer.output] = low[layer.input]
-        elif isinstance(layer, Clamp | MaxPool | AveragePool) and layer.input in idle:
-            if not isinstance(layer, Clamp) or layer.low <= 0 <= layer.high:
+        elif isinstance(layer, steps.Clamp | steps.MaxPool | steps.AveragePool) and layer.input in idle:
+            if not isinstance(layer, steps.Clamp) or layer.low <= 0 <= layer.high:
                 idle[layer.output] = idle[layer.input]
-        elif isinstance(layer, ResidualAdd) and layer.left in idle and layer.right in idle:
+        elif isinstance(layer, steps.ResidualAdd) and layer.left in idle and layer.right in idle:
             idle[step_outputs(layer)[0]] = idle[layer.left] & idle[layer.right]
         layers.append(layer)
     return replace(network, layers=tuple(layers))
 
 
-def _silenced(layer: Conv | Fc, idle: Channels | None) -> Conv | Fc:
+def _silenced(layer: Weighted, idle: Channels | None) -> Weighted:
     """Return `layer` without the weights that read `idle` channels; as it is where it has groups of several."""
     if idle is None or not idle.any():
         return layer
     weights = layer.weights.copy()
-    if isinstance(layer, Conv) and layer.depthwise:
+    if isinstance(layer, steps.Conv) and layer.depthwise:
         weights[idle] = 0.0
-    elif isinstance(layer, Fc) or layer.groups == 1:
+    elif isinstance(layer, steps.Fc) or layer.groups == 1:
         weights[:, idle] = 0.0
     return replace(layer, weights=weights)
 
@@ -232,14 +217,14 @@ def with_offsets(
     layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
     shapes, dtypes, changed, shifted = dict(network.shapes), dict(network.dtypes), dict(scales), {}
     for layer in network.layers:
-        clamp = _relu_behind(layer, network, read) if isinstance(layer, Conv | Fc) else None
-        if not isinstance(layer, Conv | Fc) or clamp is None:
+        clamp = _relu_behind(layer, network, read) if isinstance(layer, Weighted) else None
+        if not isinstance(layer, Weighted) or clamp is None:
             continue
         origin = clamp.output
         step = scales[origin] * 127 / _STEPS
         step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
         # What a Clip cuts off above has to be what saturation cuts off.
-        cut = isinstance(clamp, Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
+        cut = isinstance(clamp, steps.Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
         kept = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
         if kept or cut or not read.get(origin) or not all(map(_absorbs, read[origin])):
             continue
@@ -256,18 +241,18 @@ def with_offsets(
     return replace(network, layers=remaining, shapes=shapes, dtypes=dtypes, shifted=shifted), changed
 
 
-def _relu_behind(layer: Conv | Fc, network: Network, read: Mapping[str, list[Layer]]) -> Conv | Fc | Clamp | None:
+def _relu_behind(layer: Weighted, network: Network, read: Mapping[str, list[Layer]]) -> Weighted | steps.Clamp | None:
     """Return the layer itself where it ends in a relu, or the Clip from 0 that alone reads it; None without either."""
     if layer.relu:
         return layer
     behind = read.get(layer.output, [])
     alone = len(behind) == 1 and layer.output not in network.outputs
-    return next((r for r in behind if alone and isinstance(r, Clamp) and r.low == 0), None)
+    return next((r for r in behind if alone and isinstance(r, steps.Clamp) and r.low == 0), None)
 
 
 def _absorbs(layer: Layer) -> bool:
     """Return whether a layer can take an offset of what it reads into its bias."""
-    return isinstance(layer, Fc) or (isinstance(layer, Conv) and not any(layer.pads))
+    return isinstance(layer, steps.Fc) or (isinstance(layer, steps.Conv) and not any(layer.pads))
 
 
 Order = NDArray[np.int64]
@@ -304,13 +289,13 @@ def best_order(group: ChannelGroup, dim: int) -> Order | None:
     return best if _waste(group.writers, best, dim) < _waste(group.writers, given, dim) else None
 
 
-def _log_ranges(layer: Conv | Fc) -> NDArray[np.float64]:
+def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
     largest = np.abs(layer.weights.reshape(len(layer.weights), -1)).max(axis=1)
     floor = max(float(largest.max(initial=0.0)) * 2.0**-16, 1e-30)
     return np.asarray(np.log2(np.maximum(largest, floor)), np.float64)
 
 
-def _waste(layers: Sequence[Conv | Fc], order: Order, dim: int) -> float:
+def _waste(layers: Sequence[Weighted], order: Order, dim: int) -> float:
     """Bits, summed over layers and channels, that a channel has less than with a scale of its own."""
     total = 0.0
     for layer in layers:
@@ -336,7 +321,7 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
     """
     groups = _groups(network)
     used = _used(network)
-    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, Clamp)}
+    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, steps.Clamp)}
     scales: dict[str, float] = {}
     empty: set[str] = set()
     for members in {id(g): g for g in groups.values()}.values():
@@ -347,14 +332,14 @@ def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_o
                 f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
             )
         bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen)
-        scale = float(np.float32(bound / LARGEST))
+        scale = float(np.float32(bound / steps.LARGEST))
         if bound <= _NOTHING:
             empty.update(members)
             scale = 1.0
         elif powers_of_two:
-            scale = 2.0 ** math.ceil(math.log2(bound / LARGEST))
+            scale = 2.0 ** math.ceil(math.log2(bound / steps.LARGEST))
         scales.update(dict.fromkeys(members, scale))
-    additions = [layer for layer in network.layers if isinstance(layer, ResidualAdd)]
+    additions = [layer for layer in network.layers if isinstance(layer, steps.ResidualAdd)]
     changed = True
     while changed:
         changed = False
@@ -377,7 +362,7 @@ def _groups(network: Network) -> dict[str, list[str]]:
     """Return tensor → all tensors of its scale, itself among them; one list object a group."""
     groups: dict[str, list[str]] = {name: [name] for name in sorted(network.integers)}
     for layer in network.layers:
-        if not isinstance(layer, SAME_SCALE):
+        if not isinstance(layer, steps.SAME_SCALE):
             continue
         first, *others = (*step_outputs(layer), *step_inputs(layer))
         for other in others:
@@ -393,7 +378,7 @@ def _used(network: Network) -> set[str]:
     return {
         name
         for name in network.integers
-        if name in network.outputs or not read[name] or any(not isinstance(r, SAME_SCALE) for r in read[name])
+        if name in network.outputs or not read[name] or any(not isinstance(r, steps.SAME_SCALE) for r in read[name])
     }
 
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fields
+from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.channels import (
     OFFSET,
@@ -28,19 +29,7 @@ from edgeq.backends.systolic.channels import (
 )
 from edgeq.backends.systolic.estimate import coverage, place
 from edgeq.backends.systolic.lower import LARGEST_BIAS, lower
-from edgeq.backends.systolic.program import (
-    LARGEST,
-    Array,
-    ArrayConfig,
-    Conv,
-    Fc,
-    Floats,
-    Network,
-    Program,
-    Tensor,
-    array_config,
-    tile_values,
-)
+from edgeq.backends.systolic.program import Array, Floats, Network, Program, Weighted
 from edgeq.backends.systolic.save import save_program
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order, write_dialect
@@ -56,7 +45,7 @@ from edgeq.model.prepare import PreparedModel, open_in_memory
 from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
-Change = Callable[[Conv | Fc, NDArray[Any]], Conv | Fc]
+Change = Callable[[Weighted, NDArray[Any]], Weighted]
 """Gives a step in place of one, by what it reads: integers [N, ...]."""
 _MOST_TAPS = 1152
 """Most taps of a layer whose weights are rounded: the time grows with the third power, and the gain falls."""
@@ -70,23 +59,23 @@ def rounded_weights(network: Network) -> Change:
     Args:
         network: that the program was made from, with its weights in float.
     """
-    layers: Mapping[str, Conv | Fc] = {layer.name: layer for layer in network.layers if isinstance(layer, Conv | Fc)}
+    layers: Mapping[str, Weighted] = {layer.name: layer for layer in network.layers if isinstance(layer, Weighted)}
 
-    def rounded(step: Conv | Fc, x: NDArray[Any]) -> Conv | Fc:
+    def rounded(step: Weighted, x: NDArray[Any]) -> Weighted:
         """Return `step` with other integers where they are better for input `x`."""
         layer = layers[step.name]
         groups, outputs = getattr(step, "groups", 1), len(step.bias)
         taps = step.weights[0].size
         if taps > _MOST_TAPS:
             return step
-        scales = tile_values(step.tiles, "weight_scale").astype(np.float64)
+        scales = steps.tile_values(step.tiles, "weight_scale").astype(np.float64)
         wanted = (layer.weights.reshape(outputs, taps) / scales[:, None]).reshape(groups, -1, taps)
         patches = _patches(step, x, groups)
         mean = patches.mean(axis=1, keepdims=True)
         centred = patches - mean
         metric = damped(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
         nearest = step.weights.reshape(wanted.shape).astype(np.int64)
-        found = round_rows(wanted, metric, np.array(-LARGEST), np.array(LARGEST))
+        found = round_rows(wanted, metric, np.array(-steps.LARGEST), np.array(steps.LARGEST))
         better = squared(wanted - found, metric) < squared(wanted - nearest, metric)
         chosen = np.where(better[..., None], found, nearest)
         moved = ((nearest - chosen) * mean).sum(axis=2).ravel()
@@ -96,12 +85,12 @@ def rounded_weights(network: Network) -> Change:
     return rounded
 
 
-def _patches(step: Conv | Fc, x: NDArray[Any], groups: int) -> Floats:
+def _patches(step: Weighted, x: NDArray[Any], groups: int) -> Floats:
     """Return what some output positions read, at random: float64 [groups, positions, taps]."""
     taps = step.weights[0].size
     count = int(np.clip(_PATCHES_PER_TAP * taps, _FEWEST, _MOST))
     random = np.random.default_rng(taps)
-    if isinstance(step, Fc):
+    if isinstance(step, steps.Fc):
         rows = x.reshape(-1, taps)
         return np.asarray(rows[random.integers(0, len(rows), count)], np.float64)[None]
     spans = [(size - 1) * dilation + 1 for size, dilation in zip(step.weights.shape[2:], step.dilations, strict=True)]
@@ -119,13 +108,13 @@ _FLAT = 0.05
 def corrected_layers(program: Program) -> dict[str, int]:
     """Tensors of the float model whose means bias correction compares with, in the order of the program, and the axis
     of their channels."""
-    layers = (step for step in program.steps if isinstance(step, Conv | Fc))
+    layers = (step for step in program.steps if isinstance(step, Weighted))
     return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
 
 
-def _channel_axis(step: Conv | Fc) -> int:
+def _channel_axis(step: Weighted) -> int:
     """Of the output: a product may have several rows a sample in front of it."""
-    return 1 if isinstance(step, Conv) else -1
+    return 1 if isinstance(step, steps.Conv) else -1
 
 
 def correct_biases(
@@ -140,7 +129,7 @@ def correct_biases(
     """
     simulator = Simulator(program, keep_sums=True)
 
-    def corrected(step: Conv | Fc, x: Array) -> Conv | Fc:
+    def corrected(step: Weighted, x: Array) -> Weighted:
         """`step` with its bias moved by the mean error of each output channel for input `x`, in units of the sums."""
         step = first(step, x) if first is not None else step
         tensor = program.tensors[step.output]
@@ -152,7 +141,7 @@ def correct_biases(
             return step
         scale = program.tensors[step.input].scale
         assert scale is not None
-        units = tile_values(step.tiles, "weight_scale").astype(np.float64) * scale
+        units = steps.tile_values(step.tiles, "weight_scale").astype(np.float64) * scale
         bias = np.clip(np.rint(step.bias + shift / units), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)
         return replace(step, bias=bias)
 
@@ -164,7 +153,7 @@ def channel_means(values: Array, axis: int) -> Floats:
     return np.asarray(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).mean(axis=1, dtype=np.float64))
 
 
-def _shift(y: Array, mean: Floats, tensor: Tensor, *, relu: bool) -> Floats | None:
+def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Floats | None:
     """By how much the mean of each channel of `y`, [channels, ...], is to move; None where `mean` has others."""
     if len(y) != len(mean):
         return None
@@ -229,7 +218,7 @@ def compile_program(
     prepared: PreparedModel,
     ranges: Mapping[str, Range],
     scheme: Scheme,
-    array: ArrayConfig,
+    array: steps.ArrayConfig,
     samples: Samples | None = None,
 ) -> Program:
     """Quantize a prepared model for an array.
@@ -390,7 +379,7 @@ class SystolicBackend:
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the array cannot do. See `Backend.check`."""
         refuse_wide(scheme, self.title)
-        array_config(self._table)
+        steps.array_config(self._table)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
     def build(
@@ -409,8 +398,8 @@ class SystolicBackend:
         """
         self.check(scheme)
         check_names(prepared, scheme.exclude)
-        program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
-        if not any(isinstance(step, Conv | Fc) for step in program.steps):
+        program = compile_program(prepared, ranges, scheme, steps.array_config(self._table), samples)
+        if not any(isinstance(step, Weighted) for step in program.steps):
             raise ModelError(
                 f"{prepared.source}: nothing in it runs on the array",
                 "Deploy the float model, exclude fewer nodes, or leave this target out",

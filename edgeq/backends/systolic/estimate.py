@@ -23,20 +23,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeq.backends.systolic.program import (
-    ArrayConfig,
-    Conv,
-    Dequantize,
-    Fc,
-    Float,
-    Program,
-    Quantize,
-    ResidualAdd,
-    Step,
-    product_tiles,
-)
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Program, Step, Weighted
 from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import Kind, NodeRun
+from edgeq.measure.node_runs import NodeRun
 from edgeq.model.edit import from_bytes
 from edgeq.util.records import written
 
@@ -82,28 +72,28 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
     whole = array = depthwise = 0
     apart = []
     for step in program.steps:
-        count = sum((macs or {}).get(name, 0) for name in step.reasons) if isinstance(step, Float) else 0
+        count = sum((macs or {}).get(name, 0) for name in step.reasons) if isinstance(step, steps.Float) else 0
         count += step_macs(program, step)
         whole += count
-        inside = isinstance(step, Fc) or (isinstance(step, Conv) and on_array(step, program.array.dim))
+        inside = isinstance(step, steps.Fc) or (isinstance(step, steps.Conv) and on_array(step, program.array.dim))
         array += count if inside else 0
-        if isinstance(step, Conv) and step.depthwise:
+        if isinstance(step, steps.Conv) and step.depthwise:
             depthwise += count
             if not inside:
                 apart.append(count)
     return Placement(whole, array, depthwise, tuple(apart))
 
 
-def on_array(step: Conv, dim: int) -> bool:
+def on_array(step: steps.Conv, dim: int) -> bool:
     """Return whether a convolution runs on the array: its tiles are as wide as that, but for the last."""
     return all((tile.stop - tile.start) % dim == 0 for tile in step.tiles[:-1])
 
 
 def step_macs(program: Program, step: Step) -> int:
     """Return the multiply-accumulates of one sample."""
-    if isinstance(step, Conv):
+    if isinstance(step, steps.Conv):
         return math.prod(step.conv_shape) * int(step.weights[0].size)
-    if isinstance(step, Fc):
+    if isinstance(step, steps.Fc):
         return math.prod(program.tensors[step.output].shape) * int(step.weights.shape[1])
     return 0
 
@@ -114,14 +104,16 @@ def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
     runs: list[NodeRun] = []
     reasons: dict[str, str] = {}
     for step in program.steps:
-        kind: Kind = "conversion" if isinstance(step, Quantize | Dequantize) else "int8"
-        if isinstance(step, Float):
+        kind = type(step).__name__
+        if isinstance(step, steps.Float):
             op_types = {node.name: node.op_type for node in from_bytes(step.model).graph}
             runs += [NodeRun(n, n, op_types.get(n, ""), "float", macs.get(n, 0)) for n in step.reasons]
             reasons |= step.reasons
-            continue
-        source = step.sources[0] if not isinstance(step, Quantize | Dequantize) and step.sources else step.name
-        runs.append(NodeRun(step.name, source, type(step).__name__, kind, step_macs(program, step)))
+        elif isinstance(step, steps.Quantize | steps.Dequantize):
+            runs.append(NodeRun(step.name, step.name, kind, "conversion", 0))
+        else:
+            source = step.sources[0] if step.sources else step.name
+            runs.append(NodeRun(step.name, source, kind, "int8", step_macs(program, step)))
     how = "the program that was compiled for the array"
     return coverage_of(runs, lambda run: reasons[run.name], basis="modelled", how=how)
 
@@ -154,7 +146,7 @@ class Estimate:
     """Layers on the array, in order. An estimate, by the formulas of this module."""
 
     layers: tuple[LayerEstimate, ...]
-    array: ArrayConfig
+    array: steps.ArrayConfig
 
     @property
     def cycles(self) -> int:
@@ -188,19 +180,19 @@ def estimate(program: Program) -> Estimate:
     """Return cycles, DRAM traffic and utilisation of every layer that runs on the array."""
     layers = []
     for step in program.steps:
-        if isinstance(step, Conv) and on_array(step, program.array.dim):
+        if isinstance(step, steps.Conv) and on_array(step, program.array.dim):
             layers.append(_conv(program, step))
-        elif isinstance(step, Fc):
+        elif isinstance(step, steps.Fc):
             outputs, depth = step.weights.shape
             rows = math.prod(program.tensors[step.output].shape) // outputs
             layers.append(_product(program, step, 1, rows, outputs, depth, rows * depth, rows * outputs))
-        elif isinstance(step, ResidualAdd):
+        elif isinstance(step, steps.ResidualAdd):
             size = math.prod(program.tensors[step.output].shape)
             layers.append(LayerEstimate(step.name, 0, -(-3 * size // BYTES_PER_CYCLE), 0, 3 * size, 0.0))
     return Estimate(tuple(layers), program.array)
 
 
-def _conv(program: Program, step: Conv) -> LayerEstimate:
+def _conv(program: Program, step: steps.Conv) -> LayerEstimate:
     _, outputs, rows, columns = step.conv_shape
     read = math.prod(program.tensors[step.input].shape) // step.groups
     written = math.prod(program.tensors[step.output].shape) // step.groups
@@ -209,10 +201,10 @@ def _conv(program: Program, step: Conv) -> LayerEstimate:
 
 
 def _product(
-    program: Program, step: Conv | Fc, groups: int, rows: int, columns: int, depth: int, read: int, written: int
+    program: Program, step: Weighted, groups: int, rows: int, columns: int, depth: int, read: int, written: int
 ) -> LayerEstimate:
     array = program.array
-    tiles = product_tiles(rows, columns, depth, array)
+    tiles = steps.product_tiles(rows, columns, depth, array)
     whole = [-(-size // array.dim) for size in (rows, columns, depth)]
     passes_i, passes_j = -(-whole[0] // tiles.i), -(-whole[1] // tiles.j)
     traffic = groups * (read * passes_j + depth * columns * passes_i + 4 * columns + written)

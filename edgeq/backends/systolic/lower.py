@@ -10,35 +10,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.channels import OFFSET
-from edgeq.backends.systolic.program import (
-    LARGEST,
-    LEAST,
-    ArrayConfig,
-    AveragePool,
-    Clamp,
-    Concat,
-    Conv,
-    Dequantize,
-    Fc,
-    Float,
-    Floats,
-    Int8s,
-    Int32s,
-    Layer,
-    MaxPool,
-    Network,
-    Pool,
-    Program,
-    Quantize,
-    Rearrange,
-    ResidualAdd,
-    Step,
-    Tensor,
-    Tile,
-    step_inputs,
-    step_outputs,
-)
+from edgeq.backends.systolic.program import Layer, Network, Program, Step, Tile, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.model.edit import drop_unused_initializers, from_bytes, to_bytes
 from edgeq.model.quant_params import QuantParams
@@ -48,7 +22,7 @@ _FIELD = 3
 _SIDE = 255
 
 
-def direct(layer: Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether the array's own convolution call computes a layer as it is: one group, no dilation, everything square.
     Other layers become im2col and a product, with the same results."""
     _, _, rows, columns = shapes[layer.input]
@@ -57,9 +31,9 @@ def direct(layer: Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     return layer.groups == 1 and rows == columns and out_rows == out_columns and windows.regular
 
 
-def fusable(layer: Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> Pool | None:
+def fusable(layer: steps.Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> steps.Pool | None:
     """The fused form of a pooling behind a convolution that nothing else reads; None where it cannot be fused."""
-    if not isinstance(following, MaxPool) or not direct(layer, shapes):
+    if not isinstance(following, steps.MaxPool) or not direct(layer, shapes):
         return None
     kernel, strides, pads = following.kernel, following.strides, following.pads
     if not Windows(kernel, strides, following.dilations, pads).regular or max(kernel[0], strides[0], pads[0]) > _FIELD:
@@ -69,14 +43,14 @@ def fusable(layer: Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]
     # The array pads with 0, which a window of negative values would choose.
     if pads[0] and not layer.relu:
         return None
-    return Pool(kernel[0], strides[0], pads[0])
+    return steps.Pool(kernel[0], strides[0], pads[0])
 
 
 def lower(
     name: str,
     network: Network,
     scales: Mapping[str, float],
-    array: ArrayConfig,
+    array: steps.ArrayConfig,
     *,
     depthwise_tile: int | None = None,
 ) -> Program:
@@ -99,9 +73,11 @@ def lower(
 class _Lowering:
     """The steps so far."""
 
-    def __init__(self, network: Network, scales: Mapping[str, float], array: ArrayConfig, depthwise_tile: int) -> None:
+    def __init__(
+        self, network: Network, scales: Mapping[str, float], array: steps.ArrayConfig, depthwise_tile: int
+    ) -> None:
         self.steps: list[Step] = []
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, steps.Tensor] = {}
         self._network, self._scales, self._array, self._depthwise_tile = network, scales, array, depthwise_tile
         self._integers: dict[str, str] = {}
         self._taken = set(network.shapes)
@@ -114,7 +90,7 @@ class _Lowering:
         """Append the steps of a layer, unless it was fused into one before."""
         if layer.name in self._fused:
             return
-        if not isinstance(layer, Float):
+        if not isinstance(layer, steps.Float):
             self.steps.append(self._lowered(layer, [self.as_integer(name) for name in step_inputs(layer)]))
             return
         for name in layer.inputs:
@@ -127,17 +103,17 @@ class _Lowering:
         """Return the float form of a tensor, dequantized once if need be."""
         if name not in self.tensors:
             self._float_tensor(name)
-            self.steps.append(Dequantize(f"{name}_DequantizeLinear", self._integers[name], name))
+            self.steps.append(steps.Dequantize(f"{name}_DequantizeLinear", self._integers[name], name))
         return name
 
     def as_integer(self, name: str) -> str:
         """Return the int8 form of a tensor, quantized once if need be."""
         if name not in self._integers:
-            self.steps.append(Quantize(f"{name}_QuantizeLinear", name, self._integer_tensor(name)))
+            self.steps.append(steps.Quantize(f"{name}_QuantizeLinear", name, self._integer_tensor(name)))
         return self._integers[name]
 
     def _float_tensor(self, name: str) -> None:
-        self.tensors[name] = Tensor(name, self._network.shapes[name], self._network.dtypes[name], None, name)
+        self.tensors[name] = steps.Tensor(name, self._network.shapes[name], self._network.dtypes[name], None, name)
 
     def _integer_tensor(self, name: str) -> str:
         own = f"{name}_quantized"
@@ -146,7 +122,7 @@ class _Lowering:
         self._taken.add(own)
         self._integers[name] = own
         shape, channels = self._network.shapes[name], self._network.channels.get(name)
-        self.tensors[own] = Tensor(own, shape, "int8", self._scales[name], name, channels)
+        self.tensors[own] = steps.Tensor(own, shape, "int8", self._scales[name], name, channels)
         return own
 
     def _lowered(self, layer: Layer, read: Sequence[str]) -> Step:
@@ -154,7 +130,7 @@ class _Lowering:
         output = step_outputs(layer)[0]
         changes: dict[str, Any] = {"input": read[0]}
         match layer:
-            case Conv():
+            case steps.Conv():
                 changes |= self._weights(layer) | {"conv_shape": self._network.shapes[output]}
                 following = self._read[output]
                 alone = len(following) == 1 and output not in self._network.outputs
@@ -164,26 +140,26 @@ class _Lowering:
                     self._fused.add(pooling.name)
                     output = step_outputs(pooling)[0]
                     changes |= {"pool": pool, "sources": (*layer.sources, *pooling.sources)}
-            case Fc():
+            case steps.Fc():
                 changes |= self._weights(layer)
-            case ResidualAdd():
+            case steps.ResidualAdd():
                 to = np.float32(self._scales[output])
                 left, right = (float(np.float32(self._scales[n]) / to) for n in (layer.left, layer.right))
                 changes = {"left": read[0], "right": read[1], "left_multiplier": left, "right_multiplier": right}
-            case AveragePool():
+            case steps.AveragePool():
                 share = np.float32(1 / (layer.kernel[0] * layer.kernel[1]))
                 step = np.float32(np.float32(self._scales[layer.input]) * share)
                 changes["multiplier"] = float(step / np.float32(self._scales[output]))
-            case Clamp():
+            case steps.Clamp():
                 changes["low"], changes["high"] = clamp_integers(layer, self._scales[output])
-            case Concat():
+            case steps.Concat():
                 changes = {"inputs": tuple(read)}
         changes["output"] = self._integer_tensor(output)
-        if isinstance(layer, Rearrange):
+        if isinstance(layer, steps.Rearrange):
             changes["model"] = _on_integers(layer.model, read[0], changes["output"])
         return replace(layer, **changes)
 
-    def _weights(self, layer: Conv | Fc) -> dict[str, Any]:
+    def _weights(self, layer: Weighted) -> dict[str, Any]:
         """Return the fields of a layer that its integers are in."""
         weights, bias, tiles = quantize_weights(
             layer.weights,
@@ -197,10 +173,10 @@ class _Lowering:
             bias = bias + np.int32(OFFSET) * weights.reshape(len(bias), -1).sum(axis=1, dtype=np.int32)
         return {"weights": weights, "bias": bias, "tiles": tiles}
 
-    def _tile_width(self, layer: Conv | Fc) -> int:
+    def _tile_width(self, layer: Weighted) -> int:
         """Return the channels that share a scale at least. Tiles would cut through the groups of a grouped
         convolution."""
-        if isinstance(layer, Fc) or layer.groups == 1:
+        if isinstance(layer, steps.Fc) or layer.groups == 1:
             return self._array.dim
         return self._depthwise_tile if layer.depthwise else len(layer.bias)
 
@@ -222,9 +198,9 @@ def _on_integers(content: bytes, source: str, target: str) -> bytes:
     return to_bytes(part)
 
 
-def clamp_integers(layer: Clamp, scale: float) -> tuple[int, int]:
+def clamp_integers(layer: steps.Clamp, scale: float) -> tuple[int, int]:
     """The integers that a clamp's bounds are nearest to."""
-    low, high = (int(np.clip(np.rint(bound / scale), LEAST, LARGEST)) for bound in (layer.low, layer.high))
+    low, high = (int(np.clip(np.rint(bound / scale), steps.LEAST, steps.LARGEST)) for bound in (layer.low, layer.high))
     return low, high
 
 
@@ -236,15 +212,15 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
     replaced: dict[str, Layer] = {}
     gone: set[str] = set()
     for layer in network.layers:
-        if not isinstance(layer, Clamp):
+        if not isinstance(layer, steps.Clamp):
             continue
         low, high = clamp_integers(layer, scales[layer.output])
         maker = makers.get(layer.input)
         if maker is not None:
             maker = replaced.get(maker.name, maker)
-        if not isinstance(maker, Conv | Fc | ResidualAdd) or len(read[layer.input]) > 1:
+        if not isinstance(maker, steps.Conv | steps.Fc | steps.ResidualAdd) or len(read[layer.input]) > 1:
             continue
-        if layer.input in network.outputs or high < LARGEST or LEAST + 1 < low < 0:
+        if layer.input in network.outputs or high < steps.LARGEST or steps.LEAST + 1 < low < 0:
             continue
         sources = (*maker.sources, *layer.sources)
         replaced[maker.name] = replace(maker, output=layer.output, relu=maker.relu or low == 0, sources=sources)
@@ -254,14 +230,14 @@ def _without_idle_clamps(network: Network, scales: Mapping[str, float]) -> Netwo
 
 
 def quantize_weights(
-    weights: Floats,
-    bias: Floats,
+    weights: steps.Floats,
+    bias: steps.Floats,
     *,
     input_scale: float,
     output_scale: float,
     dim: int,
     powers_of_two: bool,
-) -> tuple[Int8s, Int32s, tuple[Tile, ...]]:
+) -> tuple[steps.Int8s, steps.Int32s, tuple[Tile, ...]]:
     """Quantize weights [O, ...] symmetrically to -127..127, bias to int32 at input scale · weight scale.
 
     Args:
@@ -281,28 +257,28 @@ def quantize_weights(
         tiles.append(Tile(start, stop, float(np.float32(scale)), float(np.float32(product / np.float32(output_scale)))))
     scales = np.repeat([t.weight_scale for t in tiles], [t.stop - t.start for t in tiles])
     zeros = np.zeros(outputs, np.int64)
-    steps = (np.float32(input_scale) * scales.astype(np.float32)).astype(np.float64)
+    units = (np.float32(input_scale) * scales.astype(np.float32)).astype(np.float64)
     integers = QuantParams(scales, zeros, ir.DataType.INT8, narrow=True).quantize(rows)
-    biases = QuantParams(steps, zeros, ir.DataType.INT32).quantize(bias)
+    biases = QuantParams(units, zeros, ir.DataType.INT32).quantize(bias)
     return integers.reshape(weights.shape), biases, tuple(tiles)
 
 
-def _scale(rows: Floats, bias: Floats, input_scale: float) -> float:
+def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
     """Scale of one tile. Where its weights are tiny beside its bias, the range of the int32 bias decides."""
-    largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / LARGEST
+    largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / steps.LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
     least = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)
     return float(np.float32(max(largest, least))) or 1.0
 
 
-def _grid(rows: Floats) -> float:
+def _grid(rows: steps.Floats) -> float:
     """The step of a grid of at most 127 steps that holds all values, as weights that were quantized before have one; 0
     where there is none."""
     flat = rows.ravel()
     largest = float(np.abs(flat).max(initial=0.0))
     if not largest:
         return 0.0
-    for count in range(LARGEST, 0, -1):
+    for count in range(steps.LARGEST, 0, -1):
         places = flat[:_FIRST] * (count / largest)
         if np.abs(places - np.rint(places)).max() > _ON_GRID:
             continue

@@ -407,7 +407,8 @@ class Float:
     sources: tuple[str, ...] = ()
 
 
-Layer = Conv | Fc | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
+Weighted = Conv | Fc
+Layer = Weighted | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
 Step = Quantize | Dequantize | Layer
 SAME_SCALE = (MaxPool, Clamp, Concat, Rearrange)
 """Steps that pass integers on: their inputs and outputs share one scale."""

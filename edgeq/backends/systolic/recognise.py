@@ -22,20 +22,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgeq.backends.systolic.program import (
-    LARGEST,
-    AveragePool,
-    Clamp,
-    Concat,
-    Conv,
-    Fc,
-    Layer,
-    MaxPool,
-    Pads,
-    Pair,
-    Rearrange,
-    ResidualAdd,
-)
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Layer, Pads, Pair
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, part_of, replace_value, to_bytes
@@ -96,7 +84,7 @@ def _conv(node: ir.Node) -> Found:
     windows = Windows.of(node, _shape(node.inputs[0]), (weights.shape[2], weights.shape[3]))
     exact = weights.astype(np.float64), np.zeros(len(weights)) if bias is None else bias.astype(np.float64)
     groups = node.attributes.get_int("group", 1)
-    return (Conv(*_names(node), *exact, groups, windows.strides, windows.dilations, windows.pads),)
+    return (steps.Conv(*_names(node), *exact, groups, windows.strides, windows.dilations, windows.pads),)
 
 
 def _gemm(node: ir.Node) -> Found:
@@ -113,7 +101,7 @@ def _gemm(node: ir.Node) -> Found:
         if addend is None or (addend.ndim > 1 and addend.shape[0] != 1):
             return "its third matrix is not one constant row"
         bias = np.broadcast_to(addend.astype(np.float64).ravel(), (len(rows),)) * float(a.get("beta", 1.0))
-    return (Fc(*_names(node), rows, bias),)
+    return (steps.Fc(*_names(node), rows, bias),)
 
 
 def _matmul(node: ir.Node) -> Found:
@@ -121,7 +109,7 @@ def _matmul(node: ir.Node) -> Found:
     if weights is None or weights.ndim != 2:
         return "it multiplies two activations; the array's weights are constant matrices here"
     rows = weights.T.astype(np.float64)
-    return (Fc(*_names(node), rows, np.zeros(len(rows))),)
+    return (steps.Fc(*_names(node), rows, np.zeros(len(rows))),)
 
 
 def _add(node: ir.Node) -> Found:
@@ -132,7 +120,7 @@ def _add(node: ir.Node) -> Found:
         return CONSTANT_OPERAND
     if _shape(left) != _shape(right):
         return "its operands have different shapes"
-    return (ResidualAdd(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)
+    return (steps.ResidualAdd(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)
 
 
 def _max_pool(node: ir.Node) -> Found:
@@ -145,7 +133,7 @@ def _max_pool(node: ir.Node) -> Found:
         return "with ceil_mode, its last windows reach further than padding can"
     windows = Windows.of(node, shape)
     pads = _reaching(windows, shape, pooled)
-    return (MaxPool(*_names(node), windows.kernel, windows.strides, windows.dilations, pads),)
+    return (steps.MaxPool(*_names(node), windows.kernel, windows.strides, windows.dilations, pads),)
 
 
 def _average_pool(node: ir.Node) -> Found:
@@ -159,7 +147,7 @@ def _average_pool(node: ir.Node) -> Found:
         return "windows at the border average fewer values, so that one multiplier does not suffice"
     if _reaching(windows, shape, pooled) != windows.pads:
         return "with ceil_mode, its last windows average fewer values, so that one multiplier does not suffice"
-    return (AveragePool(*_names(node), windows.kernel, windows.strides, windows.pads),)
+    return (steps.AveragePool(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 
 def _global_average(node: ir.Node) -> Found:
@@ -181,8 +169,8 @@ def _reduce_mean(node: ir.Node) -> Found:
     return average, reshape_move(f"{name}/flat", pooled, output, _shape(node.outputs[0]))
 
 
-def _whole_average(name: str, source: str, output: str, shape: tuple[int, ...]) -> AveragePool:
-    return AveragePool(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
+def _whole_average(name: str, source: str, output: str, shape: tuple[int, ...]) -> steps.AveragePool:
+    return steps.AveragePool(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
 
 
 def _clamp(node: ir.Node) -> Found:
@@ -191,7 +179,7 @@ def _clamp(node: ir.Node) -> Found:
         return "its bounds are computed, not constant"
     if not bounds[0] <= 0 <= bounds[1]:
         return "zero is not between its bounds"
-    return (Clamp(*_names(node), *bounds),)
+    return (steps.Clamp(*_names(node), *bounds),)
 
 
 def _concat(node: ir.Node) -> Found:
@@ -200,7 +188,7 @@ def _concat(node: ir.Node) -> Found:
     axis = int(attributes(node)["axis"]) % len(_shape(node.outputs[0]))
     if axis == 0:
         return "it joins along the batch"
-    return (Concat(_name(node), tuple(map(name_of, node.inputs)), name_of(node.outputs[0]), axis),)
+    return (steps.Concat(_name(node), tuple(map(name_of, node.inputs)), name_of(node.outputs[0]), axis),)
 
 
 _KINDS: Mapping[str, Callable[[ir.Node], Found]] = {
@@ -300,8 +288,8 @@ def adopt(source: Path, destination: Path) -> Adoption:
         found[origin] = params
     RemoveUnusedNodesPass()(model)
     save_model(model, destination)
-    steps = {value.name or "": params for value, params in found.items()}
-    return Adoption(destination, {name: _covered(params) for name, params in steps.items()}, _notes(steps))
+    scales = {value.name or "": params for value, params in found.items()}
+    return Adoption(destination, {name: _covered(params) for name, params in scales.items()}, _notes(scales))
 
 
 def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
@@ -343,11 +331,11 @@ def _covered(params: QuantParams) -> Range:
     return Range(-bound, bound, kept=True)
 
 
-def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
+def _notes(scales: Mapping[str, QuantParams]) -> tuple[str, ...]:
     notes = []
-    growth = {name: _covered(params).high / LARGEST / params.scale.item() for name, params in steps.items()}
+    growth = {name: _covered(params).high / steps.LARGEST / params.scale.item() for name, params in scales.items()}
     grown = {name: factor for name, factor in growth.items() if factor > 1.001}
-    same = len(steps) - len(grown)
+    same = len(scales) - len(grown)
     if same:
         notes.append(f"{same} activation scales of the quantized model are kept")
     if grown:
@@ -378,7 +366,7 @@ _RESHAPE_OPSET = 13
 _RESHAPE_IR = 7
 
 
-def recognise_move(model: ir.Model, node: ir.Node) -> tuple[Rearrange, ...] | str:
+def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...] | str:
     """Return the layers of a node of `MOVES`, one for each output, or why it stays in float."""
     source = node.inputs[0]
     if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
@@ -405,11 +393,11 @@ def recognise_move(model: ir.Model, node: ir.Node) -> tuple[Rearrange, ...] | st
             layers.append(reshape_move(name, name_of(source), name_of(output), values.shape))
             continue
         part = to_bytes(part_of(model, [node], [source], [output]))
-        layers.append(Rearrange(name, name_of(source), name_of(output), index, part))
+        layers.append(steps.Rearrange(name, name_of(source), name_of(output), index, part))
     return tuple(layers)
 
 
-def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> Rearrange:
+def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> steps.Rearrange:
     """Return the layer that reshapes each sample to `shape` (batch 1 in front)."""
     target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
     before, after = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
@@ -417,7 +405,7 @@ def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) ->
     reshape = ir.Node("", "Reshape", [before, size], outputs=[after], name=name)
     opsets = {"": _RESHAPE_OPSET}
     graph = ir.Graph([before], [after], nodes=[reshape], initializers=[size], opset_imports=opsets, name="part")
-    return Rearrange(name, source, output, None, to_bytes(ir.Model(graph, ir_version=_RESHAPE_IR)))
+    return steps.Rearrange(name, source, output, None, to_bytes(ir.Model(graph, ir_version=_RESHAPE_IR)))
 
 
 def _rescales(node: ir.Node) -> str:
@@ -474,8 +462,8 @@ class Windows:
         for axis in (0, 1):
             before, stride = shape[2 + axis] + self.pads[axis], self.strides[axis]
             extent = before + self.pads[2 + axis] - (self.kernel[axis] - 1) * self.dilations[axis] - 1
-            steps = -(-extent // stride)
-            found.append((steps if steps * stride < before else steps - 1) + 1)
+            count = -(-extent // stride)
+            found.append((count if count * stride < before else count - 1) + 1)
         return found[0], found[1]
 
     def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:

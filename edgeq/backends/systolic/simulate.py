@@ -15,32 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.program import (
-    Array,
-    AveragePool,
-    Clamp,
-    Concat,
-    Conv,
-    Dataflow,
-    Dequantize,
-    Fc,
-    Float,
-    Int8s,
-    Int32s,
-    MaxPool,
-    Pads,
-    Pair,
-    Program,
-    Quantize,
-    Rearrange,
-    ResidualAdd,
-    Step,
-    Tile,
-    product_tiles,
-    step_inputs,
-    step_outputs,
-    tile_values,
-)
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Array, Int8s, Pair, Program, Step, Weighted, step_inputs, step_outputs
 from edgeq.errors import DataError
 from edgeq.run.session import SessionSettings, open_session
 
@@ -57,7 +33,7 @@ def exact_type(weights: Int8s) -> type[np.floating[Any]]:
 
 
 def convolve(
-    x: Int8s, weights: Int8s, groups: int, strides: Pair, dilations: Pair, pads: Pads, *, k_tile: int = 0
+    x: Int8s, weights: Int8s, groups: int, strides: Pair, dilations: Pair, pads: steps.Pads, *, k_tile: int = 0
 ) -> NDArray[Any]:
     """Σ a·w of int8 [N, I, H, W] with int8 [O, I / groups, kh, kw]: [N, O, rows, columns], exact, as a float array.
 
@@ -104,7 +80,7 @@ def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArra
     return np.asarray(sum(parts))
 
 
-def wrapped(sums: NDArray[Any], bias: Int32s) -> tuple[Int32s, int]:
+def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
     """Exact sums plus bias (which broadcasts) as the int32 accumulator holds them, and how many of them wrapped."""
     if sums.dtype == np.float32:
         # Below 2^24 in magnitude: only a large bias can carry a sum out of int32.
@@ -119,7 +95,7 @@ def wrapped(sums: NDArray[Any], bias: Int32s) -> tuple[Int32s, int]:
 
 
 def largest_in_windows(
-    x: Int8s, kernel: Pair, strides: Pair, dilations: Pair, pads: Pads, size: Sequence[int], *, fill: int = -128
+    x: Int8s, kernel: Pair, strides: Pair, dilations: Pair, pads: steps.Pads, size: Sequence[int], *, fill: int = -128
 ) -> Int8s:
     """Max pooling to `size` (rows, columns); `fill` stands in the padding."""
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])), constant_values=fill)
@@ -131,7 +107,7 @@ def largest_in_windows(
     return best
 
 
-def sum_windows(x: Int8s, kernel: Pair, strides: Pair, pads: Pads, size: Sequence[int]) -> Int32s:
+def sum_windows(x: Int8s, kernel: Pair, strides: Pair, pads: steps.Pads, size: Sequence[int]) -> steps.Int32s:
     """Sums over windows of the zero-padded input."""
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(np.int32)
     if kernel == padded.shape[2:]:
@@ -255,7 +231,7 @@ class Simulator:
     """
 
     def __init__(
-        self, program: Program, *, rounding: Rounding = "even", dataflow: Dataflow = "WS", keep_sums: bool = False
+        self, program: Program, *, rounding: Rounding = "even", dataflow: steps.Dataflow = "WS", keep_sums: bool = False
     ) -> None:
         self.program = program
         self._tensors, self._array = program.tensors, program.array
@@ -265,7 +241,7 @@ class Simulator:
         self._sessions = {
             step.name: open_session(step.model, SessionSettings(intra_op_threads=1))
             for step in program.steps
-            if isinstance(step, Float)
+            if isinstance(step, steps.Float)
         }
         self._last_use = {name: number for number, step in enumerate(program.steps) for name in step_inputs(step)}
         self._last_use |= dict.fromkeys(program.outputs, len(program.steps))
@@ -294,7 +270,7 @@ class Simulator:
                 part += map(np.atleast_1d, found) if isinstance(found, list) else [found]
         return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(runs.values()))
 
-    def walk(self, inputs: Mapping[str, Array], change: Callable[[Conv | Fc, Array], Conv | Fc]) -> tuple[Step, ...]:
+    def walk(self, inputs: Mapping[str, Array], change: Callable[[Weighted, Array], Weighted]) -> tuple[Step, ...]:
         """Run all samples at once, each Conv and Fc as `change` (given the step and what it reads) makes it.
 
         Returns:
@@ -302,13 +278,13 @@ class Simulator:
         """
         self._check(inputs)
         values = self._values(inputs)
-        steps: list[Step] = []
+        ran: list[Step] = []
         for number, step in enumerate(self.program.steps):
-            if isinstance(step, Conv | Fc):
+            if isinstance(step, Weighted):
                 step = change(step, np.asarray(values[step.input]))
-            steps.append(step)
+            ran.append(step)
             self._run(number, step, values, {}, ())
-        return tuple(steps)
+        return tuple(ran)
 
     def compute(self, step: Step, read: list[Array], runs: Runs | None = None) -> Array:
         """Return the output of a step that is not in float.
@@ -321,26 +297,26 @@ class Simulator:
         x = read[0]
         output = self._tensors[step_outputs(step)[0]]
         match step:
-            case Quantize():
+            case steps.Quantize():
                 return output.params.quantize(x)
-            case Dequantize():
+            case steps.Dequantize():
                 return self._tensors[step.input].params.dequantize(x)
-            case Conv():
+            case steps.Conv():
                 return self._conv(step, x, runs)
-            case Fc():
+            case steps.Fc():
                 return self._fc(step, x, runs)
-            case ResidualAdd():
+            case steps.ResidualAdd():
                 return self._add(step, x, read[1], runs)
-            case MaxPool():
+            case steps.MaxPool():
                 return largest_in_windows(x, step.kernel, step.strides, step.dilations, step.pads, output.shape[2:])
-            case AveragePool():
+            case steps.AveragePool():
                 sums = sum_windows(x, step.kernel, step.strides, step.pads, output.shape[2:])
                 return saturate(rescale(sums, np.float32(step.multiplier)))
-            case Clamp():
+            case steps.Clamp():
                 return np.clip(x, np.int8(step.low), np.int8(step.high))
-            case Concat():
+            case steps.Concat():
                 return np.concatenate(read, axis=step.axis)
-            case Rearrange():
+            case steps.Rearrange():
                 if step.index is not None:
                     x = np.where(step.index < 0, np.int8(0), x.reshape(len(x), -1)[:, step.index])
                 return x.reshape(len(x), *output.shape[1:])
@@ -348,7 +324,7 @@ class Simulator:
 
     def _run(self, number: int, step: Step, values: dict[str, Values], runs: Runs, wanted: Collection[str]) -> None:
         """Add what a step makes to `values`, and drop what nothing reads any more."""
-        if isinstance(step, Float):
+        if isinstance(step, steps.Float):
             values.update(self._float(step, values))
         else:
             read = [np.asarray(values[name]) for name in step_inputs(step)]
@@ -380,7 +356,7 @@ class Simulator:
             raise DataError("the inputs have no or differing numbers of samples", "Give as many of each")
         return counts.pop()
 
-    def _float(self, step: Float, values: Mapping[str, Values]) -> dict[str, Values]:
+    def _float(self, step: steps.Float, values: Mapping[str, Values]) -> dict[str, Values]:
         """Run a float part sample by sample: it may have the batch of 1 in its constants."""
         session = self._sessions[step.name]
         # A part may read nothing but constants.
@@ -395,7 +371,7 @@ class Simulator:
             for name, found in made.items()
         }
 
-    def _conv(self, step: Conv, x: Int8s, runs: Runs) -> Int8s:
+    def _conv(self, step: steps.Conv, x: Int8s, runs: Runs) -> Int8s:
         # A step that is run again with another bias has the same sums.
         if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
             sums = self._sums[2]
@@ -411,7 +387,7 @@ class Simulator:
             y, (p.size, p.size), (p.stride, p.stride), (1, 1), (p.padding,) * 4, size, fill=0 if p.padding else -128
         )
 
-    def _convolved(self, step: Conv, x: Int8s) -> Array:
+    def _convolved(self, step: steps.Conv, x: Int8s) -> Array:
         """Return the sums. Output stationary, they come from one product for each group of channels and each tile with
         its own scale."""
         if self._dataflow == "WS":
@@ -425,7 +401,7 @@ class Simulator:
             parts.append(convolve(own, weights, 1, step.strides, step.dilations, step.pads, k_tile=k_tile))
         return np.concatenate(parts, axis=1)
 
-    def _fc(self, step: Fc, x: Int8s, runs: Runs) -> Int8s:
+    def _fc(self, step: steps.Fc, x: Int8s, runs: Runs) -> Int8s:
         outputs, depth = step.weights.shape
         kind = exact_type(step.weights)
         matrix = x.reshape(-1, depth).astype(kind)
@@ -440,23 +416,23 @@ class Simulator:
     def _k_tile(self, rows: int, columns: int, depth: int) -> int:
         if self._dataflow == "WS":
             return 0
-        return product_tiles(rows, columns, depth, self._array).k * self._array.dim
+        return steps.product_tiles(rows, columns, depth, self._array).k * self._array.dim
 
-    def _finish(self, step: Conv | Fc, sums: Array, shape: tuple[int, ...], runs: Runs) -> Int8s:
+    def _finish(self, step: Weighted, sums: Array, shape: tuple[int, ...], runs: Runs) -> Int8s:
         """Add the bias to sums, rescale and saturate them.
 
         Args:
             shape: of a value for each output channel, to broadcast.
         """
         accumulator, overflows = wrapped(sums, step.bias.reshape(shape))
-        multipliers = tile_values(step.tiles, "multiplier").reshape(shape)
+        multipliers = steps.tile_values(step.tiles, "multiplier").reshape(shape)
         if self._array.output_scale == "shift":
             scaled = shift_right(accumulator, -np.log2(multipliers).astype(np.int64))
         else:
             scaled = rescale(accumulator, multipliers, rounding=self._rounding)
         return self._saturated(step, scaled, overflows, runs)
 
-    def _add(self, step: ResidualAdd, left: Int8s, right: Int8s, runs: Runs) -> Int8s:
+    def _add(self, step: steps.ResidualAdd, left: Int8s, right: Int8s, runs: Runs) -> Int8s:
         parts = [
             np.clip(round_values(x.astype(np.float32) * np.float32(factor), rounding=self._rounding), -128, 127)
             for x, factor in ((left, step.left_multiplier), (right, step.right_multiplier))
@@ -464,7 +440,7 @@ class Simulator:
         return self._saturated(step, parts[0] + parts[1], 0, runs)
 
     def _saturated(
-        self, step: Conv | Fc | ResidualAdd, results: NDArray[np.float32], overflows: int, runs: Runs
+        self, step: steps.Conv | steps.Fc | steps.ResidualAdd, results: NDArray[np.float32], overflows: int, runs: Runs
     ) -> Int8s:
         """Saturate results, and count in `runs` what that cuts."""
         cut = int(np.count_nonzero(results > 127))
@@ -482,7 +458,7 @@ def simulate(
     *,
     keep: Sequence[str] | None = None,
     rounding: Rounding = "even",
-    dataflow: Dataflow = "WS",
+    dataflow: steps.Dataflow = "WS",
 ) -> Simulation:
     """Run `program` on samples [N, ...]. See `Simulator.run`; use a `Simulator` to run the same program often.
 
@@ -497,7 +473,7 @@ def _sample(values: Values, place: int) -> Array:
     return values[place] if isinstance(values, list) else values[place : place + 1]
 
 
-def _slices(tiles: tuple[Tile, ...], group: int) -> list[tuple[int, int]]:
+def _slices(tiles: tuple[steps.Tile, ...], group: int) -> list[tuple[int, int]]:
     """Return (start, stop) of the output channels of each tile within each group of `group` channels."""
     edges = {0, *(tile.stop for tile in tiles), *range(group, tiles[-1].stop + 1, group)}
     return list(itertools.pairwise(sorted(edges)))

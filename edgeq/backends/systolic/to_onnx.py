@@ -40,25 +40,8 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.program import (
-    Array,
-    AveragePool,
-    Clamp,
-    Concat,
-    Conv,
-    Dequantize,
-    Fc,
-    Float,
-    MaxPool,
-    Pads,
-    Pool,
-    Program,
-    Quantize,
-    Rearrange,
-    ResidualAdd,
-    Tile,
-    tile_values,
-)
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Array, Pads, Pool, Program, Tile, Weighted, tile_values
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.errors import ModelError
 from edgeq.model.edit import Editor, forget_types, from_bytes
@@ -111,19 +94,19 @@ class _Writer:
         self._tensors = {name for name in program.tensors if name not in self._values}
         for name in sorted(self._tensors):
             self._editor.free_value_name(name)
-        self._read_in_float = {name for step in program.steps if isinstance(step, Float) for name in step.inputs}
+        self._read_in_float = {name for step in program.steps if isinstance(step, steps.Float) for name in step.inputs}
         write: Mapping[type, Callable[[Any], object]] = {
-            Quantize: self._quantize,
-            Dequantize: self._dequantize,
-            Conv: self._conv,
-            Fc: self._fc,
-            ResidualAdd: self._add,
-            MaxPool: self._max_pool,
-            AveragePool: self._average,
-            Clamp: self._clamp,
-            Concat: self._concat,
-            Rearrange: self._rearrange,
-            Float: self._float,
+            steps.Quantize: self._quantize,
+            steps.Dequantize: self._dequantize,
+            steps.Conv: self._conv,
+            steps.Fc: self._fc,
+            steps.ResidualAdd: self._add,
+            steps.MaxPool: self._max_pool,
+            steps.AveragePool: self._average,
+            steps.Clamp: self._clamp,
+            steps.Concat: self._concat,
+            steps.Rearrange: self._rearrange,
+            steps.Float: self._float,
         }
         for step in program.steps:
             write[type(step)](step)
@@ -132,11 +115,11 @@ class _Writer:
 
     # Steps.
 
-    def _quantize(self, step: Quantize) -> None:
+    def _quantize(self, step: steps.Quantize) -> None:
         inputs = [self._values[step.input], *self._params(step.output)]
         self._node("QuantizeLinear", inputs, step.name, step.output)
 
-    def _dequantize(self, step: Dequantize) -> None:
+    def _dequantize(self, step: steps.Dequantize) -> None:
         if step.output not in self._read_in_float:
             self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
             return
@@ -146,7 +129,7 @@ class _Writer:
         made = self._as_float(step.input, f"{step.name}/cast", f"{step.input}/float")
         self._node("Mul", [made, scales], step.name, step.output)
 
-    def _conv(self, step: Conv) -> None:
+    def _conv(self, step: steps.Conv) -> None:
         made = self._qlinear_conv(
             step.name,
             self._operand(step.input),
@@ -163,7 +146,7 @@ class _Writer:
         if step.pool is not None:
             self._pool(step.pool, made, f"{step.name}/pool", step.output)
 
-    def _fc(self, step: Fc) -> None:
+    def _fc(self, step: steps.Fc) -> None:
         name, depth = step.name, step.weights.shape[1]
         shape = self._program.tensors[step.output].shape
         column = self._constant(f"{name}/column", np.array([-1, depth, 1, 1], np.int64))
@@ -171,14 +154,14 @@ class _Writer:
         rows = self._node("Reshape", [self._values[step.input], column], f"{name}/as-image", f"{name}/rows")
         self._node("Reshape", [self._product(step, rows), back], f"{name}/as-rows", step.output)
 
-    def _product(self, step: Fc, rows: ir.Value) -> ir.Value:
+    def _product(self, step: steps.Fc, rows: ir.Value) -> ir.Value:
         """Write a product as a convolution of 1 × 1 of `rows` [N, K, 1, 1]."""
         layer = (step.weights[:, :, None, None], _scales(step.tiles), step.bias)
         source = (rows, *self._params(step.input))
         made = self._qlinear_conv(step.name, source, layer, step.output, f"{step.name}/product")
         return self._relu(step.name, made, f"{step.name}/relu") if step.relu else made
 
-    def _add(self, step: ResidualAdd) -> None:
+    def _add(self, step: steps.ResidualAdd) -> None:
         name = step.name
         low, zero, high = (self._constant(f"float/{v}", np.array(v, np.float32)) for v in (-128, 0, 127))
         parts = []
@@ -195,11 +178,11 @@ class _Writer:
         # What has the sum's name makes its integers: a tensor of other units is not to be taken for the sum.
         self._node("Cast", [total], name, step.output, to=ir.DataType.INT8)
 
-    def _max_pool(self, step: MaxPool) -> None:
+    def _max_pool(self, step: steps.MaxPool) -> None:
         windows: dict[str, Any] = {"kernel_shape": step.kernel, "strides": step.strides, "dilations": step.dilations}
         self._node("MaxPool", [self._values[step.input]], step.name, step.output, pads=step.pads, **windows)
 
-    def _average(self, step: AveragePool) -> None:
+    def _average(self, step: steps.AveragePool) -> None:
         """Write a depthwise convolution with ones; its weight scale is 1 / window."""
         channels = self._program.tensors[step.input].shape[1]
         ones = np.ones((channels, 1, *step.kernel), np.int8)
@@ -207,17 +190,17 @@ class _Writer:
         windows: dict[str, Any] = {"strides": step.strides, "pads": step.pads}
         self._qlinear_conv(step.name, self._operand(step.input), layer, step.output, group=channels, **windows)
 
-    def _clamp(self, step: Clamp) -> None:
+    def _clamp(self, step: steps.Clamp) -> None:
         bounds = [self._constant(f"int8/{v}", np.array(v, np.int8)) for v in (step.low, step.high)]
         self._node("Clip", [self._values[step.input], *bounds], step.name, step.output)
 
-    def _concat(self, step: Concat) -> None:
+    def _concat(self, step: steps.Concat) -> None:
         self._node("Concat", [self._values[name] for name in step.inputs], step.name, step.output, axis=step.axis)
 
-    def _rearrange(self, step: Rearrange) -> None:
+    def _rearrange(self, step: steps.Rearrange) -> None:
         self._graft(from_bytes(step.model), {step.input: self._values[step.input]}, step.name)
 
-    def _float(self, step: Float) -> None:
+    def _float(self, step: steps.Float) -> None:
         self._graft(from_bytes(step.model), {name: self._values[name] for name in step.inputs}, step.name)
 
     # What steps are written with.
@@ -341,13 +324,15 @@ def in_origin_order(program: Program) -> Program:
     """`program` with every tensor's channels as the float model has them, and a tile for each channel of a layer whose
     results moved: for reference, not for an array."""
     places = {name: np.argsort(t.channels) for name, t in program.tensors.items() if t.channels is not None}
-    reshaped = {s.output: s.input for s in program.steps if isinstance(s, Rearrange) and s.index is None}
-    steps = tuple(_restored(step, places, reshaped) if isinstance(step, Conv | Fc) else step for step in program.steps)
+    reshaped = {s.output: s.input for s in program.steps if isinstance(s, steps.Rearrange) and s.index is None}
+    restored = tuple(
+        _restored(step, places, reshaped) if isinstance(step, Weighted) else step for step in program.steps
+    )
     tensors = {name: replace(tensor, channels=None) for name, tensor in program.tensors.items()}
-    return replace(program, steps=steps, tensors=tensors)
+    return replace(program, steps=restored, tensors=tensors)
 
 
-def _restored(step: Conv | Fc, places: Mapping[str, Order], reshaped: Mapping[str, str]) -> Conv | Fc:
+def _restored(step: Weighted, places: Mapping[str, Order], reshaped: Mapping[str, str]) -> Weighted:
     """A layer that reads and writes channels in the float model's order."""
     weights, bias, tiles = step.weights, step.bias, step.tiles
     outputs = places.get(step.output)
@@ -355,7 +340,7 @@ def _restored(step: Conv | Fc, places: Mapping[str, Order], reshaped: Mapping[st
         scales, multipliers = (tile_values(tiles, field)[outputs].tolist() for field in ("weight_scale", "multiplier"))
         tiles = tuple(Tile(i, i + 1, *both) for i, both in enumerate(zip(scales, multipliers, strict=True)))
         weights, bias = weights[outputs], bias[outputs]
-    if isinstance(step, Fc) or step.groups == 1:
+    if isinstance(step, steps.Fc) or step.groups == 1:
         inputs = places.get(step.input, places.get(reshaped.get(step.input, "")))
         if inputs is not None:
             # A product that reads flattened images has as many weights for each channel as there are pixels.
@@ -516,10 +501,10 @@ class _DialectWriter(_Writer):
     opsets: Mapping[str, int] = {"": DIALECT_OPSET, MICROSOFT: 1}
     ir_version = DIALECT_IR_VERSION
 
-    def _dequantize(self, step: Dequantize) -> None:
+    def _dequantize(self, step: steps.Dequantize) -> None:
         self._node("DequantizeLinear", self._operand(step.input), step.name, step.output)
 
-    def _conv(self, step: Conv) -> None:
+    def _conv(self, step: steps.Conv) -> None:
         whole = len(step.tiles) == 1
         source = self._values[step.input]
         parts = []
@@ -543,11 +528,17 @@ class _DialectWriter(_Writer):
         return self._node("Slice", [source, *bounds], f"{name}/slice", f"{name}/in")
 
     def _tile(
-        self, name: str, source: ir.Value, step: Conv | Fc, tile: Tile, output: str, **attributes: int | tuple[int, ...]
+        self,
+        name: str,
+        source: ir.Value,
+        step: Weighted,
+        tile: Tile,
+        output: str,
+        **attributes: int | tuple[int, ...],
     ) -> ir.Value:
         """The channels of one tile, relu included."""
         weights = step.weights[tile.start : tile.stop]
-        if isinstance(step, Fc):
+        if isinstance(step, steps.Fc):
             weights = weights[:, :, None, None]
         data = (source, *self._params(step.input))
         layer = (weights, np.float32(tile.weight_scale), step.bias[tile.start : tile.stop])
@@ -555,7 +546,7 @@ class _DialectWriter(_Writer):
         made = self._qlinear_conv(name, data, layer, step.output, between, **attributes)
         return self._relu(name, made, output) if step.relu else made
 
-    def _product(self, step: Fc, rows: ir.Value) -> ir.Value:
+    def _product(self, step: steps.Fc, rows: ir.Value) -> ir.Value:
         parts = []
         for tile in step.tiles:
             name = step.name if len(step.tiles) == 1 else f"{step.name}/{tile.start}"
@@ -564,14 +555,14 @@ class _DialectWriter(_Writer):
             return parts[0]
         return self._node("Concat", parts, f"{step.name}/join", f"{step.name}/joined", axis=1)
 
-    def _add(self, step: ResidualAdd) -> None:
+    def _add(self, step: steps.ResidualAdd) -> None:
         inputs = [*self._operand(step.left), *self._operand(step.right), *self._params(step.output)]
         output = f"{step.name}/sum" if step.relu else step.output
         made = self._node("QLinearAdd", inputs, step.name, output, domain=MICROSOFT)
         if step.relu:
             self._relu(step.name, made, step.output)
 
-    def _max_pool(self, step: MaxPool) -> None:
+    def _max_pool(self, step: steps.MaxPool) -> None:
         """In float behind a convolution, where the runtime would fuse it even if the array computes that wrongly."""
         source, shape = self._values[step.input], self._program.tensors[step.input].shape
         windows = Windows(step.kernel, step.strides, step.dilations, step.pads)
@@ -593,7 +584,7 @@ class _DialectWriter(_Writer):
         pooled = self._node("MaxPool", [source], step.name, f"{step.name}/float-out", **attributes)
         self._from_float(step.name, pooled, step.output)
 
-    def _clamp(self, step: Clamp) -> None:
+    def _clamp(self, step: steps.Clamp) -> None:
         params = self._program.tensors[step.output].params
         source = self._in_float(step.name, step.input)
         bounds = [
@@ -603,7 +594,7 @@ class _DialectWriter(_Writer):
         clipped = self._node("Clip", [source, *bounds], step.name, f"{step.name}/float-out")
         self._from_float(step.name, clipped, step.output)
 
-    def _rearrange(self, step: Rearrange) -> None:
+    def _rearrange(self, step: steps.Rearrange) -> None:
         part = from_bytes(step.model)
         if all(node.op_type in _INTEGER_MOVES for node in part.graph):
             self._graft(part, {step.input: self._values[step.input]}, step.name)

@@ -20,27 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.program import (
-    ArrayConfig,
-    AveragePool,
-    Clamp,
-    Concat,
-    Conv,
-    Dequantize,
-    Fc,
-    Float,
-    MaxPool,
-    Pool,
-    Program,
-    Quantize,
-    Rearrange,
-    ResidualAdd,
-    Step,
-    Tensor,
-    Tile,
-    step_inputs,
-    step_outputs,
-)
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Program, Step, Tile, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import Windows
 from edgeq.errors import ModelError
 
@@ -107,33 +88,37 @@ def c_region(program: Program) -> Region:
     """
     known, before = set(program.inputs), []
     for step in program.steps:
-        if isinstance(step, Float | Quantize) and known.issuperset(step_inputs(step)):
+        if isinstance(step, steps.Float | steps.Quantize) and known.issuperset(step_inputs(step)):
             before.append(step)
             known.update(step_outputs(step))
     ends = set(map(id, before))
     needed: set[str] = set()
     after: list[Step] = []
     for step in reversed(program.steps):
-        if isinstance(step, Float | Dequantize) and needed.isdisjoint(step_outputs(step)) and id(step) not in ends:
+        if (
+            isinstance(step, steps.Float | steps.Dequantize)
+            and needed.isdisjoint(step_outputs(step))
+            and id(step) not in ends
+        ):
             after.insert(0, step)
         else:
             needed.update(step_inputs(step))
     ends.update(map(id, after))
-    steps = tuple(step for step in program.steps if id(step) not in ends)
-    for step in steps:
-        if isinstance(step, Float):
+    inner = tuple(step for step in program.steps if id(step) not in ends)
+    for step in inner:
+        if isinstance(step, steps.Float):
             node, reason = next(iter(step.reasons.items()), (step.name, "it has no integer form"))
             raise ModelError(
                 f"node {node!r} runs in float between integer layers ({reason}), which the C bundle cannot do",
                 "Use the ONNX dialect file, or change the model so that float operators stand at its ends",
             )
-    if not steps:
+    if not inner:
         raise ModelError("nothing of this model runs on integers", "A C bundle would be empty; see the reasons given")
-    made = {name for step in steps for name in step_outputs(step)}
-    inputs = dict.fromkeys(name for step in steps for name in step_inputs(step) if name not in made)
+    made = {name for step in inner for name in step_outputs(step)}
+    inputs = dict.fromkeys(name for step in inner for name in step_inputs(step) if name not in made)
     wanted = [name for step in after for name in step_inputs(step)]
     outputs = dict.fromkeys(name for name in (*wanted, *program.outputs) if name in made)
-    return Region(tuple(inputs), tuple(outputs), steps, tuple(before), tuple(after))
+    return Region(tuple(inputs), tuple(outputs), inner, tuple(before), tuple(after))
 
 
 _LINE = 110
@@ -255,7 +240,7 @@ class Builder:
     _labels: Counter[str] = field(default_factory=Counter)
     _permuted: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> steps.Tensor:
         """Return the entry of the program's tensor table."""
         return self.program.tensors[name]
 
@@ -319,7 +304,7 @@ class Builder:
 _MOST_SHIFT = 31
 
 
-def output_scale(value: float, array: ArrayConfig, where: str) -> str:
+def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
     """Return an accumulator's multiplier as a C constant.
 
     Raises:
@@ -337,7 +322,7 @@ def output_scale(value: float, array: ArrayConfig, where: str) -> str:
     return str(shift)
 
 
-def tile_array(label: str, tiles: Sequence[Tile], array: ArrayConfig) -> str:
+def tile_array(label: str, tiles: Sequence[Tile], array: steps.ArrayConfig) -> str:
     """Return LABEL_tiles: the output channels of each multiplier."""
     rows = ",\n".join(
         f"    {{{tile.start}, {tile.stop}, {output_scale(tile.multiplier, array, label)}}}" for tile in tiles
@@ -348,7 +333,7 @@ def tile_array(label: str, tiles: Sequence[Tile], array: ArrayConfig) -> str:
 Constants = dict[str, str | int | bool]
 
 
-def emit_conv(builder: Builder, step: Conv) -> None:
+def emit_conv(builder: Builder, step: steps.Conv) -> None:
     """Add the C of a convolution: its parameters, weights as `c_weights` has them, int32 biases, output, call."""
     depthwise = _as_depthwise(step)
     label = builder.label("conv_dw" if step.depthwise else "conv")
@@ -362,7 +347,7 @@ def emit_conv(builder: Builder, step: Conv) -> None:
     if builder.generation != "2021":
         sizes = {"in_row_dim": rows, "in_col_dim": cols, "out_row_dim": out_rows, "out_col_dim": out_cols}
         sizes |= {"in_stride": channels, "weight_stride": outs, "out_stride": outs}
-    pool = step.pool or Pool(1, 0, 0)
+    pool = step.pool or steps.Pool(1, 0, 0)
     params: Constants = {
         "batch_size": builder.batch,
         **sizes,
@@ -422,7 +407,7 @@ def emit_conv(builder: Builder, step: Conv) -> None:
     )
 
 
-def is_direct(step: Conv, size: tuple[int, int], generation: Generation) -> bool:
+def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -> bool:
     """Return whether the convolution calls can do it; else it goes by patches and a product, with the same integers.
 
     They need regular windows; those of 2021 also square images, and support neither slices of channels nor groups
@@ -435,12 +420,12 @@ def is_direct(step: Conv, size: tuple[int, int], generation: Generation) -> bool
     return windows.regular
 
 
-def _as_depthwise(step: Conv) -> bool:
+def _as_depthwise(step: steps.Conv) -> bool:
     """The depthwise call takes one scale; with several, the channels go one by one as slices."""
     return step.depthwise and len(step.tiles) == 1
 
 
-def c_weights(step: Conv, *, depthwise: bool) -> NDArray[np.int8]:
+def c_weights(step: steps.Conv, *, depthwise: bool) -> NDArray[np.int8]:
     """Return [k·k·I][O] (HWIO), or [C][k][k] of a depthwise convolution."""
     if depthwise:
         return step.weights[:, 0]
@@ -452,7 +437,7 @@ def emit_step(builder: Builder, step: Step) -> None:
     _EMITTED_BY[type(step)](builder, step)
 
 
-def _fc(builder: Builder, step: Fc) -> None:
+def _fc(builder: Builder, step: steps.Fc) -> None:
     """With one row a sample, the input keeps its order in memory and the rows of the weights are permuted to match:
     from C, H, W to H, W, C for NHWC."""
     label = builder.label("fc")
@@ -490,7 +475,7 @@ def _fc(builder: Builder, step: Fc) -> None:
     )
 
 
-def _add(builder: Builder, step: ResidualAdd) -> None:
+def _add(builder: Builder, step: steps.ResidualAdd) -> None:
     label = builder.label("add")
     place = builder.places[step.left]
     right = builder.request(step.right, place.order)
@@ -507,13 +492,13 @@ def _add(builder: Builder, step: ResidualAdd) -> None:
     )
 
 
-def _max_pool(builder: Builder, step: MaxPool) -> None:
+def _max_pool(builder: Builder, step: steps.MaxPool) -> None:
     label = builder.label("max_pool")
     _, _, statement = _pooling(builder, label, step, (*step.dilations, *step.pads[:2]))
     builder.call(label, step.sources, _loop(builder, statement, 4))
 
 
-def _average_pool(builder: Builder, step: AveragePool) -> None:
+def _average_pool(builder: Builder, step: steps.AveragePool) -> None:
     label = builder.label("average_pool")
     source, target, on_core = _pooling(builder, label, step, (*step.pads[:2], float_literal(step.multiplier)))
     _, channels, rows, cols = builder.tensor(step.input).shape
@@ -528,7 +513,7 @@ def _average_pool(builder: Builder, step: AveragePool) -> None:
 
 
 def _pooling(
-    builder: Builder, label: str, step: MaxPool | AveragePool, arguments: Sequence[int | str]
+    builder: Builder, label: str, step: steps.MaxPool | steps.AveragePool, arguments: Sequence[int | str]
 ) -> tuple[str, str, str]:
     """Return pointers to input and output of a pooling, and the call that pools one image on the core.
 
@@ -548,25 +533,25 @@ def _pooling(
     return source, target, call
 
 
-def _clamp(builder: Builder, step: Clamp) -> None:
+def _clamp(builder: Builder, step: steps.Clamp) -> None:
     _each(builder, step, "clamp", "eq_clamp_all", f"{step.low}, {step.high}")
 
 
-def _quantize(builder: Builder, step: Quantize) -> None:
+def _quantize(builder: Builder, step: steps.Quantize) -> None:
     _each(builder, step, "quantize", "eq_quantize", _scale(builder, step.output))
 
 
-def _each(builder: Builder, step: Clamp | Quantize, kind: str, function: str, arguments: str) -> None:
+def _each(builder: Builder, step: steps.Clamp | steps.Quantize, kind: str, function: str, arguments: str) -> None:
     """Add a call that makes each element of the output of that of the input at the same place."""
     label = builder.label(kind)
     place = builder.places[step.input]
     target = builder.output(label, step.output, order=place.order)
     count = builder.batch * builder.size(step.output)
-    names = step.sources if isinstance(step, Clamp) else ()
+    names = step.sources if isinstance(step, steps.Clamp) else ()
     builder.call(label, names, f"{function}({place.pointer}, {target}, {count}, {arguments});")
 
 
-def _concat(builder: Builder, step: Concat) -> None:
+def _concat(builder: Builder, step: steps.Concat) -> None:
     label = builder.label("concat")
     sources = [builder.require_image(name) for name in step.inputs]
     target = builder.output(label, step.output)
@@ -583,7 +568,7 @@ def _concat(builder: Builder, step: Concat) -> None:
     builder.call(label, step.sources, "\n    ".join(statements))
 
 
-def _rearrange(builder: Builder, step: Rearrange) -> None:
+def _rearrange(builder: Builder, step: steps.Rearrange) -> None:
     """A reshape copies nothing, and a permutation in NCHW may be none in NHWC: then the tensor shares its input's
     buffer. A layer that needs another order requests a copy (a fully connected layer does not need one)."""
     place = builder.places[step.input]
@@ -601,7 +586,7 @@ def _rearrange(builder: Builder, step: Rearrange) -> None:
     builder.rearrange(label, step.sources, place, target, index.size)
 
 
-def _dequantize(builder: Builder, step: Dequantize) -> None:
+def _dequantize(builder: Builder, step: steps.Dequantize) -> None:
     label = builder.label("real")
     place = builder.places[step.input]
     count = builder.batch * builder.size(step.input)
@@ -622,14 +607,14 @@ def _loop(builder: Builder, statement: str, indent: int) -> str:
 
 
 _EMITTED_BY: Mapping[type, Callable[[Builder, Any], None]] = {
-    Conv: emit_conv,
-    Fc: _fc,
-    ResidualAdd: _add,
-    MaxPool: _max_pool,
-    AveragePool: _average_pool,
-    Clamp: _clamp,
-    Concat: _concat,
-    Rearrange: _rearrange,
-    Dequantize: _dequantize,
-    Quantize: _quantize,
+    steps.Conv: emit_conv,
+    steps.Fc: _fc,
+    steps.ResidualAdd: _add,
+    steps.MaxPool: _max_pool,
+    steps.AveragePool: _average_pool,
+    steps.Clamp: _clamp,
+    steps.Concat: _concat,
+    steps.Rearrange: _rearrange,
+    steps.Dequantize: _dequantize,
+    steps.Quantize: _quantize,
 }

@@ -12,20 +12,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.emit_c import builder as text
-from edgeq.backends.systolic.emit_c.builder import (
-    Builder,
-    CLayer,
-    Generation,
-    Order,
-    Place,
-    Region,
-    c_order,
-    c_region,
-    c_shape,
-    emit_step,
-    harmless,
-)
+from edgeq.backends.systolic.emit_c import builder as emit
+from edgeq.backends.systolic.emit_c.builder import Builder, CLayer, Generation, Region
 from edgeq.backends.systolic.program import ArrayConfig, Float, Program, Step, step_outputs
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
@@ -146,17 +134,17 @@ def _tensors(program: Program, names: tuple[str, ...], batch: int) -> str:
     rows = []
     for name in names:
         tensor = program.tensors[name]
-        shape = " x ".join(str(extent) for extent in (batch, *c_shape(tensor.shape)))
+        shape = " x ".join(str(extent) for extent in (batch, *emit.c_shape(tensor.shape)))
         layout = ", NHWC" if len(tensor.shape) == 4 else ""
         rows.append(
-            f"- `{harmless(tensor.origin or name)}`: int8 {shape}{layout}, scale {np.float32(tensor.scale):.9g}"
+            f"- `{emit.harmless(tensor.origin or name)}`: int8 {shape}{layout}, scale {np.float32(tensor.scale):.9g}"
         )
     return "\n".join(rows)
 
 
 def _float_steps(steps: tuple[Step, ...], where: str) -> list[str]:
     return [
-        f"- {where}: " + ", ".join(f"`{harmless(name)}`" for name in step.sources)
+        f"- {where}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
         for step in steps
         if isinstance(step, Float)
     ]
@@ -175,7 +163,7 @@ _COPIED = (
 )
 
 
-def in_c(values: NDArray[np.int8], order: Order) -> NDArray[np.int8]:
+def in_c(values: NDArray[np.int8], order: emit.Order) -> NDArray[np.int8]:
     """A tensor [batch, ...] as C keeps it: [batch, elements]."""
     return values.reshape(len(values), -1)[:, order]
 
@@ -185,12 +173,12 @@ def _images(builder: Builder, region: Region, values: Values) -> str:
     for number, name in enumerate(region.inputs):
         tensor = builder.tensor(name)
         label = "images" if number == 0 else f"images_{number}"
-        order = c_order(tensor.shape)
-        shaped = in_c(values[name], order).reshape(builder.batch, *c_shape(tensor.shape))
+        order = emit.c_order(tensor.shape)
+        shaped = in_c(values[name], order).reshape(builder.batch, *emit.c_shape(tensor.shape))
         assert tensor.scale is not None, "the inputs of the region are integers"
-        lines.append(f"\n/* {text.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
-        lines.append(text.array("elem_t", label, shaped, "row_align(1)"))
-        builder.places[name] = Place(f"(elem_t *){label}", order)
+        lines.append(f"\n/* {emit.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
+        lines.append(emit.array("elem_t", label, shaped, "row_align(1)"))
+        builder.places[name] = emit.Place(f"(elem_t *){label}", order)
     return "".join(lines)
 
 
@@ -207,12 +195,12 @@ def _params(builder: Builder) -> str:
         f"#define EDGEQ_BATCH {builder.batch}\n#define EDGEQ_PRINTED {_PRINTED}\n",
     ]
     if builder.patches:
-        head.append(text.buffer("eq_patches", (builder.patches,)))
-        head.append(text.buffer("eq_unpooled", (builder.unpooled,)))
+        head.append(emit.buffer("eq_patches", (builder.patches,)))
+        head.append(emit.buffer("eq_unpooled", (builder.unpooled,)))
     return "\n".join([*head, *builder.declarations])
 
 
-def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, Order]], values: Mapping[str, Values]) -> str:
+def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]], values: Mapping[str, Values]) -> str:
     """Outputs in full and fingerprints of all layers, by mode; a mode whose outputs are those of ws shares them."""
     lines = [
         "/* What the simulator computed; by mode (os, ws, cpu), outputs in full and fingerprints of all layers. */\n"
@@ -223,13 +211,13 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, Order]], va
             same = np.array_equal(values[mode][name], values["ws"][name])
             label = f"expected_{number}_{'ws' if same else mode}"
             if mode == "ws" or not same:
-                lines.append(text.array("elem_t", label, in_c(values[mode][name], order)))
+                lines.append(emit.array("elem_t", label, in_c(values[mode][name], order)))
             table[mode].append(f"(const elem_t *){label}")
     rows = ",\n".join("    {" + ", ".join(table[mode]) + "}" for mode in MODES)
     lines.append(f"static const elem_t *const expected_outputs[3][{len(outputs)}] = {{\n{rows}\n}};\n")
     rows = ",\n".join(
         "    {"
-        + "\n".join(text.wrapped(f"UINT64_C({fingerprint(in_c(values[m][k.tensor], k.order))})" for k in layers))
+        + "\n".join(emit.wrapped(f"UINT64_C({fingerprint(in_c(values[m][k.tensor], k.order))})" for k in layers))
         + "}"
         for m in MODES
     )
@@ -252,7 +240,7 @@ def _main(builder: Builder, region: Region, pointers: Sequence[str]) -> str:
     outputs = ""
     for name, pointer in zip(region.outputs, pointers, strict=True):
         tensor = builder.tensor(name)
-        listed = text.harmless(tensor.origin or name)
+        listed = emit.harmless(tensor.origin or name)
         scale = f"{np.float32(tensor.scale):.9g}"
         outputs += f'    {{"{listed}", "{scale}", {pointer}, {builder.size(name)}}},\n'
     made = (C / "main.c").read_text()
@@ -309,7 +297,7 @@ def write_c_bundle(
     if params_header is not None:
         header, array, notes = read_header(params_header, program.array)
         program = dataclasses.replace(program, array=array)
-    region = c_region(program)
+    region = emit.c_region(program)
     if not all(len(values) for values in inputs.values()):
         raise DataError("there are no samples for the C bundle", "Give at least one")
     keep = (*region.inputs, *(name for step in region.steps for name in step_outputs(step)))
@@ -322,8 +310,8 @@ def write_c_bundle(
     builder = Builder(program, generation, batch)
     images = _images(builder, region, modes["ws"])
     for step in region.steps:
-        emit_step(builder, step)
-    outputs = [(name, c_order(program.tensors[name].shape)) for name in region.outputs]
+        emit.emit_step(builder, step)
+    outputs = [(name, emit.c_order(program.tensors[name].shape)) for name in region.outputs]
     pointers = [builder.request(name, order) for name, order in outputs]
     files = {name: (C / name).read_text() for name in _COPIED}
     files["portable/include/gemmini_params.h"] = header
