@@ -1,10 +1,15 @@
-"""The prepared model at batch 1, and parts of it as models of their own."""
+"""From a prepared float model to a network: what the array and its core do in int8, what stays in float, and why.
+
+The model is taken at batch 1 and rewritten first: Reshapes bring operators into the shapes that the array takes, 2-D
+windows with the batch in front, and activations move to the layers that they can be fused into.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -42,7 +47,7 @@ from edgeq.model.int8_prediction import foreign, hazardous_nodes
 
 
 def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
-    """A clone of a prepared model with batch 1, every shape fixed as far as inference can tell, weights in memory.
+    """Return a clone of a prepared model with batch 1, shapes fixed as far as inference can tell, weights in memory.
 
     Args:
         path: the model's file, for messages.
@@ -103,8 +108,12 @@ def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
 _WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
 
 
-def two_dimensional(model: ir.Model) -> None:
-    """A convolution or pooling of [1, C, L] becomes one of [1, C, 1, L], in place, with the same values."""
+def two_dimensional(model: ir.Model) -> bool:
+    """Make a convolution or pooling of [1, C, L] one of [1, C, 1, L], in place, with the same values.
+
+    Returns:
+        Whether anything changed, as the other rewrites do.
+    """
     editor = Editor(model)
     changed = False
     for node in list(model.graph):
@@ -116,9 +125,9 @@ def two_dimensional(model: ir.Model) -> None:
             if weights is None:
                 continue
             editor.set_input(node, 1, weights[:, :, None, :], f"{name_of(node.inputs[1])}/2d")
-        for name, before in (("kernel_shape", [1]), ("strides", [1]), ("dilations", [1])):
+        for name in ("kernel_shape", "strides", "dilations"):
             if name in node.attributes:
-                node.attributes[name] = ir.AttrInt64s(name, [*before, *attributes(node)[name]])
+                node.attributes[name] = ir.AttrInt64s(name, [1, *attributes(node)[name]])
         if "pads" in node.attributes:
             begin, end = attributes(node)["pads"]
             node.attributes["pads"] = ir.AttrInt64s("pads", [0, begin, 0, end])
@@ -130,14 +139,13 @@ def two_dimensional(model: ir.Model) -> None:
         last = editor.node("Reshape", [output, line], f"{node.name}/as_line", after=node)
         insert_behind(output, last, last, editor.free_value_name(f"{name_of(output)}/2d"))
         changed = True
-    if changed:
-        infer_shapes(model)
+    return changed
 
 
-def batch_in_front(model: ir.Model) -> None:
-    """A product of [rows, K] with constant weights becomes one of [1, rows, K], and so do sums and activations of such:
-    ONNX Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are no
-    batch. Values stay the same."""
+def batch_in_front(model: ir.Model) -> bool:
+    """Make a product of [rows, K] with constant weights one of [1, rows, K], and so sums and activations of such: ONNX
+    Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are no batch.
+    Values stay the same."""
     editor = Editor(model)
     in_front: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
@@ -145,15 +153,9 @@ def batch_in_front(model: ir.Model) -> None:
             first, made = _product(editor, node, in_front)
         elif _is_of_rows(node, in_front):
             read = [in_front.get(value, value) if value is not None else None for value in node.inputs]
-            shaped = next(value for value in node.inputs if value in in_front)
-            first = made = editor.node(
-                node.op_type,
-                read,
-                f"{node.name}/in_front",
-                before=node,
-                like=in_front[shaped],
-                attributes=node.attributes,
-            )
+            like = next(in_front[value] for value in node.inputs if value in in_front)
+            name, kept = f"{node.name}/in_front", node.attributes
+            first = made = editor.node(node.op_type, read, name, before=node, like=like, attributes=kept)
         else:
             continue
         flat = node.outputs[0]
@@ -175,11 +177,11 @@ def batch_in_front(model: ir.Model) -> None:
         maker(first).name, made.name = node.name, known
     if in_front:
         RemoveUnusedNodesPass()(model)
-        infer_shapes(model)
+    return bool(in_front)
 
 
 def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
-    """The product with the batch in front, and the sum of it and its bias."""
+    """Return the product with the batch in front, and the sum of it and its bias."""
     read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
     matrix = constant_values(weights)
     assert read is not None
@@ -199,7 +201,7 @@ def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) 
 
 
 def _is_product_of_rows(node: ir.Node) -> bool:
-    """Whether it multiplies [rows, K] with constant weights and adds nothing but one constant for each output."""
+    """Return whether it multiplies [rows, K] with constant weights and adds only one constant for each output."""
     matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
     shape = sizes(node.inputs[0])
     if matrix is None or matrix.ndim != 2 or shape is None or len(shape) != 2 or shape[0] == 1:
@@ -213,8 +215,8 @@ def _is_product_of_rows(node: ir.Node) -> bool:
 
 
 def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
-    """Whether it is an activation of rows that have the batch in front elsewhere, or a sum of such or with one constant
-    for each output."""
+    """Return whether it is an activation of rows that have the batch in front elsewhere, or a sum of such or with one
+    constant for each output."""
     if not is_op(node, "Add", "Clip", "Relu") or node.outputs[0].is_graph_output():
         return False
     read = [value for value in node.inputs if value is not None and not is_constant(value)]
@@ -230,12 +232,12 @@ def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
 
 
 def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
-    """Whether a constant is one number, or a row of one for each output."""
+    """Return whether a constant is one number, or a row of one for each output."""
     return values is not None and (values.size == 1 or (values.shape[-1:] == (outputs,) and values.size == outputs))
 
 
 def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
-    """What a product reads, as [1, ..., K]: as it was before a Reshape to rows, where that is of this form."""
+    """Return what a product reads, as [1, ..., K]: as it was before a Reshape to rows, where that is of this form."""
     rows, inner = sizes(read) or (0, 0)
     before, source = read.producer(), read
     given = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
@@ -256,10 +258,10 @@ _SMALL = 4096
 _ACTIVATIONS = ("Relu", "Clip")
 
 
-def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> None:
+def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
     """Make the padding of pooling explicit, fold shape arithmetic, bring operators into the shapes that the array takes
-    (`array_shapes`), and move activations before the pooling or data movement that separates them from the layer that
-    they could be fused into.
+    (`two_dimensional`, `batch_in_front`), and move activations before the pooling or data movement that separates them
+    from the layer that they could be fused into.
 
     Args:
         wanted: which nodes may leave float.
@@ -267,14 +269,13 @@ def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: Tr
     Raises:
         ModelError: an average pooling whose size ONNX and ONNX Runtime do not agree on.
     """
-    two_dimensional(model)
-    explicit_ceil(model)
-    fold_shapes(model)
-    batch_in_front(model)
-    activations_first(model, wanted)
+    first = partial(activations_first, wanted=wanted)
+    for change in (two_dimensional, explicit_ceil, fold_shapes, batch_in_front, first):
+        if change(model):
+            infer_shapes(model)
 
 
-def explicit_ceil(model: ir.Model) -> None:
+def explicit_ceil(model: ir.Model) -> bool:
     """Replace ceil_mode of pooling by padding at the end.
 
     ONNX's shape inference counts windows that start in that padding, ONNX Runtime, correctly, leaves them out: without
@@ -307,9 +308,10 @@ def explicit_ceil(model: ir.Model) -> None:
             for name in ("ceil_mode", "auto_pad"):
                 node.attributes.pop(name, None)
             infer_shapes(model)
+    return False  # shapes are inferred behind each change: the next pooling may depend on it
 
 
-def fold_shapes(model: ir.Model) -> None:
+def fold_shapes(model: ir.Model) -> bool:
     """Replace integers that follow from shapes alone by constants: with the batch fixed, every shape is known."""
     editor = Editor(model)
     folded = False
@@ -322,11 +324,11 @@ def fold_shapes(model: ir.Model) -> None:
         folded = True
     if folded:
         RemoveUnusedNodesPass()(model)
-        infer_shapes(model)
+    return folded
 
 
 def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
-    """What a node computes from shapes and small integer constants; None where it reads anything else."""
+    """Return what a node computes from shapes and small integer constants; None where it reads anything else."""
     if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
         return None
     if node.op_type == "Shape" and (shape := sizes(node.inputs[0])) is not None:
@@ -341,8 +343,8 @@ def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
     return np.asarray(next(iter(ReferenceEvaluator(to_proto(part)).run(None, {}))))
 
 
-def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> None:
-    """X → MaxPool or data movement → Relu becomes X → Relu → MaxPool or data movement, with the same values.
+def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> bool:
+    """Make X → MaxPool or data movement → Relu X → Relu → MaxPool or data movement, with the same values.
 
     Past what stays in float nothing is moved: it may compute new values, and no range is known for what would be
     between the two.
@@ -364,13 +366,12 @@ def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambd
         # The last tensor keeps its name, by which its range is known.
         last.name, between.name = editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"), last.name
         changed = True
-    if changed:
-        infer_shapes(model)
+    return changed
 
 
 def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
-    """A data-movement or MaxPool node that has an int8 form and the activation behind it, where their order can be
-    swapped."""
+    """Return a data-movement or MaxPool node that has an int8 form and the activation behind it, where their order can
+    be swapped."""
     if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
         return None
     source, activation = node.inputs[0], only_reader(node.outputs[0])
@@ -385,7 +386,7 @@ def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) 
 
 
 def _spans_zero(activation: ir.Node) -> bool:
-    """Whether an activation leaves zero (padding) as it is and its bounds are constant."""
+    """Return whether an activation leaves zero (padding) as it is and its bounds are constant."""
     bounds = clamp_bounds(activation)
     return bounds is not None and bounds[0] <= 0 <= bounds[1]
 
@@ -393,6 +394,7 @@ def _spans_zero(activation: ir.Node) -> bool:
 _ANCHORS = (steps.Conv, steps.Fc)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
 
+_Item = TypeVar("_Item", bound=Layer | ir.Node)
 Found = dict[str, tuple[Layer, ...]]
 """Layers by node name; none where the node became part of the layer before it."""
 
@@ -405,7 +407,7 @@ def build_network(
     op_types: Collection[str] | None = None,
     hazards: Mapping[str, str] = MappingProxyType({}),
 ) -> Network:
-    """The layers of a prepared model, which is not changed.
+    """Return the layers of a prepared model, which is not changed.
 
     Args:
         path: the model's file, for messages.
@@ -420,7 +422,14 @@ def build_network(
     kept = {**dict.fromkeys(exclude, "excluded by request"), **hazardous_nodes(model, hazards)}
     rewrite(fixed, lambda node: not _unwanted(node, kept, op_types))
     index = GraphIndex(fixed)
-    found, reasons = _candidates(fixed, kept, op_types)
+    found: Found = {}
+    reasons: dict[str, str] = {}
+    for node in fixed.graph:
+        made = _unwanted(node, kept, op_types) or recognise(fixed, node)
+        if isinstance(made, str):
+            reasons[node.name or ""] = made
+        else:
+            found[node.name or ""] = made
     _fold_biases(index, found, reasons)
     _settle(index, found, reasons)
     layers = [layer for node in fixed.graph if node.name in found for layer in found[node.name]]
@@ -429,7 +438,7 @@ def build_network(
     ordered = alternate(layers, floats)
     read = {name for layer in layers for name in step_inputs(layer)}
     whole = tuple(
-        item if not isinstance(item, list) else _float_layer(fixed, item, read, reasons, number)
+        _float_layer(fixed, item, read, reasons, number) if isinstance(item, list) else item
         for number, item in enumerate(ordered)
     )
     shapes = {name: sizes(value) or () for name, value in index.values.items()}
@@ -450,22 +459,8 @@ def _dtype(value: ir.Value | None) -> str:
     return "float32" if value is None or value.dtype is None else str(value.dtype.numpy().name)
 
 
-def _candidates(
-    model: ir.Model, kept: Mapping[str, str], op_types: Collection[str] | None
-) -> tuple[Found, dict[str, str]]:
-    found: Found = {}
-    reasons: dict[str, str] = {}
-    for node in model.graph:
-        layers = _unwanted(node, kept, op_types) or recognise(model, node)
-        if isinstance(layers, str):
-            reasons[node.name or ""] = layers
-        else:
-            found[node.name or ""] = layers
-    return found, reasons
-
-
 def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] | None) -> str:
-    """Why a node stays in float whatever it is; "" where it need not."""
+    """Return why a node stays in float whatever it is; "" where it need not."""
     if node.name is not None and node.name in kept:
         return kept[node.name]
     return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
@@ -512,7 +507,7 @@ def _wants_integers(found: Found, tensor: ir.Value) -> bool:
 
 
 def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """MatMul or Conv followed by an Add of one constant value a channel: the Add becomes bias, in place."""
+    """Make an Add of one constant value a channel behind a MatMul or Conv its bias, in place."""
     for node in index.graph:
         layers = found.get(node.name or "")
         layer = layers[0] if layers else None
@@ -531,7 +526,7 @@ def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> No
 
 
 def _per_channel(values: np.ndarray, layer: Weighted) -> bool:
-    """Whether a constant broadcasts to one value per output channel."""
+    """Return whether a constant broadcasts to one value per output channel."""
     if values.size == 1:
         return True
     if values.size != len(layer.bias):
@@ -542,7 +537,7 @@ def _per_channel(values: np.ndarray, layer: Weighted) -> bool:
 
 
 def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
-    """A Relu right behind a convolution, product or sum that only it reads becomes part of it."""
+    """Return the layers with each Relu folded into the convolution, product or sum that it alone reads."""
     read = steps.readers(layers)
     folded: list[Layer] = []
     gone: set[str] = set()
@@ -563,7 +558,7 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
 def _float_layer(
     model: ir.Model, nodes: list[ir.Node], read: Collection[str], reasons: Mapping[str, str], number: int
 ) -> steps.Float:
-    """Nodes that stay in float as one layer.
+    """Return nodes that stay in float as one layer.
 
     Args:
         read: names of the tensors that layers in int8 read.
@@ -584,61 +579,51 @@ def _float_layer(
 
 
 def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:
-    """All layers one by one, float nodes in groups as large as dependences allow.
+    """Return all layers one by one, and float nodes in groups as large as dependences allow.
 
     Greedy: everything of one kind that can run does before the kind changes. Both kinds are tried as the first; the
     order with fewer groups wins.
     """
-    made = {name for layer in layers for name in step_outputs(layer)}
-    made |= {name for node in floats for name in _writes(node)}
-    orders = [_greedy(layers, floats, made, first) for first in (0, 1)]
+    made = {name for item in (*layers, *floats) for name in _writes(item)}
+    orders = [_greedy(layers, floats, made, floats_first) for floats_first in (False, True)]
     return min(orders, key=lambda order: sum(isinstance(item, list) for item in order))
 
 
-def _reads(node: ir.Node) -> list[str]:
-    return [name_of(value) for value in reads(node)]
-
-
-def _writes(node: ir.Node) -> list[str]:
-    return [value.name for value in node.outputs if value.name]
-
-
-_Item = TypeVar("_Item")
-
-
 def _greedy(
-    layers: Sequence[Layer], floats: Sequence[ir.Node], made: set[str], first: int
+    layers: Sequence[Layer], floats: Sequence[ir.Node], made: set[str], floats_first: bool
 ) -> list[Layer | list[ir.Node]]:
     known: set[str] = set()
-    waiting: tuple[list[Layer], list[ir.Node]] = (list(layers), list(floats))
+    remaining_layers, remaining_floats = list(layers), list(floats)
     order: list[Layer | list[ir.Node]] = []
-    kind = first
-    while waiting[0] or waiting[1]:
-        if kind == 0:
-            done = _run(waiting[0], known, made, step_inputs, step_outputs)
-            order.extend(done)
+    in_float = floats_first
+    while remaining_layers or remaining_floats:
+        if in_float:
+            group = _run(remaining_floats, known, made)
+            order += [group] if group else []
         else:
-            group = _run(waiting[1], known, made, _reads, _writes)
-            if group:
-                order.append(group)
-        kind = 1 - kind
+            order += _run(remaining_layers, known, made)
+        in_float = not in_float
     return order
 
 
-def _run(
-    waiting: list[_Item],
-    known: set[str],
-    made: set[str],
-    read: Callable[[_Item], Sequence[str]],
-    written: Callable[[_Item], Sequence[str]],
-) -> list[_Item]:
+def _run(waiting: list[_Item], known: set[str], made: set[str]) -> list[_Item]:
     """Take out of `waiting` (in topological order) all that can run, in order, and add what they make to `known`."""
     done, remaining = [], []
     for item in waiting:
-        if all(name in known or name not in made for name in read(item)):
-            known.update(written(item))
+        if all(name in known or name not in made for name in _reads(item)):
+            known.update(_writes(item))
             done.append(item)
         else:
             remaining.append(item)
     waiting[:] = remaining
     return done
+
+
+def _reads(item: Layer | ir.Node) -> Sequence[str]:
+    return [name_of(value) for value in reads(item)] if isinstance(item, ir.Node) else step_inputs(item)
+
+
+def _writes(item: Layer | ir.Node) -> Sequence[str]:
+    if isinstance(item, ir.Node):
+        return [value.name for value in item.outputs if value.name]
+    return step_outputs(item)
