@@ -73,6 +73,7 @@ from edgeq.model.int8_prediction import DEFAULT, NodeContext, Rule, explain_floa
 from edgeq.model.load import is_quantized
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import element_types, write_shapes
+from edgeq.quantize.qdq import insert_pair, restore_constant, scale_and_zero
 from edgeq.scheme import FloatType
 
 ADD = "Add"
@@ -281,56 +282,32 @@ def insert_pairs(
     missing = next((name for name in plan.activations if name not in ranges), None)
     if missing is not None:
         raise CalibrationError(f"tensor {missing!r} has no range", "The calibration is not of this model: run it again")
-    writer = _Writer(model, ranges, per_channel, float_type)
+    editor = Editor(model)
     nodes = {node.name: node for node in model.graph}
+    made: dict[tuple[str, int | None], ir.Value] = {}
+    inserted: list[ir.Value] = []
     for edge in plan.edges:
-        node = nodes[edge.node]
-        write = writer.weight if edge.tensor in plan.weights else writer.activation
-        node.replace_input_with(edge.place, write(node, edge.place, edge.tensor))
+        node, tensor = nodes[edge.node], edge.tensor
+        value = node.inputs[edge.place]
+        assert value is not None
+        weight = constant_values(value) if tensor in plan.weights else None
+        # Two layers may read one weight along different axes.
+        axis = weight_axis(node, weight.ndim) if weight is not None and per_channel and edge.place == 1 else None
+        if (tensor, axis) not in made:
+            if weight is None:
+                scale = stored_scale(ranges[tensor].bound, float_type)
+                params = QuantParams(scale, np.zeros((), np.int64), ir.DataType.INT8)
+                inserted += insert_pair(editor, value, params, before=node)
+            else:
+                name = tensor if all(tensor != known for known, _ in made) else f"{tensor}_along_{axis}"
+                params = weight_params(weight, axis, float_type)
+                scale_and_zero(editor, name, params)  # files list them in front of the integers
+                inserted.append(restore_constant(editor, name, weight, params, node))
+            made[tensor, axis] = inserted[-1]
+        node.replace_input_with(edge.place, made[tensor, axis])
+    for value in inserted:  # the type of a scale decides, which may become one of 16 bits
+        value.type = value.shape = None
     drop_unused_initializers(model.graph)
-
-
-class _Writer:
-    def __init__(self, model: ir.Model, ranges: Mapping[str, Range], per_channel: bool, float_type: FloatType) -> None:
-        self._editor = Editor(model)
-        self._ranges, self._per_channel, self._float_type = ranges, per_channel, float_type
-        self._made: dict[tuple[str, int | None], ir.Value] = {}
-
-    def activation(self, node: ir.Node, place: int, tensor: str) -> ir.Value:
-        """The tensor behind its pair, which is made at the first call, in front of `node`."""
-        if (tensor, None) not in self._made:
-            parameters = self._parameters(tensor, stored_scale(self._ranges[tensor].bound, self._float_type))
-            value = node.inputs[place]
-            for op_type, output in (("QuantizeLinear", QUANTIZED), ("DequantizeLinear", RESTORED)):
-                self._made[tensor, None] = value = self._editor.node(
-                    op_type, [value, *parameters], f"{tensor}_{op_type}", output=tensor + output, before=node
-                )
-        return self._made[tensor, None]
-
-    def weight(self, node: ir.Node, place: int, tensor: str) -> ir.Value:
-        """The weight restored from its integers, which are made at the first call, in front of `node`."""
-        values = constant_values(node.inputs[place])
-        axis = weight_axis(node, values.ndim) if self._per_channel and place == 1 else None
-        key = (tensor, -1 if axis is None else axis)
-        if key not in self._made:
-            params = weight_params(values, axis, self._float_type)
-            # Two layers may read one weight along different axes.
-            name = tensor if all(tensor != known for known, _ in self._made) else f"{tensor}_along_{axis}"
-            parameters = self._parameters(name, params.scale.astype(np.float32))
-            integers = self._editor.constant(f"{name}_quantized", params.quantize(values))
-            self._made[key] = self._editor.node(
-                "DequantizeLinear",
-                [integers, *parameters],
-                f"{name}_DequantizeLinear",
-                output=name + RESTORED,
-                before=node,
-                attributes={} if axis is None else {"axis": axis},
-            )
-        return self._made[key]
-
-    def _parameters(self, name: str, scale: NDArray[Any]) -> tuple[ir.Value, ir.Value]:
-        zero = np.zeros(scale.shape, np.int8)
-        return self._editor.constant(f"{name}_scale", scale), self._editor.constant(f"{name}_zero_point", zero)
 
 
 NATIVE = "calibration.tensorrt"
