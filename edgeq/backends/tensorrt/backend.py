@@ -29,16 +29,6 @@ from edgeq_device.version import parse_version
 
 from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
 from edgeq.backends.tensorrt import explicit, options
-from edgeq.backends.tensorrt.explicit import (
-    ADD,
-    cast_float_nodes,
-    insert_pairs,
-    plan_placement,
-    shield_biases,
-    weight_axis,
-    weighted_operators,
-)
-from edgeq.backends.tensorrt.options import facts
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.data.samples import Samples
@@ -159,7 +149,7 @@ class _Reader:
                 fused[behind] = layer
                 made = behind.outputs[0]
                 behind = only_reader(made)
-            if behind is not None and behind.op_type == ADD and self._skips(behind, made):
+            if behind is not None and behind.op_type == explicit.ADD and self._skips(behind, made):
                 fused[behind] = layer
                 behind = only_reader(behind.outputs[0])
             if behind is not None and behind.op_type in _ACTIVATIONS:
@@ -199,9 +189,9 @@ class _Reader:
         if node in self._layers:
             self.findings.append(f"{node.op_type} {node.name}: its bias {tensor!r} is quantized")
             return f"{node.op_type} {node.name}: bias, which should be float"
-        if node.op_type == ADD and node in self._fused:
-            return f"{ADD} {node.name}: skip branch, fused into {self._fused[node].name}"
-        if node.op_type == ADD:
+        if node.op_type == explicit.ADD and node in self._fused:
+            return f"{explicit.ADD} {node.name}: skip branch, fused into {self._fused[node].name}"
+        if node.op_type == explicit.ADD:
             self.findings.append(f"Add {node.name} reads the pair on {tensor!r} and fuses into no int8 layer")
         else:
             self.findings.append(f"{node.op_type} {node.name} reads the pair on {tensor!r}, which serves no fusion")
@@ -224,7 +214,7 @@ class _Reader:
         if weight and scale.ndim and integers is not None:
             axis = node.attributes.get_int("axis", 1)
             for reader, _ in self._readers(node.outputs[0]):
-                if weight_axis(reader, integers.ndim) != axis:
+                if explicit.weight_axis(reader, integers.ndim) != axis:
                     self.findings.append(f"{node.name}: its scales lie along axis {axis}, not along the outputs")
 
     # Nodes.
@@ -243,7 +233,7 @@ class _Reader:
             bias = constant(node_input(node, _BIAS)) if node in self._layers else None
             if bias is not None and bias.ndim == 1:
                 self.findings.append(f"{node.op_type} {node.name}: ONNX Runtime makes its bias int32 at load")
-            if node.op_type == ADD and all(_is_restored(value) for value in node.inputs):
+            if node.op_type == explicit.ADD and all(_is_restored(value) for value in node.inputs):
                 self.findings.append(f"Add {node.name}: both branches are quantized")
         return tuple(found)
 
@@ -386,7 +376,7 @@ class TensorrtBackend:
                     "with a table TensorRT itself chooses what runs in int8",
                     "Make --format QDQ, or leave out --exclude and --op-type",
                 )
-        known = sorted({*weighted_operators(int8_rules(self.name)), "Add"})
+        known = sorted({*explicit.weighted_operators(int8_rules(self.name)), "Add"})
         foreign = next((op for op in scheme.op_types or () if op not in known), None)
         if foreign is not None:
             raise UsageError(f"TensorRT quantizes no {foreign} by itself", f"It can be {', '.join(known)}")
@@ -411,10 +401,10 @@ class TensorrtBackend:
     def _explicit(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
     ) -> Artifact:
-        known = facts()
+        known = options.facts()
         model = _raised(prepared, scheme.rest)
         place_pairs = partial(
-            plan_placement,
+            explicit.plan_placement,
             model,
             int8_rules(self.name),
             exclude=scheme.exclude,
@@ -436,9 +426,11 @@ class TensorrtBackend:
                 "Deploy the float model, or exclude fewer nodes",
             )
         ranges = {**ranges, **share_ranges(model, {name: ranges[name] for name in plan.activations if name in ranges})}
-        insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
-        in_float32 = {} if scheme.rest == "float32" else cast_float_nodes(model, scheme.rest, self._seen(ranges), known)
-        shield_biases(model)
+        explicit.insert_pairs(model, plan, ranges, per_channel=scheme.per_channel, float_type=scheme.rest)
+        in_float32 = (
+            {} if scheme.rest == "float32" else explicit.cast_float_nodes(model, scheme.rest, self._seen(ranges))
+        )
+        explicit.shield_biases(model)
         placement = check_placement(model, prepared.model, {**in_float32, **plan.reasons})
         if placement.findings:
             raise ModelError(
@@ -468,7 +460,7 @@ class TensorrtBackend:
     def _implicit(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path
     ) -> Artifact:
-        known = facts()
+        known = options.facts()
         model = prepared.model.clone()
         tables = place / "tables"
         notes = explicit.write_implicit(model, ranges, tables, self._tensorrt)
@@ -500,7 +492,7 @@ class TensorrtBackend:
         found = []
         if scheme.rest != "float32":
             model = _raised(prepared, scheme.rest)
-            in_float32 = cast_float_nodes(model, scheme.rest, self._seen({}), facts())
+            in_float32 = explicit.cast_float_nodes(model, scheme.rest, self._seen({}))
             path, simulated_path = place / "cuda.onnx", place / "cuda-simulation.onnx"
             _save(model, path, prepared)
             save_model(simulation(model), simulated_path)
@@ -510,7 +502,7 @@ class TensorrtBackend:
                 provider=options.CUDA,
                 provider_options=engine_options(load_engines()[_CUDA]),
                 device="gpu",
-                requires={"min_compute_capability": facts().rest[scheme.rest].min_compute_capability},
+                requires={"min_compute_capability": options.facts().rest[scheme.rest].min_compute_capability},
                 simulation=simulated_path,
                 simulation_settings=SETTINGS,
                 notes=tuple(f"{name}: {reason}" for name, reason in in_float32.items()),
@@ -524,7 +516,7 @@ class TensorrtBackend:
         return self.observed or ranges
 
     def _check_float_type(self, scheme: Scheme) -> None:
-        needed = facts().rest[scheme.rest].min_compute_capability
+        needed = options.facts().rest[scheme.rest].min_compute_capability
         have = self._gpu.get("min_compute_capability", "")
         if needed and have and parse_version(have) < parse_version(needed):
             raise HardwareError(
@@ -548,7 +540,7 @@ class TensorrtBackend:
 
 def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
     """A copy of the prepared model with the opset and IR version that a file with that type needs."""
-    requirements = facts().rest[float_type]
+    requirements = options.facts().rest[float_type]
     raised = raise_opset(
         prepared.model.clone(),
         prepared.source,

@@ -50,7 +50,7 @@ import onnx_ir as ir
 from edgeq_device.version import parse_version
 from numpy.typing import NDArray
 
-from edgeq.backends.tensorrt.options import Facts, facts
+from edgeq.backends.tensorrt.options import facts
 from edgeq.calibrate.ranges import Range, quantizable_tensors
 from edgeq.calibrate.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError
@@ -372,15 +372,11 @@ _INDIFFERENT = frozenset({_Q, _CAST, "Shape", "Size"})
 _TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
 
 
-@dataclass(frozen=True)
-class Slots:
-    """Which inputs and outputs of a node may be in 16 bits, by place."""
-
-    inputs: tuple[bool, ...]
-    outputs: tuple[bool, ...]
+Slots = tuple[tuple[bool, ...], tuple[bool, ...]]
+"""The inputs and outputs of a node that may be in 16 bits, by place."""
 
 
-def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range], facts: Facts) -> dict[str, str]:
+def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range]) -> dict[str, str]:
     """Cast `model` in place.
 
     Args:
@@ -390,17 +386,17 @@ def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range], 
     Returns:
         Node name → why it stays in float32, for those with float data.
     """
-    caster = _Caster(model, half, observed, facts)
+    caster = _Caster(model, half, observed)
     reasons = caster.decide()
     caster.rewrite({str(node.name) for node in model.graph} - set(reasons))
     return reasons
 
 
 class _Caster:
-    def __init__(self, model: ir.Model, half: str, observed: Mapping[str, Range], facts: Facts) -> None:
-        self._model, self._half, self._facts = model, half, facts
+    def __init__(self, model: ir.Model, half: str, observed: Mapping[str, Range]) -> None:
+        self._model, self._half = model, half
         self._type = ir.DataType[half.upper()]
-        self._limit = facts.rest[half].limit
+        self._limit = facts().rest[half].limit
         self._observed = observed
         self._types = element_types(model)
         self._captured = GraphIndex(model).captured
@@ -435,18 +431,18 @@ class _Caster:
                 reasons.setdefault(name, reason)
 
     def _why_not(self, node: ir.Node) -> str:
-        slots = self._slots[node]
+        reads, makes = self._slots[node]
         if _has_body(node):
             return "stays in fp32: its body is left as it is"
         if self._other_than_tensors(node):
             return "stays in fp32: what it reads or makes is no tensor, and keeps the type of its elements"
         if node.domain not in MAIN_DOMAINS:
             return f"stays in fp32: {node.domain}.{node.op_type} is not a standard operator"
-        if node.op_type in self._facts.float32_operators:
-            return self._facts.float32_operators[node.op_type]
-        if not any(slots.outputs) and not any(slots.inputs):
+        if node.op_type in facts().float32_operators:
+            return facts().float32_operators[node.op_type]
+        if not any(reads) and not any(makes):
             return f"stays in fp32: {node.op_type} takes nothing else here"
-        places = [*zip(node.inputs, slots.inputs, strict=True), *zip(node.outputs, slots.outputs, strict=True)]
+        places = [*zip(node.inputs, reads, strict=True), *zip(node.outputs, makes, strict=True)]
         for value in (value for value, allowed in places if allowed and value is not None and self._is_float(value)):
             name = name_of(value)
             if name in self._captured:
@@ -484,7 +480,7 @@ class _Caster:
 
     def _slots_of(self, node: ir.Node) -> Slots:
         if node.domain not in MAIN_DOMAINS or _has_body(node) or self._other_than_tensors(node):
-            return Slots((False,) * len(node.inputs), (False,) * len(node.outputs))
+            return (False,) * len(node.inputs), (False,) * len(node.outputs)
         schema = onnx.defs.get_schema(node.op_type, self._opset, "")
         fixed = not _TYPED_BY_ATTRIBUTE.isdisjoint(node.attributes)
         inputs = tuple(self._takes(schema.inputs, place) for place in range(len(node.inputs)))
@@ -493,7 +489,7 @@ class _Caster:
             floats and not fixed and self._takes(schema.outputs, place) and self._is_float(value)
             for place, value in enumerate(node.outputs)
         )
-        return Slots(inputs, outputs)
+        return inputs, outputs
 
     def _takes(self, parameters: object, place: int) -> bool:
         listed = list(parameters)  # type: ignore[call-overload]
@@ -519,11 +515,11 @@ class _Caster:
             if node.op_type == _DQ:
                 restored[node.outputs[0]] = node  # moved in front of its readers, in the type that each needs
                 continue
-            small, slots = node.name in halved, self._slots[node]
+            small, (reads, makes) = node.name in halved, self._slots[node]
             for place, value in enumerate(node.inputs):
                 if value is None:
                     continue
-                kind = self._type if small and slots.inputs[place] else _FLOAT
+                kind = self._type if small and reads[place] else _FLOAT
                 if value in restored:
                     node.replace_input_with(place, self._restore(restored[value], kind, node))
                 elif self._is_float(value) and node.op_type not in _INDIFFERENT:
@@ -532,7 +528,7 @@ class _Caster:
                 self._type_scale(node)
             for place, output in enumerate(node.outputs):
                 if self._is_float(output):
-                    self._set_type(output, self._type if small and slots.outputs[place] else _FLOAT)
+                    self._set_type(output, self._type if small and makes[place] else _FLOAT)
                     self._restore_output(output, following)
         drop_unused_initializers(graph)
 
