@@ -1,11 +1,11 @@
-"""The saturation audit: which layers of a quantized model can saturate where two products are added in 16 bits, how
-often they do, and what it does to the outputs.
+"""Find the layers of a quantized model that can saturate where two products are added in 16 bits, count how often they
+do, and measure what it does to the outputs.
 
-The outputs of a quantized model on a CPU whose kernels add two products in 16 bits.
-
-The model is optimised by ONNX Runtime as always. Layers on saturating paths are then computed by edgeq's exact model of
-those kernels; everything between them, which is exact there, by ONNX Runtime. So the outputs are those of the target,
-to the last bit where the graph is all integers, on any machine of the same architecture."""
+`Simulation` gives the outputs of a model on a CPU with such kernels. The model is optimised by ONNX Runtime as always.
+Layers on saturating paths are then computed by edgeq's exact model of those kernels (`kernels`); everything between
+them, which is exact there, by ONNX Runtime. So the outputs are those of the target, to the last bit where the graph is
+all integers, on any machine of the same architecture.
+"""
 
 from __future__ import annotations
 

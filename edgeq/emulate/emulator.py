@@ -1,4 +1,4 @@
-"""What is known of each emulated architecture: `targets/emulators/*.toml`, read and checked."""
+"""Read what is known of each emulated architecture (`targets/emulators/*.toml`), and prove which kernels run."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""The integer operators of ONNX Runtime's CPU provider, in numpy, to the last bit.
+"""Compute the integer operators of ONNX Runtime's CPU provider in numpy, to the last bit.
 
-Each takes a node's inputs in the node's order (None where one is left out) and a product of matrices, exact or
+Each operator takes a node's inputs in the node's order (None where one is left out) and a product of matrices, exact or
 saturating, and gives the node's output. The arithmetic around the product is MLAS's: sums and zero points in int32,
 scales in float32 from left to right, rounding half to even after clipping.
 
-Matrix products of bytes, exact and as kernels have them that add two products in 16 bits.
-
-The saturating kernels compute, for unsigned a and signed b,
+Kernels that add two products in 16 bits compute, for unsigned a and signed b,
 
     c[m, n] = sum over i of clip(a[m, 2i] b[2i, n] + a[m, 2i+1] b[2i+1, n], -2^15, 2^15 - 1)
 

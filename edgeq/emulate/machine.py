@@ -1,4 +1,4 @@
-"""Starting Python on an emulated CPU: the command line and the files that it needs."""
+"""Start Python on an emulated CPU: find or fetch qemu, and make the command line and the files that it needs."""
 
 from __future__ import annotations
 

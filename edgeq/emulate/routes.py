@@ -1,9 +1,11 @@
-"""How a target's kernels can be run on this machine: itself, masked, emulated, by a model of them, or not at all.
+"""Find how a target's kernels can be run on this machine: itself, masked, emulated, by a model of them, or not at all.
 
-A lesser CPU at native speed: a private copy of onnxruntime in which a trap takes the place of the CPUID instruction.
+A masked machine is a lesser CPU at native speed. No option of onnxruntime lowers its instruction set; it follows CPUID.
+So every CPUID instruction of a private copy is replaced by one that traps, and a small library (cpuid_mask.c) gives the
+result with feature bits taken out.
 
-No option of onnxruntime lowers its instruction set; it follows CPUID. In the copy every CPUID instruction
-is replaced by one that traps, and a small library (cpuid_mask.c) gives the result with feature bits taken out."""
+`setup` makes an emulated machine ready, and `status` lists what there is.
+"""
 
 from __future__ import annotations
 

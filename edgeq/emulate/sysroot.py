@@ -1,9 +1,8 @@
-"""A root file system of another architecture with Python, numpy and onnxruntime, for qemu to run.
+"""Make a root file system of another architecture with Python, numpy and onnxruntime, for qemu to run.
 
-The distribution's packages of any architecture, unpacked but not installed.
-
-apt runs with state, cache and status of its own: it needs no root and changes nothing on the system. Where packages
-come from, and whose signatures count, is what the system's own sources define.
+The distribution's packages of that architecture are unpacked but not installed. apt runs with state, cache and status
+of its own: it needs no root and changes nothing on the system. Where packages come from, and whose signatures count, is
+what the system's own sources define.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of a model an engine takes: asked of the engine itself, in a process of its own."""
+"""Build for Qualcomm's NPU, and ask its engine, in a process of its own, what of a model it takes."""
 
 from __future__ import annotations
 

@@ -1,30 +1,23 @@
-"""Which channels can be reordered together: the ties between the channel axes of tensors.
+"""Prepare the channels of a network for tiles that share a scale, and choose the scales of its tensors.
 
-A convolution or product with all its inputs absorbs an order of its input channels in its weights; depthwise layers,
-sums, pooling and clamps keep it. Where the order is visible outside (inputs and outputs of the model, float parts, data
-movement and concatenation of channels), it is not changed.
+The array works in tiles of DIM output channels, and each tile may have a scale of its own at no cost. In the given
+order, almost every tile has a channel with large weights; sorted by the range of their weights, channels of like range
+share a tile. The weights of the next layer are permuted to match: a convolution or product with all its inputs absorbs
+an order of its input channels in its weights; depthwise layers, sums, pooling and clamps keep it. Where the order is
+visible outside (inputs and outputs of the model, float parts, data movement and concatenation of channels), it is not
+changed.
 
-Weights that read nothing but zeros, set to zero.
+Weights that read nothing but zeros are set to zero. A channel whose largest possible result lies below its relu is 0
+whatever comes in. Batch normalization leaves such channels with weights of any size behind them, which nothing reads:
+in a tile of channels with one scale, they would take the bits of all others.
 
-A channel whose largest possible result lies below its relu is 0 whatever comes in. Batch normalization leaves such
-channels with weights of any size behind them, which nothing reads: in a tile of channels with one scale, they would
-take the bits of all others.
-
-Tensors behind a relu on all 256 integers, though zero points are 0.
-
-What is never negative uses half of the signed integers. Between layers with weights and no padding, the tensor less a
-constant can be stored in its place:
+Tensors behind a relu use all 256 integers, though zero points are 0. What is never negative uses half of the signed
+integers. Between layers with weights and no padding, the tensor less a constant can be stored in its place:
 
     relu(x) is stored as x - 128 s, s = largest / 255    saturation at -128 is the relu, or the Clip from 0
     the layer before adds -128 s to its bias, those that read it 128 Σ w of their integers: no operation more
 
 The steps are half as large. Padding with zeros would stand for 128 s, so a layer with padding reads it as it was.
-
-Output channels sorted by the range of their weights, so that the channels of one tile have like scales.
-
-The array works in tiles of DIM output channels, and each tile may have a scale of its own at no cost. In the given
-order, almost every tile holds a channel with large weights; sorted, channels of like range share a tile. The weights of
-the next layer are permuted to match.
 """
 
 from __future__ import annotations

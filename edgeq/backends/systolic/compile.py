@@ -1,7 +1,17 @@
-"""Weights rounded for the least error of what a layer gives, instead of each weight's (`edgeq.quantize.weight_only`).
+"""Compile a prepared model for an array: the integer program, and the files that are made from it.
 
-The integers that a layer reads in the program decide which errors matter. What the rounding does to the mean goes into
-the bias."""
+A program is lowered once, then fitted to samples where that brings its outputs closer to the float model's:
+
+- Weights are rounded for the least error of what a layer gives, instead of each weight's
+  (`edgeq.quantize.weight_only`). The integers that a layer reads in the program decide which errors matter, and what
+  the rounding does to the mean goes into the bias.
+- Biases are corrected. Rounding weights and clipping activations shift the mean of what a layer gives, and the shifts
+  add up. The program runs once over some samples; at each layer, fed by the corrected layers before it, the mean
+  difference from the float model goes into the int32 bias, channel by channel (Nagel et al. 2019, "Data-Free
+  Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of their assumptions).
+  With y the float output behind the activation, z the integer one and p the share of z that is not cut, the shift is
+  one Newton step, (mean y - mean z) / p. Channels that are nearly always cut are left alone.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Where each layer of a program runs: on the array, in integers on the core, or in float on the core.
+"""Say where each layer of a program runs, and estimate how long the array takes and what it moves.
 
-How long the array takes and what it moves, estimated from tile sizes alone. No cycle is simulated.
-
-For a product of I rows, J columns and depth K, cut into pieces of (i, j, k) tiles of DIM (`tiling`), with ⌈x⌉ counted
-in tiles of DIM and n = the number of pieces along an axis:
+Time is estimated from tile sizes alone; no cycle is simulated. For a product of I rows, J columns and depth K, cut into
+pieces of (i, j, k) tiles of DIM (`program.product_tiles`), with ⌈x⌉ counted in tiles of DIM and n = the number of
+pieces along an axis:
 
     compute cycles = ⌈I⌉ · ⌈J⌉ · ⌈K⌉ · DIM            one row of a tile a cycle; filling the array is hidden
     bytes in       = I·K · n_J + K·J · n_I + 4·J       each operand again for every piece along the other axis

@@ -1,4 +1,4 @@
-"""Lowering: from a float network and its scales to the integer program."""
+"""Lower a float network, with its scales, to the integer program."""
 
 from __future__ import annotations
 

@@ -94,12 +94,10 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
     for key, known in (("element_type", "int8"), ("accumulator_type", "int32")):
         if table.get(key, known) != known:
             raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"Only {known} arrays can be built for")
-    scale = str(table.get("scale_type", "float32"))
-    if scale not in _SCALES:
-        raise HardwareError(f"[systolic] scale_type is {scale!r}", f"It can be {', '.join(_SCALES)}")
-    dataflow = str(table.get("dataflow", "WS"))
-    if dataflow not in ("WS", "OS"):
-        raise HardwareError(f"[systolic] dataflow is {dataflow!r}", "It can be WS, OS")
+    scale, dataflow = str(table.get("scale_type", "float32")), str(table.get("dataflow", "WS"))
+    for key, value, choices in (("scale_type", scale, [*_SCALES]), ("dataflow", dataflow, ["WS", "OS"])):
+        if value not in choices:
+            raise HardwareError(f"[systolic] {key} is {value!r}", f"It can be {', '.join(choices)}")
     dim = int(table.get("dim", ArrayConfig.dim))
     row_bytes = max(dim, 1)
     return ArrayConfig(

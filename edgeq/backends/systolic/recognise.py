@@ -1,12 +1,11 @@
-"""Which layers a node of the float model becomes, or why it stays in float.
+"""Recognise the layers that a node of the float model becomes, or say why it stays in float.
 
-Models that are quantized already (Q/DQ pairs from PyTorch, TFLite converters or quantization-aware training), taken
-back to float with the parameters of their quantization.
-
-Weights come back as they were rounded; `tiles` finds their grid again, so that a scale that the array can express
-is kept with its integers. Activation scales are kept where the zero point is 0; others become the symmetric scale that
-covers the same values, and a note states by how much the step grows. Where the integers began at zero, quantization was
-the ReLU (quantizers remove one that it makes superfluous), so that one comes back.
+`adopt` takes models that are quantized already (Q/DQ pairs from PyTorch, TFLite converters or quantization-aware
+training) back to float with the parameters of their quantization. Weights come back as they were rounded; lowering
+finds their grid again, so that a scale that the array can express is kept with its integers. Activation scales are kept
+where the zero point is 0; others become the symmetric scale that covers the same values, and a note states by how much
+the step grows. Where the integers began at zero, quantization was the ReLU (quantizers remove one that it makes
+superfluous), so that one comes back.
 """
 
 from __future__ import annotations

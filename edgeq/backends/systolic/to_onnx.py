@@ -1,11 +1,6 @@
-"""What the writers of both ONNX files share: the model so far, and the steps that both write alike.
+"""Write a program as ONNX: the reference model for the host, and the file for onnxruntime-riscv.
 
-A program with the channels of its tensors in the order of the float model.
-
-Channels are sorted for the array (`order`). Where tensors are compared with the float model's, one by one, they have to
-be in its order: the sums are of the same products, so that the integers are the same, in other places.
-
-The host reference model: a program as standard ONNX that stock ONNX Runtime runs with the same integers.
+The reference model is standard ONNX that stock ONNX Runtime runs with the same integers:
 
 - Convolutions and products are QLinearConv, one weight scale for each output channel; a product is one of 1 × 1, so
   that it has an int32 bias.
@@ -14,18 +9,20 @@ The host reference model: a program as standard ONNX that stock ONNX Runtime run
   the array rounds each operand, and saturates elsewhere. Cast, and not QuantizeLinear, so that nothing is fused.
 - What a part in float reads is dequantized by Cast and Mul, too: behind a DequantizeLinear the runtime's optimiser
   quantizes weights of what was kept in float, and makes integer operators of what has such.
+- Channels are sorted for the array (`channels`). Where tensors are compared with the float model's, one by one, they
+  have to be in its order: `in_origin_order` gives the same integers, in other places.
 
-The file for onnxruntime-riscv, whose Systolic execution provider runs on the array.
-
-Its dialect: QLinearConv with scalar scales and zero points 0; QLinearRelu, in the default domain though ONNX does not
-know it, directly behind a QLinearConv or QLinearAdd that nothing else reads, where alone it has a kernel; QLinearAdd of
-com.microsoft; opset 13, format version 7. What it lacks is composed of other operators:
+onnxruntime-riscv has an execution provider that runs on the array. Its dialect: QLinearConv with scalar scales and zero
+points 0; QLinearRelu, in the default domain though ONNX does not know it, directly behind a QLinearConv or QLinearAdd
+that nothing else reads, where alone it has a kernel; QLinearAdd of com.microsoft; opset 13, format version 7. What it
+lacks is composed of other operators:
 
 - a layer with several weight scales is several convolutions, whose outputs are joined;
 - a product is a convolution of 1 × 1, because its QLinearMatMul has no int32 bias;
 - average pooling is a depthwise convolution with ones;
 - max pooling behind a convolution is fused by the runtime, whatever its parameters. What the array would
-  compute wrongly (see `pooling`) runs in float, which for a maximum gives the same integers; so do clamps and padding.
+  compute wrongly (see `lower.fusable`) runs in float, which for a maximum gives the same integers; so do clamps and
+  padding.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""What TensorRT makes of the Q/DQ pairs in a file: read off the finished graph, not off what was meant to be written.
+"""Build a prepared model for TensorRT, with its stand-ins, and read off the finished graph what TensorRT makes of it.
 
-For every pair: which fusion it serves. For every node of the float model: whether it runs in int8, in 16 bits or in
-fp32. And findings: whatever breaks a rule of placement, so that a file without findings has none of the known traps.
+The checker looks at the file, not at what was meant to be written. For every pair it says which fusion it serves; for
+every node of the float model, whether it runs in int8, in 16 bits or in fp32. Its findings are broken rules of
+placement, so that a file without findings has none of the known traps.
 
-What a graph with explicit quantization computes, as a float32 graph that ONNX Runtime's CPU kernels run exactly.
-
-The graph itself cannot be run for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes
-in float32 and drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, and
-its result is 200). So every tensor of a 16-bit type becomes a float32 tensor that is rounded to that type where it is
-made: by a pair of Cast nodes, which no optimisation level removes. Q/DQ pairs stay what they are: integers times their
-scale, multiplied and summed in float32."""
+`simulation` gives what the graph computes as a float32 graph that ONNX Runtime's CPU kernels run exactly. The graph
+itself cannot be run for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes in float32
+and drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, and its result
+is 200). So every tensor of a 16-bit type becomes a float32 tensor that is rounded to that type where it is made: by a
+pair of Cast nodes, which no optimisation level removes. Q/DQ pairs stay what they are: integers times their scale,
+multiplied and summed in float32.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where Q/DQ pairs go, decided on the float graph, each place with its reason.
+"""Write a float model for TensorRT: with Q/DQ pairs and the rest in 16 bits, or beside a calibration table.
+
+Pairs are placed on the float graph, each place with its reason:
 
 - Both operands of a weighted layer are quantized (Conv, ConvTranspose, Gemm, MatMul), its output and its bias are not:
   TensorRT fuses the pair in front into the layer, and what follows (BatchNormalization, an activation) behind it.
@@ -8,32 +10,27 @@
   those.
 - Nothing else is quantized, nor a tensor whose range cuts off so much that int8 would lose it.
 
-Biases of int8 layers, in a form that ONNX Runtime leaves as it is.
+They are symmetric int8 with zero point 0: scale = largest magnitude / 127; q = round to nearest even(x / scale), kept
+in -127..127 for weights, which have a scale a channel. Scales are rounded up to a value that the 16-bit type of the
+rest of the graph has, because the file has them in that type, and weights are rounded by that value.
 
-At load, before any provider sees the graph, ONNX Runtime's WeightBiasQuantization divides the bias of a Conv,
-ConvTranspose or Gemm behind a Q/DQ pair by the product of the layer's scales and makes it int32. It divides in the type
-of the bias: float16 overflows where the bias is over 65504 steps, and the layer is lost. TensorRT takes no int32 bias
-either. The optimizer matches a constant bias with one axis, so
+Biases of int8 layers get a form that ONNX Runtime leaves as it is. At load, before any provider sees the graph, its
+WeightBiasQuantization divides the bias of a Conv, ConvTranspose or Gemm behind a Q/DQ pair by the product of the
+layer's scales and makes it int32. It divides in the type of the bias: float16 overflows where the bias is over 65504
+steps, and the layer is lost. TensorRT takes no int32 bias either. The optimizer matches a constant bias with one axis,
+so
 
 - a Gemm's bias gets a second axis;
 - a convolution's bias becomes the shift of a BatchNormalization behind it. Networks that were trained with Q/DQ pairs
   reach TensorRT in that form, and TensorRT folds the node into the convolution.
 
-Q/DQ pairs written into a graph: symmetric int8, zero point 0, weights as integers with a scale a channel.
+What is not in int8 is cast to 16 bits in the graph itself, where calibration says that it fits. A node computes in 16
+bits if its operator takes them, no tensor that it reads or makes was seen to be larger than the type's limit, and none
+of its constants leaves the type's range or vanishes in it. Every other node stays in float32 with its reason, and Cast
+nodes stand where the two meet. Inputs and outputs of the graph keep their types.
 
-Formulas: scale = largest magnitude / 127; q = round to nearest even(x / scale), kept in -127..127 for weights. Scales
-are rounded up to a value that the 16-bit type of the rest of the graph holds, because the file has them in that type,
-and weights are rounded by that value.
-
-Implicit quantization: a float model in which every tensor has a shape and a range, and a table of those ranges.
-
+With implicit quantization, the float model has a shape and a range for every tensor, and a table of those ranges:
 TensorRT chooses by itself what runs in int8. Up to version 10 only; Q/DQ and a table exclude each other.
-
-The part of a graph that is not in int8, cast to 16 bits in the graph itself, where calibration says that it fits.
-
-A node computes in 16 bits if its operator takes them, no tensor that it reads or makes was seen to be larger than the
-type's limit, and none of its constants leaves the type's range or vanishes in it. Every other node stays in float32
-with its reason, and Cast nodes stand where the two meet. Inputs and outputs of the graph keep their types.
 """
 
 from __future__ import annotations

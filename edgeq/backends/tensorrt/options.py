@@ -1,4 +1,4 @@
-"""Versions, types and options of TensorRT, beside its int8 rules: `targets/backends/tensorrt.toml`, read once."""
+"""Read versions, types and options of TensorRT from `targets/backends/tensorrt.toml`, and check options."""
 
 from __future__ import annotations
 

@@ -334,8 +334,11 @@ Constants = dict[str, str | int | bool]
 
 
 def emit_conv(builder: Builder, step: steps.Conv) -> None:
-    """Add the C of a convolution: its parameters, weights as `c_weights` has them, int32 biases, output, call."""
-    depthwise = _as_depthwise(step)
+    """Add the C of a convolution: its parameters, weights [k·k·I][O] (HWIO), int32 biases, output, call.
+
+    The depthwise call takes weights [C][k][k] and one scale; with several, the channels go one by one as slices.
+    """
+    depthwise = step.depthwise and len(step.tiles) == 1
     label = builder.label("conv_dw" if step.depthwise else "conv")
     source = builder.require_image(step.input)
     _, channels, rows, cols = builder.tensor(step.input).shape
@@ -343,6 +346,7 @@ def emit_conv(builder: Builder, step: steps.Conv) -> None:
     target = builder.output(label, step.output, suffix="_out_pooled" if step.pool else "_out")
     kernel_rows, kernel_cols = step.weights.shape[2:]
     inner = kernel_rows * kernel_cols * step.weights.shape[1]
+    weights = step.weights[:, 0] if depthwise else step.weights.transpose(2, 3, 1, 0).reshape(inner, outs)
     sizes: Constants = {"in_dim": rows, "out_dim": out_rows}
     if builder.generation != "2021":
         sizes = {"in_row_dim": rows, "in_col_dim": cols, "out_row_dim": out_rows, "out_col_dim": out_cols}
@@ -388,7 +392,7 @@ def emit_conv(builder: Builder, step: steps.Conv) -> None:
         "weight_row": 1 if depthwise else outs,
     }
     builder.declare(
-        array("elem_t", f"{label}_w", c_weights(step, depthwise=depthwise), "row_align(1)"),
+        array("elem_t", f"{label}_w", weights, "row_align(1)"),
         array("acc_t", f"{label}_b", step.bias, "row_align_acc(1)"),
         tile_array(label, step.tiles, builder.program.array),
         f"static const struct ConvParams {label}_params = {designated(params)};\n",
@@ -418,18 +422,6 @@ def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -
         square = size[0] == size[1] and step.conv_shape[2] == step.conv_shape[3]
         return windows.regular and square and step.groups == 1 and len(step.tiles) == 1
     return windows.regular
-
-
-def _as_depthwise(step: steps.Conv) -> bool:
-    """The depthwise call takes one scale; with several, the channels go one by one as slices."""
-    return step.depthwise and len(step.tiles) == 1
-
-
-def c_weights(step: steps.Conv, *, depthwise: bool) -> NDArray[np.int8]:
-    """Return [k·k·I][O] (HWIO), or [C][k][k] of a depthwise convolution."""
-    if depthwise:
-        return step.weights[:, 0]
-    return step.weights.transpose(2, 3, 1, 0).reshape(-1, step.weights.shape[0])
 
 
 def emit_step(builder: Builder, step: Step) -> None:

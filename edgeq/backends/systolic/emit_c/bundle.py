@@ -1,4 +1,4 @@
-"""The text of a bundle's files, from a program and what its simulation computed."""
+"""Write the files of a C bundle, from a program and what its simulation computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeq.backends.systolic.emit_c import builder as emit
 from edgeq.backends.systolic.emit_c.builder import Builder, CLayer, Generation, Region
-from edgeq.backends.systolic.program import ArrayConfig, Float, Program, Step, step_outputs
+from edgeq.backends.systolic.program import ArrayConfig, Float, Program, step_outputs
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
 
@@ -24,7 +24,7 @@ _BANKS = 4
 
 
 def own_header(array: ArrayConfig) -> str:
-    """The header for `array`, whose numbers are the target's."""
+    """Return the header for `array`, whose numbers are the target's."""
     text = (C / "portable" / "include" / "gemmini_params.h").read_text()
     numbers = {
         "DIM": array.dim,
@@ -43,7 +43,7 @@ def own_header(array: ArrayConfig) -> str:
 
 
 def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple[str, ...]]:
-    """A chip's generated gemmini_params.h, after checking it against the target.
+    """Return a chip's generated gemmini_params.h, after checking it against the target.
 
     Returns:
         Its text, the target's array with the header's memories, and notes on where those differ.
@@ -59,7 +59,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     if len(raw) > _LIMIT or b"\0" in raw:
         raise HardwareError(f"{path} is no C header", "Pass the gemmini_params.h of your chip")
     text = raw.decode("utf-8", "replace")
-    code = _without_comments(text)
+    code = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
     dim = _number(code, "DIM")
     if dim is None:
         raise HardwareError(f"{path} does not define DIM", "Pass the gemmini_params.h of your chip")
@@ -97,10 +97,6 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     return text, held, notes
 
 
-def _without_comments(text: str) -> str:
-    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
-
-
 def _number(code: str, name: str) -> int | None:
     found = re.search(rf"(?m)^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+\(?(\d{{1,9}})\)?[ \t]*\r?$", code)
     return int(found[1]) if found else None
@@ -112,10 +108,14 @@ def _type(code: str, name: str) -> str | None:
 
 
 def readme(program: Program, region: Region, builder: Builder) -> str:
-    """Markdown: the array that the C is for, shapes and scales of inputs and outputs, what is left to the host."""
-    host = ""
-    if floats := [*_float_steps(region.before, "before the inputs"), *_float_steps(region.after, "after the outputs")]:
-        host = "\n## Left to the host, in float\n\n" + "\n".join(floats) + "\n"
+    """Return Markdown: the array that the C is for, shapes and scales of inputs and outputs, the host's part."""
+    floats = [
+        f"- {where}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
+        for where, ends in (("before the inputs", region.before), ("after the outputs", region.after))
+        for step in ends
+        if isinstance(step, Float)
+    ]
+    host = "\n## Left to the host, in float\n\n" + "\n".join(floats) + "\n" if floats else ""
     filled = {
         "@DIM@": str(program.array.dim),
         "@SCALE@": "float" if program.array.output_scale == "float" else "right shift as",
@@ -124,10 +124,15 @@ def readme(program: Program, region: Region, builder: Builder) -> str:
         "@OUTPUTS@": _tensors(program, region.outputs, builder.batch),
         "@HOST@": host,
     }
-    made = (C / "README.md").read_text()
-    for mark, value in filled.items():
-        made = made.replace(mark, value)
-    return made
+    return _filled("README.md", filled)
+
+
+def _filled(name: str, marks: Mapping[str, str]) -> str:
+    """Return a file of the `c` folder with its marks replaced."""
+    text = (C / name).read_text()
+    for mark, value in marks.items():
+        text = text.replace(mark, value)
+    return text
 
 
 def _tensors(program: Program, names: tuple[str, ...], batch: int) -> str:
@@ -140,14 +145,6 @@ def _tensors(program: Program, names: tuple[str, ...], batch: int) -> str:
             f"- `{emit.harmless(tensor.origin or name)}`: int8 {shape}{layout}, scale {np.float32(tensor.scale):.9g}"
         )
     return "\n".join(rows)
-
-
-def _float_steps(steps: tuple[Step, ...], where: str) -> list[str]:
-    return [
-        f"- {where}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
-        for step in steps
-        if isinstance(step, Float)
-    ]
 
 
 Values = Mapping[str, NDArray[np.int8]]
@@ -164,7 +161,7 @@ _COPIED = (
 
 
 def in_c(values: NDArray[np.int8], order: emit.Order) -> NDArray[np.int8]:
-    """A tensor [batch, ...] as C keeps it: [batch, elements]."""
+    """Return a tensor [batch, ...] as C keeps it: [batch, elements]."""
     return values.reshape(len(values), -1)[:, order]
 
 
@@ -201,7 +198,7 @@ def _params(builder: Builder) -> str:
 
 
 def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]], values: Mapping[str, Values]) -> str:
-    """Outputs in full and fingerprints of all layers, by mode; a mode whose outputs are those of ws shares them."""
+    """Return outputs in full and fingerprints of all layers by mode; a mode with the outputs of ws shares those."""
     lines = [
         "/* What the simulator computed; by mode (os, ws, cpu), outputs in full and fingerprints of all layers. */\n"
     ]
@@ -226,7 +223,7 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]
 
 
 def fingerprint(values: NDArray[np.int8]) -> int:
-    """64 bits that no single changed value leaves as they are; main.c computes the same."""
+    """Return 64 bits that no single changed value leaves as they are; main.c computes the same."""
     data = values.view(np.uint8).ravel().astype(np.uint64)
     factors = np.arange(data.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
     return int(np.sum((data + np.uint64(1)) * factors, dtype=np.uint64))
@@ -243,10 +240,7 @@ def _main(builder: Builder, region: Region, pointers: Sequence[str]) -> str:
         listed = emit.harmless(tensor.origin or name)
         scale = f"{np.float32(tensor.scale):.9g}"
         outputs += f'    {{"{listed}", "{scale}", {pointer}, {builder.size(name)}}},\n'
-    made = (C / "main.c").read_text()
-    for mark, filled in (("@CALLS@", "\n".join(builder.calls)), ("@LAYERS@", layers), ("@OUTPUTS@", outputs)):
-        made = made.replace(mark, filled)
-    return made
+    return _filled("main.c", {"@CALLS@": "\n".join(builder.calls), "@LAYERS@": layers, "@OUTPUTS@": outputs})
 
 
 @dataclass(frozen=True)
@@ -315,8 +309,8 @@ def write_c_bundle(
     pointers = [builder.request(name, order) for name, order in outputs]
     files = {name: (C / name).read_text() for name in _COPIED}
     files["portable/include/gemmini_params.h"] = header
-    makefile = (C / "Makefile").read_text().replace("@GENERATION@", generation)
-    files["Makefile"] = makefile.replace("@SHARE@", "2" if program.array.dataflow == "WS" else "1")
+    share = "2" if program.array.dataflow == "WS" else "1"
+    files["Makefile"] = _filled("Makefile", {"@GENERATION@": generation, "@SHARE@": share})
     files["images.h"] = images
     files["params.h"] = _params(builder)
     files["expected.h"] = _expected(builder.layers, outputs, modes)
