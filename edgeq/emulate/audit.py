@@ -88,7 +88,7 @@ class Simulation:
         self._sessions: dict[int, Any] = {}
 
     def run(self, inputs: Arrays) -> ModelRun:
-        """The model's outputs for one sample, and those of its saturating layers."""
+        """Return the model's outputs for one sample, and those of its saturating layers."""
         values: dict[str, NDArray[Any]] = dict(inputs)
         runs = {}
         for place, step in enumerate(self._steps):
@@ -104,7 +104,7 @@ class Simulation:
         return ModelRun(MappingProxyType({name: self._value(name, values) for name in self.graph.outputs}), runs)
 
     def get_outputs(self) -> Sequence[ir.Value]:
-        """The model's outputs."""
+        """Return the model's outputs."""
         return list(self.graph.graph.outputs)
 
     def _value(self, name: str, values: Arrays) -> NDArray[Any]:
@@ -146,7 +146,7 @@ def graph_settings(settings: SessionSettings) -> SessionSettings:
 
 
 def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
-    """The graph that ONNX Runtime makes of `model` before it runs it.
+    """Return the graph that ONNX Runtime makes of `model` before it runs it.
 
     Raises:
         RuntimeUnavailableError: onnxruntime refuses it.
@@ -160,7 +160,7 @@ def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
 
 
 def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
-    """The graph's nodes in order: each of `layers` a step, those between them as few segments."""
+    """Return the graph's nodes in order: each of `layers` a step, those between them as few segments."""
     own = {layer.node: layer for layer in layers}
     runs: list[Layer | list[ir.Node]] = []
     for node in graph.graph:
@@ -221,7 +221,7 @@ class LayerAudit:
 
     @computed
     def can_saturate(self) -> bool:
-        """Whether some input makes a channel saturate, as far as the weights are known."""
+        """Return whether some input makes a channel saturate, as far as the weights are known."""
         return self.suspects is None or self.suspects > 0
 
 
@@ -244,16 +244,16 @@ class Audit:
 
     @property
     def safe(self) -> bool:
-        """Whether nothing can saturate, whatever the input."""
+        """Return whether nothing can saturate, whatever the input."""
         return not any(layer.can_saturate for layer in self.layers)
 
     @property
     def clipped(self) -> int:
-        """How many sums of two products were clipped, over all layers and samples."""
+        """Return how many sums of two products were clipped, over all layers and samples."""
         return sum(layer.clipped for layer in self.layers)
 
     def summary(self) -> str:
-        """The finding in one line."""
+        """Return the finding in one line."""
         if self.safe:
             return "no layer can saturate, whatever the input"
         suspects = [layer for layer in self.layers if layer.can_saturate]
@@ -334,7 +334,7 @@ def audit(
 
 
 def sample_count(macs: int) -> int:
-    """How many samples are simulated of a model of so many multiply-accumulates."""
+    """Return how many samples are simulated of a model of so many multiply-accumulates."""
     return max(_FEWEST, min(_MOST, int(_WORK / max(1, macs))))
 
 

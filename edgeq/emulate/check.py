@@ -441,7 +441,7 @@ def verify_on(
 
 
 def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
-    """Which variant is run on which target."""
+    """Yield each variant with the target that it is run on."""
     variants = bundle.components.get(MAIN, ())
     known = {variant.name: variant for variant in variants}
     if request.variant is not None and request.variant not in known:
@@ -538,7 +538,7 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
 
 
 def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
-    """The samples of a request, for a variant; None for one that onnxruntime does not run."""
+    """Return the samples of a request, for a variant; None for one that onnxruntime does not run."""
     if variant.model is None:
         return None
     signature = own_signature(variant.model, request.bundle)
@@ -547,7 +547,7 @@ def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> 
 
 
 def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
-    """The checks in lines for people."""
+    """Return the checks in lines for people."""
     lines = []
     for check in checks:
         name = f"{check.variant} on {check.target}" if check.variant not in ("", check.target) else check.target

@@ -104,7 +104,7 @@ def watched_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
 
 
 def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArray[np.int32] | None]:
-    """The exact product, and what clipping takes off it, [N, M]; None where that is nothing."""
+    """Return the exact product, and what clipping takes off it, [N, M]; None where that is nothing."""
     product = exact_product(a, b)
     if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
         return product, None
@@ -127,7 +127,7 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
 
 
 def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which pairs of weights leave 16 bits beside some input, given the largest value there is at each k."""
+    """Return which pairs of weights leave 16 bits beside some input, given the largest value there is at each k."""
     even, odd = largest[0::2], largest[1::2]
     above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
     return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))
@@ -182,7 +182,7 @@ Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
 
 
 def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, path: SaturatingPath) -> Computed:
-    """The output of a node that takes `path`, by its inputs in its own order."""
+    """Return the output of a node that takes `path`, by its inputs in its own order."""
     padded = [*inputs, *[None] * (12 - len(inputs))]
     if path.swapped:
         return _conv_integer(node, padded, multiply)
@@ -417,7 +417,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The node's, or that of its output where it has none."""
+        """Return the node's, or that of its output where it has none."""
         return self.node.name or name_of(self.node.outputs[0])
 
     @property

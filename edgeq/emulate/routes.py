@@ -62,7 +62,7 @@ _SHIM = Path(__file__).with_name("cpuid_mask.c")
 
 
 def why_not() -> str:
-    """Why CPUID cannot be masked here; "" where it can."""
+    """Return why CPUID cannot be masked here; "" where it can."""
     if not sys.platform.startswith("linux"):
         return "masking CPUID needs Linux"
     missing = [tool for tool in ("cc", "objdump") if which(tool) is None]
@@ -74,7 +74,7 @@ def why_not() -> str:
 
 
 def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> Command:
-    """How to start this Python with onnxruntime on a CPU without `features`; makes what that needs on first use.
+    """Return how to start this Python with onnxruntime on a CPU without `features`; makes what that needs on first use.
 
     Raises:
         RuntimeUnavailableError: it cannot be done here.
@@ -93,7 +93,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> C
 
 
 def _masked_runtime(progress: Progress) -> Path:
-    """The folder with the copy and the library, under a name that stands for what they were made from."""
+    """Return the folder with the copy and the library, under a name that stands for what they were made from."""
     spec = importlib.util.find_spec("onnxruntime")
     assert spec is not None
     assert spec.origin is not None
@@ -124,7 +124,7 @@ def _masked_runtime(progress: Progress) -> Path:
 
 
 def _copy(source: Path, place: Path) -> None:
-    """The package with links in place of files; what is not Python is linked too, except where it is replaced."""
+    """Make a package of links to the files of `source`, those that are not Python among them."""
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
         if file.is_file() and "__pycache__" not in name.parts:
@@ -133,14 +133,14 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _loaded(binding: Path) -> list[Path]:
-    """The Python binding and those libraries beside it that it is linked with."""
+    """Return the Python binding and those libraries beside it that it is linked with."""
     output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
     needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
 
 
 def patched(library: Path) -> bytes:
-    """The bytes of a shared library, each CPUID instruction in its code replaced by the trap.
+    """Return the bytes of a shared library, each CPUID instruction in its code replaced by the trap.
 
     Raises:
         RuntimeUnavailableError: the disassembler and the file do not agree.
@@ -218,7 +218,7 @@ def route_to(
     simulators: Mapping[str, Simulator] | None = None,
     progress: Progress = SILENT,
 ) -> ExecutionRoute:
-    """The best way to run the kernels of `target` on `machine`, which is this one.
+    """Return the best way to run the kernels of `target` on `machine`, which is this one.
 
     Args:
         simulators: those at hand, by the name that a profile's [emulate] simulator gives.
@@ -261,7 +261,7 @@ def route_to(
 
 
 def _why_not_masked(target: Target, machine: Machine) -> str:
-    """Why this CPU with features hidden would not do; "" where it would."""
+    """Return why this CPU with features hidden would not do; "" where it would."""
     hide = frozenset(target.emulate["mask"])
     unknown = sorted(hide - FEATURES)
     if unknown:
@@ -434,7 +434,7 @@ def setup(
 
 
 def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> Qemu:
-    """The system's qemu if it is new enough, else one from packages, else the system's old one."""
+    """Return the system's qemu if it is new enough, else one from packages, else the system's old one."""
     found = find_qemu(emulator)
     if found is not None and found.is_honest(emulator):
         return found
@@ -489,7 +489,7 @@ class Status:
 
 
 def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
-    """How the kernels of each target can be run here. Starts nothing."""
+    """Return how the kernels of each target can be run here. Starts nothing."""
     machine = detect_machine()
     machines = {
         name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)

@@ -147,12 +147,12 @@ class _Table:
 
 @cache
 def dialect() -> tuple[Row, ...]:
-    """The rows of targets/qnn/htp.toml."""
+    """Return the rows of targets/qnn/htp.toml."""
     return read_toml(shipped("targets") / "qnn" / "htp.toml", _Table, HardwareError, "Install edgeq again").line
 
 
 def wide_share(model: ir.Model, scheme: Scheme) -> float:
-    """The share of the activations' elements that a scheme has in 16 bits."""
+    """Return the share of the activations' elements that a scheme has in 16 bits."""
     every = {name_of(v): prod(sizes(v) or (1,)) for v in _activations(model) if v.producer() is not None}
     wide = every if ALL_NODES in scheme.wide else {name_of(value) for value in _wide(model, scheme)}
     return sum(size for name, size in every.items() if name in wide) / max(1, sum(every.values()))
@@ -164,7 +164,7 @@ def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
     nodes = frozenset(scheme.wide) - {ALL_NODES}
 
     def is_wide(value: ir.Value) -> bool:
-        """Whether a tensor is on 16 bits: its maker is named, or of an input all readers are."""
+        """Return whether a tensor is on 16 bits: its maker is named, or of an input all readers are."""
         maker = value.producer()
         among = [maker] if maker is not None else [reader for reader, _ in value.uses()]
         return bool(among) and all(node.name in nodes for node in among)
@@ -173,7 +173,7 @@ def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
 
 
 def _activations(model: ir.Model) -> list[ir.Value]:
-    """The float tensors that are not constant."""
+    """Return the float tensors that are not constant."""
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     made = [value for node in model.graph for value in node.outputs]
     return [value for value in (*inputs, *made) if value.dtype in (None, ir.DataType.FLOAT)]
@@ -226,7 +226,7 @@ _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 
 def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir.Node | None:
-    """The first node with which a beginning of `model` fails as the whole does; None where none does.
+    """Return the first node with which a beginning of `model` fails as the whole does; None where none does.
 
     Args:
         model: a Q/DQ model, whose nodes are in order.
@@ -296,7 +296,7 @@ class Delegation:
         return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
 
     def _merged(self, node: ir.Node, taken: frozenset[str]) -> bool:
-        """Whether the quantizer removed `node` because the range of what it reads does its work."""
+        """Return whether the quantizer removed `node` because the range of what it reads does its work."""
         maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
         return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in taken
 
@@ -320,7 +320,7 @@ class Delegation:
         return tuple(found)
 
     def coverage(self) -> Coverage:
-        """The same in the terms of `edgeq.measure.coverage`."""
+        """Return the same in the terms of `edgeq.measure.coverage`."""
         macs, floats = node_macs(self.source), frozenset((*self.left, *self.floating))
         runs = [
             NodeRun(str(n.name), str(n.name), n.op_type, "float" if n in floats else "int8", macs.get(n.name or "", 0))
@@ -336,7 +336,7 @@ class Delegation:
 
 
 def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Coverage:
-    """What would run in int8 if the engine took every node; `absent`: why it was not asked."""
+    """Return what would run in int8 if the engine took every node; `absent`: why it was not asked."""
     everything = frozenset(str(node.name) for node in source.graph)
     found = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
     return dataclasses.replace(found, basis="forecast", reason=absent)
@@ -374,7 +374,7 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
     """`error` with the node in it at which the engine fails, where it does so again."""
 
     def fails(beginning: Path) -> bool:
-        """Whether the engine refuses this beginning of the model."""
+        """Return whether the engine refuses this beginning of the model."""
         try:
             engines.assigned_nodes(engine, beginning)
         except EngineError:

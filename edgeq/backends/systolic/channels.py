@@ -272,7 +272,7 @@ def sort_channels(network: Network, dim: int) -> Network:
 
 
 def best_order(group: ChannelGroup, dim: int) -> Order | None:
-    """The order that wastes the fewest bits over all layers of the group; None where it is the given one."""
+    """Return the order that wastes the fewest bits over all layers of the group; None where it is the given one."""
     if group.fixed or not group.writers or len(group.writers[0].weights) <= dim:
         return None
     ranges = [_log_ranges(layer) for layer in group.writers]

@@ -23,7 +23,7 @@ _SIDE = 255
 
 
 def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether the array's own convolution call computes a layer as it is: one group, no dilation, everything square.
+    """Return whether the array's own convolution call computes a layer as it is: one group, no dilation, all square.
     Other layers become im2col and a product, with the same results."""
     _, _, rows, columns = shapes[layer.input]
     _, _, out_rows, out_columns = shapes[layer.output]
@@ -32,7 +32,7 @@ def direct(layer: steps.Conv, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def fusable(layer: steps.Conv, following: Layer, shapes: Mapping[str, tuple[int, ...]]) -> steps.Pool | None:
-    """The fused form of a pooling behind a convolution that nothing else reads; None where it cannot be fused."""
+    """Return the fused form of a pooling behind a convolution that it alone reads; None where it cannot be fused."""
     if not isinstance(following, steps.MaxPool) or not direct(layer, shapes):
         return None
     kernel, strides, pads = following.kernel, following.strides, following.pads
@@ -199,7 +199,7 @@ def _on_integers(content: bytes, source: str, target: str) -> bytes:
 
 
 def clamp_integers(layer: steps.Clamp, scale: float) -> tuple[int, int]:
-    """The integers that a clamp's bounds are nearest to."""
+    """Return the integers that a clamp's bounds are nearest to."""
     low, high = (int(np.clip(np.rint(bound / scale), steps.LEAST, steps.LARGEST)) for bound in (layer.low, layer.high))
     return low, high
 
@@ -272,8 +272,8 @@ def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
 
 
 def _grid(rows: steps.Floats) -> float:
-    """The step of a grid of at most 127 steps that holds all values, as weights that were quantized before have one; 0
-    where there is none."""
+    """Return the step of a grid of at most 127 steps on which all values lie, as weights that were quantized before do;
+    0 where there is none."""
     flat = rows.ravel()
     largest = float(np.abs(flat).max(initial=0.0))
     if not largest:

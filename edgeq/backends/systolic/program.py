@@ -189,7 +189,7 @@ class Tensor:
 
     @property
     def params(self) -> QuantParams:
-        """The scale (float32) and zero point 0 of an int8 tensor."""
+        """Return the scale (float32) and zero point 0 of an int8 tensor."""
         assert self.scale is not None
         return QuantParams(np.asarray(self.scale, np.float32), np.zeros((), np.int8), ir.DataType.INT8)
 

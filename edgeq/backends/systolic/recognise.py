@@ -220,7 +220,7 @@ def _constant(node: ir.Node, place: int) -> NDArray[Any] | None:
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...]:
-    """A shape that `recognise` found to be known."""
+    """Return a shape that `recognise` found to be known."""
     shape = sizes(value)
     assert shape is not None
     return shape
@@ -231,7 +231,7 @@ def _not_2d(shape: tuple[int, ...]) -> str:
 
 
 def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...]) -> Pads:
-    """The padding, with more at the bottom and right where the windows of the output reach further (ceil_mode)."""
+    """Return the padding, larger at the bottom and right where the output's windows reach further (ceil_mode)."""
     top, left, bottom, right = windows.pads
     ends = windows.end_pads(shape, pooled[2:])
     return top, left, max(bottom, ends[0]), max(right, ends[1])
@@ -292,7 +292,7 @@ def adopt(source: Path, destination: Path) -> Adoption:
 
 
 def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
-    """The float tensor that the pair of a DequantizeLinear quantizes."""
+    """Return the float tensor that the pair of a DequantizeLinear quantizes."""
     pair = node.inputs[0].producer() if node.inputs[0] is not None else None
     if pair is None or not is_op(pair, "QuantizeLinear") or pair.inputs[0] is None:
         raise ModelError(f"{source}: DequantizeLinear {node.name!r} has no QuantizeLinear before it", _FLOAT_FIX)
@@ -311,7 +311,7 @@ def _bypass(editor: Editor, node: ir.Node, value: ir.Value) -> None:
 
 
 def _nonnegative(tensor: ir.Value | None) -> bool:
-    """Whether a tensor has no negative values in the graph as it is now."""
+    """Return whether a tensor has no negative values in the graph as it is now."""
     node = tensor.producer() if tensor is not None else None
     if node is None:
         return False
@@ -347,7 +347,7 @@ def _notes(scales: Mapping[str, QuantParams]) -> tuple[str, ...]:
 
 
 def _dequantized(node: ir.Node, params: QuantParams) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """The float32 weights; products are rounded once, int32 biases included."""
+    """Return the float32 weights; products are rounded once, int32 biases included."""
     exact = replace(params, scale=params.scale.astype(np.float64))
     return exact.dequantize(constant_values(node.inputs[0])).astype(np.float32)
 
@@ -436,7 +436,7 @@ class Windows:
 
     @classmethod
     def of(cls, node: ir.Node, shape: tuple[int, ...], kernel: Pair | None = None) -> Windows:
-        """The windows of a 2-D convolution or pooling, auto_pad worked out.
+        """Return the windows of a 2-D convolution or pooling, auto_pad worked out.
 
         Args:
             shape: of its input, [1, C, H, W].

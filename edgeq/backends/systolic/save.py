@@ -66,7 +66,7 @@ def save_program(program: Program, path: Path) -> None:
 
 
 def is_program(path: Path) -> bool:
-    """Whether `path` is a file of the form that `save_program` writes."""
+    """Return whether `path` is a file of the form that `save_program` writes."""
     if not is_plain(path):
         return False
     try:
@@ -77,7 +77,7 @@ def is_program(path: Path) -> bool:
 
 
 def belongs_to_program(path: Path) -> bool:
-    """Whether `path` is a program, or a model that lies beside the program of the same stem, as `build` leaves them."""
+    """Return whether `path` is a program, or a model beside the program of the same stem, as `build` leaves them."""
     if path.name.endswith(".program.npz"):
         return is_program(path)
     stem = path.stem.removesuffix(".dialect")
@@ -91,7 +91,7 @@ def belongs_to_program(path: Path) -> bool:
 
 
 def load_program(path: Path) -> Program:
-    """The inverse of `save_program`.
+    """Read a program that `save_program` wrote.
 
     Raises:
         BundleError: no such file, or not a program of this format.

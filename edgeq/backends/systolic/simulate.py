@@ -27,7 +27,7 @@ PARTIAL_BITS = 20
 
 
 def exact_type(weights: Int8s) -> type[np.floating[Any]]:
-    """The narrowest floating-point type in which no partial sum of products with [O, ...] weights can round."""
+    """Return the narrowest floating-point type in which no partial sum of products with [O, ...] weights can round."""
     sums = np.abs(weights.reshape(len(weights), -1).astype(np.int64)).sum(axis=1)
     return np.float32 if int(sums.max(initial=0)) * _LARGEST_INPUT < _FLOAT32_EXACT else np.float64
 
@@ -122,7 +122,7 @@ def _spans(kernel: Pair, strides: Pair, dilations: Pair, size: Pair) -> list[tup
     """(row tap, column tap, the rows it reads, the columns it reads) of every tap."""
 
     def span(tap: int, axis: int) -> slice:
-        """The input positions that one kernel tap reads along one axis (0: rows, 1: columns)."""
+        """Return the input positions that one kernel tap reads along one axis (0: rows, 1: columns)."""
         start = tap * dilations[axis]
         return slice(start, start + (size[axis] - 1) * strides[axis] + 1, strides[axis])
 

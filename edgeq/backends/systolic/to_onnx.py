@@ -309,7 +309,7 @@ def _typed(value: ir.Value, spec: TensorSpec) -> ir.Value:
 
 
 def _scales(tiles: tuple[Tile, ...]) -> NDArray[np.float32] | np.float32:
-    """The weight scale of each output channel; one where all are the same."""
+    """Return the weight scale of each output channel; one where all are the same."""
     scales = tile_values(tiles, "weight_scale")
     return scales if len(set(scales.tolist())) > 1 else scales[0]
 
@@ -330,7 +330,7 @@ def in_origin_order(program: Program) -> Program:
 
 
 def _restored(step: Weighted, places: Mapping[str, Order], reshaped: Mapping[str, str]) -> Weighted:
-    """A layer that reads and writes channels in the float model's order."""
+    """Return a layer that reads and writes channels in the float model's order."""
     weights, bias, tiles = step.weights, step.bias, step.tiles
     outputs = places.get(step.output)
     if outputs is not None:
@@ -417,7 +417,7 @@ def to_oldest_form(node: ir.Node) -> None:
 
 
 def _is_default(attribute: ir.Attr, op_type: str) -> bool:
-    """Whether an attribute that opset 13 does not know only states the behaviour of opset 13."""
+    """Return whether an attribute that opset 13 does not know only states the behaviour of opset 13."""
     if attribute.name == "num_outputs":
         return True
     if attribute.name in ("allowzero", "saturate"):
@@ -520,7 +520,7 @@ class _DialectWriter(_Writer):
             self._node("Concat", parts, f"{step.name}/join", step.output, axis=1)
 
     def _slice(self, name: str, source: ir.Value, tile: Tile) -> ir.Value:
-        """The input channels of one tile of a depthwise convolution."""
+        """Cut out the input channels of one tile of a depthwise convolution."""
         bounds = [self._constant(f"int64/{v}", np.array([v], np.int64)) for v in (tile.start, tile.stop, 1)]
         return self._node("Slice", [source, *bounds], f"{name}/slice", f"{name}/in")
 
@@ -533,7 +533,7 @@ class _DialectWriter(_Writer):
         output: str,
         **attributes: int | tuple[int, ...],
     ) -> ir.Value:
-        """The channels of one tile, relu included."""
+        """Write the channels of one tile, relu included."""
         weights = step.weights[tile.start : tile.stop]
         if isinstance(step, steps.Fc):
             weights = weights[:, :, None, None]

@@ -98,7 +98,7 @@ class Placement:
         return {name: found[name] for name in ("int8", "fp16", "bf16", "fp32") if name in found}
 
     def coverage(self) -> Coverage:
-        """What is in int8, and each other node with its reason, as `measure_coverage` has it for a CPU."""
+        """Return what is in int8, and each other node with its reason, as `measure_coverage` has it for a CPU."""
         runs = [
             NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
         ]
@@ -163,7 +163,7 @@ class _Reader:
     # Pairs.
 
     def pairs(self) -> tuple[Pair, ...]:
-        """The pairs in the order of the graph, each with what it serves; broken rules go to `findings`."""
+        """Return the pairs in the order of the graph, each with what it serves; broken rules go to `findings`."""
         found: dict[tuple[str, bool], list[str]] = {}
         for node in self._model.graph:
             if node.op_type != _DQ:
@@ -180,7 +180,7 @@ class _Reader:
         return tuple(Pair(tensor, weight, tuple(serves)) for (tensor, weight), serves in found.items())
 
     def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
-        """The nodes of the main graph that read a value, and at which input, in order."""
+        """Return the nodes of the main graph that read a value, and at which input, in order."""
         uses = [use for use in value.uses() if use.node in self._order]
         return [(use.node, use.idx) for use in sorted(uses, key=lambda use: (self._order[use.node], use.idx))]
 
@@ -221,7 +221,7 @@ class _Reader:
     # Nodes.
 
     def node_types(self) -> tuple[NodeType, ...]:
-        """The nodes of the float model with float data; broken rules go to `findings`."""
+        """Return the nodes of the float model with float data; broken rules go to `findings`."""
         found = []
         for node in self._model.graph:
             if node.name not in self._own:
@@ -275,7 +275,7 @@ _EXACT = DATA_MOVEMENT | {
 
 
 def simulation(model: ir.Model) -> ir.Model:
-    """A model with the signature and tensor names of `model`, which computes in float32 what that computes."""
+    """Return a model with the signature and tensor names of `model`, which computes in float32 what that computes."""
     simulated = model.clone()
     graph, editor = simulated.graph, Editor(simulated)
     types = element_types(model)
@@ -313,7 +313,7 @@ def _takes_in_its_reader(node: ir.Node) -> bool:
 
 
 def _at_border(cast: ir.Node) -> bool:
-    """Whether it widens an input of the model that is in 16 bits, or makes such an output: those keep their types."""
+    """Return whether it widens a 16-bit input of the model or makes a 16-bit output: those keep their types."""
     source, made = cast.inputs[0], cast.outputs[0]
     of_input = source is not None and source.is_graph_input() and source.dtype in _HALVES
     return of_input or (made.is_graph_output() and made.dtype in _HALVES)
@@ -322,7 +322,7 @@ def _at_border(cast: ir.Node) -> bool:
 def _rounding(
     editor: Editor, source: ir.Value | None, name: str, kind: ir.DataType, before: ir.Node | None
 ) -> tuple[ir.Value, ir.Value]:
-    """A Cast to the 16-bit type and one back, of tensor `name`: their outputs."""
+    """Insert a Cast to the 16-bit type and one back, of tensor `name`; return their outputs."""
     down = editor.node(
         "Cast", [source], f"{name}_to_16_bits", output=f"{name}_16_bits", before=before, attributes={"to": kind}
     )
@@ -488,7 +488,7 @@ class TensorrtBackend:
         )
 
     def _alternatives(self, prepared: PreparedModel, scheme: Scheme, place: Path) -> tuple[Alternative, ...]:
-        """The same model where there is no TensorRT: in 16 bits on CUDA, in float32 on a CPU."""
+        """Return the same model where there is no TensorRT: in 16 bits on CUDA, in float32 on a CPU."""
         float32 = Scheme(mode="static", format="QDQ")
         found = []
         if scheme.rest != "float32":
@@ -540,7 +540,7 @@ class TensorrtBackend:
 
 
 def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
-    """A copy of the prepared model with the opset and IR version that a file with that type needs."""
+    """Return a copy of the prepared model with the opset and IR version that a file with that type needs."""
     requirements = options.facts().rest[float_type]
     raised = raise_opset(
         prepared.model.clone(),

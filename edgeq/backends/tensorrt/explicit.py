@@ -175,7 +175,7 @@ def _too_wide(share: float) -> str:
 def _skip_branch(
     node: ir.Node, layers: Collection[ir.Node], depth: Mapping[ir.Value, int], index: GraphIndex
 ) -> Edge | None:
-    """The operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
+    """Return the operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
     values = [value for value in node.inputs if value is not None]
     if not is_op(node, ADD) or len(set(values)) != 2:
         return None
@@ -262,7 +262,7 @@ def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: Flo
 
 
 def weight_axis(node: ir.Node, rank: int) -> int | None:
-    """The axis of a weight, input 1 of `node`, along which its outputs lie; None where there is none to scale by."""
+    """Return the axis of a weight, input 1 of `node`, along which its outputs lie; None where there is none."""
     if node.op_type == "MatMul" and rank != 2:
         return None
     return channel_axis(node) % rank
@@ -417,7 +417,7 @@ class _Caster:
         return reasons
 
     def _keep_together(self, add: ir.Node, reasons: dict[str, str]) -> None:
-        """A residual Add and the layer that it fuses into have one type: a Cast between them would part them."""
+        """Give a residual Add and the layer that it fuses into one type: a Cast between them would part them."""
         makers = [value.producer() for value in add.inputs if value is not None]
         if add.op_type != ADD or sum(is_op(maker, _DQ) for maker in makers) != 1:
             return
@@ -552,7 +552,7 @@ class _Caster:
         return self._editor.node(_CAST, [value], f"{name}_Cast", output=name, before=before, attributes={"to": kind})
 
     def _type_scale(self, node: ir.Node) -> None:
-        """A QuantizeLinear's scale has the type of what it reads."""
+        """Give a QuantizeLinear's scale the type of what it reads."""
         data, scale = node.inputs[:2]
         assert data is not None
         assert scale is not None
@@ -584,7 +584,7 @@ class _Caster:
         return self._copies[original, kind]
 
     def _restore_output(self, value: ir.Value, before: ir.Node | None) -> None:
-        """An output of the graph stays in float32, under its name."""
+        """Keep an output of the graph in float32, under its name."""
         if value.is_graph_output() and self._made[value] != _FLOAT:
             name = str(value.name)
             wide = self._cast(value, f"{name}_wide", _FLOAT, before)

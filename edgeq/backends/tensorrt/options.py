@@ -51,7 +51,7 @@ class Facts:
 
 @cache
 def facts() -> Facts:
-    """The shipped facts."""
+    """Return the shipped facts."""
     path = shipped("targets") / "backends" / "tensorrt.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     explicit, halves, table = content["explicit"], content["rest"], content["table"]
