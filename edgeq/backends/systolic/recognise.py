@@ -86,11 +86,12 @@ def _conv(node: ir.Node) -> Found:
     return (steps.Conv(*_names(node), *exact, groups, windows.strides, windows.dilations, windows.pads),)
 
 
-def _gemm(node: ir.Node) -> Found:
-    weights = _constant(node, 1)
+def _product(node: ir.Node) -> Found:
+    weights, a = _constant(node, 1), attributes(node)
+    if node.op_type == "MatMul" and (weights is None or weights.ndim != 2):
+        return "it multiplies two activations; the array's weights are constant matrices here"
     if weights is None:
         return "its weights are computed, not constant"
-    a = attributes(node)
     if a.get("transA", 0):
         return "its first matrix is transposed"
     rows = (weights if a.get("transB", 0) else weights.T).astype(np.float64) * float(a.get("alpha", 1.0))
@@ -101,14 +102,6 @@ def _gemm(node: ir.Node) -> Found:
             return "its third matrix is not one constant row"
         bias = np.broadcast_to(addend.astype(np.float64).ravel(), (len(rows),)) * float(a.get("beta", 1.0))
     return (steps.Fc(*_names(node), rows, bias),)
-
-
-def _matmul(node: ir.Node) -> Found:
-    weights = _constant(node, 1)
-    if weights is None or weights.ndim != 2:
-        return "it multiplies two activations; the array's weights are constant matrices here"
-    rows = weights.T.astype(np.float64)
-    return (steps.Fc(*_names(node), rows, np.zeros(len(rows))),)
 
 
 def _add(node: ir.Node) -> Found:
@@ -149,27 +142,21 @@ def _average_pool(node: ir.Node) -> Found:
     return (steps.AveragePool(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 
-def _global_average(node: ir.Node) -> Found:
-    shape = _shape(node.inputs[0])
-    return (_whole_average(*_names(node), shape),) if len(shape) == 4 else _not_2d(shape)
-
-
-def _reduce_mean(node: ir.Node) -> Found:
-    shape = _shape(node.inputs[0])
-    a = attributes(node)
-    axes = _constant(node, 1) if len(node.inputs) > 1 else a.get("axes")
-    if axes is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(axes)) != [2, 3]:
-        return "only a mean over rows and columns has an int8 form"
+def _mean(node: ir.Node) -> Found:
+    """Recognise a mean over rows and columns, without those axes where a ReduceMean drops them."""
+    shape, a = _shape(node.inputs[0]), attributes(node)
     name, source, output = _names(node)
+    if node.op_type == "GlobalAveragePool" and len(shape) != 4:
+        return _not_2d(shape)
+    if node.op_type == "ReduceMean":
+        axes = _constant(node, 1) if len(node.inputs) > 1 else a.get("axes")
+        if axes is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(axes)) != [2, 3]:
+            return "only a mean over rows and columns has an int8 form"
     if a.get("keepdims", 1):
-        return (_whole_average(name, source, output, shape),)
+        return (steps.AveragePool(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0)),)
     pooled = f"{output}/pooled"
-    average = _whole_average(name, source, pooled, shape)
+    average = steps.AveragePool(name, source, pooled, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
     return average, reshape_move(f"{name}/flat", pooled, output, _shape(node.outputs[0]))
-
-
-def _whole_average(name: str, source: str, output: str, shape: tuple[int, ...]) -> steps.AveragePool:
-    return steps.AveragePool(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
 
 
 def _clamp(node: ir.Node) -> Found:
@@ -196,11 +183,11 @@ _KINDS: Mapping[str, Callable[[ir.Node], Found]] = {
     "Clip": _clamp,
     "Concat": _concat,
     "Conv": _conv,
-    "Gemm": _gemm,
-    "GlobalAveragePool": _global_average,
-    "MatMul": _matmul,
+    "Gemm": _product,
+    "GlobalAveragePool": _mean,
+    "MatMul": _product,
     "MaxPool": _max_pool,
-    "ReduceMean": _reduce_mean,
+    "ReduceMean": _mean,
     "Relu": _clamp,
     "Sum": _add,
 }
