@@ -152,10 +152,10 @@ def _mean(node: ir.Node) -> Found:
         axes = _constant(node, 1) if len(node.inputs) > 1 else a.get("axes")
         if axes is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(axes)) != [2, 3]:
             return "only a mean over rows and columns has an int8 form"
-    if a.get("keepdims", 1):
-        return (steps.AveragePool(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0)),)
-    pooled = f"{output}/pooled"
+    pooled = output if a.get("keepdims", 1) else f"{output}/pooled"
     average = steps.AveragePool(name, source, pooled, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
+    if pooled == output:
+        return (average,)
     return average, reshape_move(f"{name}/flat", pooled, output, _shape(node.outputs[0]))
 
 

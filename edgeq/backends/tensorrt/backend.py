@@ -50,7 +50,7 @@ from edgeq.model.tensors import proto_skeleton
 from edgeq.run.engines import load_engines
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
-from edgeq.util.records import NOT_WRITTEN, computed, plain
+from edgeq.util.records import computed, plain
 
 _DQ = "DequantizeLinear"
 _PRECISION = {ir.DataType.FLOAT16: "fp16", ir.DataType.BFLOAT16: "bf16", ir.DataType.FLOAT: "fp32"}
@@ -71,14 +71,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class NodeType:
-    """A node with float data: "int8", "fp16", "bf16" or "fp32", and why. `fused` names the layer it goes into."""
+    """A node with float data: "int8", "fp16", "bf16" or "fp32", and why."""
 
     name: str
     op_type: str
     precision: str
     macs: int
     reason: str
-    fused: str = field(default="", metadata=NOT_WRITTEN)
 
 
 @dataclass(frozen=True)
@@ -228,9 +227,8 @@ class _Reader:
                 continue
             precision = self._precision(node)
             if precision:
-                name, layer = str(node.name), self._fused.get(node)
-                reason, into = self._reason(node, precision), str(layer.name) if layer is not None else ""
-                found.append(NodeType(name, node.op_type, precision, self._macs.get(name, 0), reason, into))
+                macs, reason = self._macs.get(str(node.name), 0), self._reason(node, precision)
+                found.append(NodeType(str(node.name), node.op_type, precision, macs, reason))
             bias = constant(node_input(node, _BIAS)) if node in self._layers else None
             if bias is not None and bias.ndim == 1:
                 self.findings.append(f"{node.op_type} {node.name}: ONNX Runtime makes its bias int32 at load")

@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -77,14 +77,12 @@ ADD = "Add"
 _AFTER = "after-quantized"
 
 
-@dataclass(frozen=True)
-class Edge:
-    """One operand that is quantized: input `place` of `node` reads `tensor`; `why` says what that is good for."""
+class Edge(NamedTuple):
+    """One operand that is quantized: input `place` of `node` reads `tensor`."""
 
     node: str
     place: int
     tensor: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -156,8 +154,7 @@ def plan_placement(
             reasons[name] = reason
             continue
         layers.add(node)
-        why = f"{node.op_type} {name} reads it in int8"
-        edges.extend(Edge(name, place, tensor, why) for place, tensor in enumerate(operands))
+        edges.extend(Edge(name, place, tensor) for place, tensor in enumerate(operands))
     depth = _depths(model)
     if rules.get(ADD, rules[DEFAULT]).int8 and (op_types is None or ADD in op_types):
         for node in model.graph:
@@ -189,10 +186,7 @@ def _skip_branch(
         return None
     # Of two branches that end in a layer, the shorter one is the skip.
     main = max(mains, key=lambda place: depth[values[place]])
-    layer = makers[main]
-    assert layer is not None
-    why = f"skip branch of Add {node.name}, which fuses into {layer.op_type} {layer.name}"
-    return Edge(str(node.name), 1 - main, name_of(values[1 - main]), why)
+    return Edge(str(node.name), 1 - main, name_of(values[1 - main]))
 
 
 def _depths(model: ir.Model) -> dict[ir.Value, int]:
