@@ -475,8 +475,8 @@ class TensorrtBackend:
             device="gpu",
             requires={
                 **self._gpu,
-                "min_tensorrt": known.table_min_tensorrt,
-                "below_tensorrt": known.table_below_tensorrt,
+                "min_tensorrt": known.table["min_tensorrt"],
+                "below_tensorrt": known.table["below_tensorrt"],
                 "table": FLATBUFFERS,
             },
             simulation=destination,

@@ -316,11 +316,11 @@ def check_version(tensorrt: str, where: str) -> None:
     known = facts()
     if not tensorrt:
         raise HardwareError(
-            f"{where} does not say which TensorRT it has: {known.table_reason}",
+            f"{where} does not say which TensorRT it has: {known.table['reason']}",
             "Name a target with `runtime.tensorrt`, or leave --format QDQ",
         )
-    if parse_version(tensorrt) >= parse_version(known.table_below_tensorrt):
-        raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table_reason}", known.table_fix)
+    if parse_version(tensorrt) >= parse_version(known.table["below_tensorrt"]):
+        raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table['reason']}", known.table["fix"])
 
 
 def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, tensorrt: str) -> tuple[str, ...]:

@@ -34,18 +34,14 @@ class Facts:
     most_cut: share of a tensor's power from which on clipping it is too much.
     rest: types of what is not in int8, by name.
     float32_operators: operator type → why it is not computed in 16 bits.
-    table_min_tensorrt, table_below_tensorrt: who takes calibration tables.
-    table_reason, table_fix: message and fix for targets that take none.
+    table: `min_tensorrt` and `below_tensorrt` of who takes calibration tables, and `reason` and `fix` for who does not.
     options: execution provider → names of options that it is known to take.
     """
 
     most_cut: float
     rest: Mapping[str, RestType]
     float32_operators: Mapping[str, str]
-    table_min_tensorrt: str
-    table_below_tensorrt: str
-    table_reason: str
-    table_fix: str
+    table: Mapping[str, str]
     options: Mapping[str, frozenset[str]]
 
 
@@ -54,7 +50,7 @@ def facts() -> Facts:
     """Return the shipped facts."""
     path = shipped("targets") / "backends" / "tensorrt.toml"
     content = tomllib.loads(path.read_text(encoding="utf-8"))
-    explicit, halves, table = content["explicit"], content["rest"], content["table"]
+    explicit, halves = content["explicit"], content["rest"]
     rest = {
         name: RestType(
             entry.get("largest", math.inf) / halves["headroom"],
@@ -71,10 +67,7 @@ def facts() -> Facts:
         most_cut=explicit["most_cut"],
         rest=MappingProxyType(rest),
         float32_operators=MappingProxyType(kept),
-        table_min_tensorrt=table["min_tensorrt"],
-        table_below_tensorrt=table["below_tensorrt"],
-        table_reason=table["reason"],
-        table_fix=table["fix"],
+        table=MappingProxyType(content["table"]),
         options=MappingProxyType({name: frozenset(options) for name, options in content["options"].items()}),
     )
 
