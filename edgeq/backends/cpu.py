@@ -32,7 +32,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.model.edit import Editor
-from edgeq.model.graph import GraphIndex, channel_axis, constant, constant_tensor, is_op, name_of, node_input
+from edgeq.model.graph import channel_axis, computed_constants, constant, constant_tensor, is_op, name_of, node_input
 from edgeq.model.int8_prediction import (
     Rule,
     int8_rules,
@@ -41,7 +41,7 @@ from edgeq.model.int8_prediction import (
     slow_fusions,
     stacked_products,
 )
-from edgeq.model.load import is_quantized, read_model, read_own, save_model
+from edgeq.model.load import is_quantized, read_model, read_own, save_model, share_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.quantize.block_weights import DETAIL, BlockCompute
 from edgeq.quantize.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
@@ -262,6 +262,7 @@ class CpuBackend:
         session_options, why, settled = settle(built, scheme.session_options)
         if settled or changes or scheme.mode == "static":
             save_model(built, destination)
+        share_model(built, destination)
         notes.extend(why)
         artifact = Artifact(
             model=destination,
@@ -324,7 +325,7 @@ def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
     """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q nodes."""
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return ()
-    constants = GraphIndex(model).computed_constants
+    constants = computed_constants(model.graph)
     found = []
     for node in model.graph:
         weight = node_input(node, 1) if node.op_type in _REQUANTIZED_AT_LOAD else None
@@ -349,7 +350,7 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
     """What a user can do about a model in which nothing was quantized, with the reason of the node that has most of the
     work."""
     rules, hazards = int8_rules("cpu"), prepared.hazards if scheme.mode == "static" else {}
-    for node in sorted(predict_int8(prepared.model, rules, hazards=hazards), key=lambda n: -n.macs):
+    for node in sorted(predict_int8(prepared.graph, rules, hazards=hazards), key=lambda n: -n.macs):
         if node.name in scheme.exclude:
             return "Exclude fewer nodes"
         types = scheme.quantized_types
@@ -359,7 +360,7 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
             return f"It holds {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
         if node.verdict == "float":
             return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
-    left = next((n for n in predict_int8(prepared.model, rules, scheme) if n.verdict == "float"), None)
+    left = next((n for n in predict_int8(prepared.graph, rules, scheme) if n.verdict == "float"), None)
     return f"{left.op_type} ({left.name}): {left.reason}" if left is not None else "Deploy the float model"
 
 
@@ -426,7 +427,7 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
     and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
     that ONNX Runtime refuses."""
-    predicted = predict_int8(prepared.model, rules, hazards=prepared.hazards)
+    predicted = predict_int8(prepared.graph, rules, hazards=prepared.hazards)
     found = [node.name for node in predicted if node.verdict == "float"]
     if scheme.per_channel:
         found.extend(stacked_products(prepared.model))

@@ -34,8 +34,9 @@ from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CalibrationError, DataError, EdgeqError
 from edgeq.hardware.detect import usable_threads
-from edgeq.model.graph import GraphIndex, name_of
+from edgeq.model.graph import GraphIndex, indexed, name_of
 from edgeq.model.load import model_files, partitions, read_model, save_model, tensor_sizes
+from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.model.tensors import float_constant
 from edgeq.util.display import SILENT, Progress
@@ -368,7 +369,7 @@ Checkpoint = Callable[[Statistics], None]
 
 
 def collect(
-    model: ir.Model,
+    model: ir.Model | GraphIndex,
     samples: Samples,
     tensors: Sequence[str] | None = None,
     *,
@@ -416,13 +417,14 @@ def collect(
     if total == 0:
         raise DataError("there are no samples to calibrate with", "Give at least one")
     channels = dict(channels or {})
-    types = element_types(model)
-    names = _known_floats(model, tuple(tensors) if tensors is not None else quantizable_tensors(model, types), types)
+    graph = indexed(model)
+    model = graph.model
+    names = _known_floats(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
     data_digest = samples.digest()
     state = _initial(start, model_digest, data_digest, names, total)
     threads = threads or (1 if workers is not None else usable_threads())
     at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
-    passes, at_once = _passes(model, names, state, samples, total, memory, at_once)
+    passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
     kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
@@ -458,7 +460,7 @@ def collect(
             each = max(1, threads // at_once)
             last = kept.names if kept is not None else ()
             wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
-            instrumented = InstrumentedModel(model, wanted, keep_layout={*channels, *last}, threads=each)
+            instrumented = InstrumentedModel(graph, wanted, keep_layout={*channels, *last}, threads=each)
             fetched = ReducedModel(instrumented, every_element=every_element)
             seen = FloatPass(
                 fetched, steps, state, channels, at_once=at_once, every_element=every_element, outputs=kept
@@ -485,7 +487,7 @@ def _weights_named(model: ir.Model) -> Iterator[None]:
 
 
 def _passes(
-    model: ir.Model,
+    graph: GraphIndex,
     names: Sequence[str],
     state: Mapping[str, TensorStatistics],
     samples: Samples,
@@ -509,7 +511,7 @@ def _passes(
     first = next(iter(samples), None)
     if first is None:
         raise DataError("there are no samples to calibrate with", "Give at least one")
-    sizes = tensor_sizes(model, first.inputs)
+    sizes = tensor_sizes(Loadable.of(graph).proto, first.inputs)
     largest = max(sizes.values(), default=0)
     sizes = {name: sizes.get(name, largest) for name in names}
     # One sample more waits to be counted while as many as run at once do.
@@ -561,14 +563,14 @@ def _initial(
     return dict(start.tensors)
 
 
-def _known_floats(model: ir.Model, names: Sequence[str], types: Mapping[str, ir.DataType]) -> tuple[str, ...]:
-    """`names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
-    index = GraphIndex(model)
+def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
+    """Return `names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
     for name in names:
-        if name not in index.values or index.values[name].is_initializer():
+        if name not in graph.values or graph.values[name].is_initializer():
             raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")
-    untyped = [n for n in names if n not in index.inputs and n not in types]
+    types = element_types(graph)
+    untyped = [n for n in names if n not in graph.inputs and n not in types]
     if not untyped:
         return tuple(names)
-    floats = InstrumentedModel(model, untyped, keep_layout=untyped, threads=1).floats()
+    floats = InstrumentedModel(graph, untyped, keep_layout=untyped, threads=1).floats()
     return tuple(n for n in names if n not in untyped or n in floats)

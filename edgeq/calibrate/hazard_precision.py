@@ -106,9 +106,9 @@ class Measured:
         constants: names of tensors that are the same at each run.
     """
 
-    def __init__(self, model: ir.Model, statistics: Statistics) -> None:
-        self.model = model
-        self.constants = GraphIndex(model).computed_constants
+    def __init__(self, graph: GraphIndex, statistics: Statistics) -> None:
+        self.model = graph.model
+        self.constants = graph.computed_constants
         self._tensors = statistics.tensors
         self._spreads: dict[str, Spread | None] = {}
 

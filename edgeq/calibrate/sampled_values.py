@@ -38,7 +38,7 @@ def tensor_values(
     """
     inputs = {name_of(value) for value in prepared.model.graph.inputs}
     names = [name for name in dict.fromkeys(tensors) if name not in inputs]
-    model = InstrumentedModel(prepared.model, names, keep_layout=names) if names else None
+    model = InstrumentedModel(prepared.graph, names, keep_layout=names) if names else None
     for sample in samples:
         values = dict(sample.inputs)
         if model is not None:
@@ -54,7 +54,7 @@ def channel_extrema(
     Args:
         axes: tensor → its channel axis.
     """
-    statistics = collect(prepared.model, samples, list(axes), channels=axes, progress=progress)
+    statistics = collect(prepared.graph, samples, list(axes), channels=axes, progress=progress)
     found = {}
     for name, tensor in statistics.tensors.items():
         assert tensor.channels is not None, "extrema were requested"

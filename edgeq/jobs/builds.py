@@ -108,7 +108,7 @@ def target_coverage(
         return built.artifact.coverage
     target, feed, source = built.target, next(iter(job.validation)).inputs, job.prepared.model
     rules = int8_rules(target.backend)
-    predicted = predict_int8(source, rules, built.artifact.scheme, hazards=job.prepared.hazards)
+    predicted = predict_int8(job.prepared.graph, rules, built.artifact.scheme, hazards=job.prepared.hazards)
     explain = explainer(built, predicted)
     if route is None and runs_natively(target, machine):
         with progress.stage("What runs in int8"):

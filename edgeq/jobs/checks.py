@@ -188,7 +188,7 @@ def int8_share(job: Job, built: Built) -> float:
     where there are none."""
     if built.artifact.coverage is not None:
         return built.artifact.coverage.int8_mac_share or 0.0
-    predicted = predict_int8(job.prepared.model, int8_rules(built.target.backend), built.artifact.scheme)
+    predicted = predict_int8(job.prepared.graph, int8_rules(built.target.backend), built.artifact.scheme)
     total = sum(node.macs for node in predicted)
     return sum(node.macs for node in predicted if node.verdict == "int8") / total if total else 1.0
 

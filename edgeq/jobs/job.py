@@ -183,7 +183,7 @@ def open_job(
         prepared = prepare_model(model, workdir, fix=fix, progress=progress)
     if not prepared.signature.inputs:
         raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
-    if static and not quantizable_tensors(prepared.model):
+    if static and not quantizable_tensors(prepared.graph):
         if any(value.dtype == ir.DataType.DOUBLE for value in prepared.model.graph.initializers.values()):
             raise ModelError(
                 f"{model} computes in float64, and quantization starts from float32",
@@ -210,7 +210,7 @@ def open_job(
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
         outputs = FloatOutputs(prepared.model, len(calibration)) if validation is None else None
         collected = collect(
-            prepared.model,
+            prepared.graph,
             calibration,
             model_digest=prepared.digest,
             workers=workers,

@@ -53,8 +53,7 @@ from edgeq.measure.match_layers import match_activations
 from edgeq.measure.task import Task, as_task
 from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import check_bundle_name, is_named_bundle
-from edgeq.model.graph import GraphIndex
-from edgeq.model.load import model_bytes, model_digest, path_of, read_model
+from edgeq.model.load import model_bytes, model_digest, path_of, shared_model
 from edgeq.model.quant_params import QuantParams
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record
@@ -69,9 +68,9 @@ from edgeq.util.records import computed, plain
 def used_ranges(job: Job, built: Built) -> dict[str, Range]:
     """Return the range of each tensor in an artifact: what its file's scales and zero points represent, and the range
     that it was built from where the file has none (a table for TensorRT, a tensor in float)."""
-    file = GraphIndex(read_model(built.artifact.proof_model))
+    file = shared_model(built.artifact.proof_model)
     found = dict(built.ranges)
-    for match in match_activations(GraphIndex(job.prepared.model), file):
+    for match in match_activations(job.prepared.graph, file):
         params, before = match.params, found.get(match.name)
         if params is not None and not (before is not None and _is_scale_of(params, before)):
             found[match.name] = _represented(params)
@@ -101,7 +100,7 @@ def write_variant_tables(
     if job.statistics is None:
         return {}
     folder.mkdir()
-    tensors = quantizable_tensors(job.prepared.model)
+    tensors = quantizable_tensors(job.prepared.graph)
     written: list[tuple[dict[str, Range], Path]] = []
     places = {}
     for name, ranges in used.items():
@@ -235,10 +234,10 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range], progress: Prog
     artifact = dataclasses.replace(built.artifact, engine=None)
     histograms = []
     if job.statistics is not None and ranges:
-        among = quantized_tensors(read_model(artifact.model))
+        among = quantized_tensors(shared_model(artifact.model).model)
         histograms = worst_tensors(job.statistics, ranges, artifact.scheme, among=among)
     layers = layer_record(
-        job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
+        job.prepared.graph, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
     )
     return {"histograms": histograms, "layers": layers}
 

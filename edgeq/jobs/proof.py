@@ -21,7 +21,7 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.evaluation import ModelAt, evaluate_on, evaluate_timed
 from edgeq.measure.latency import Outputs, sessions_to_time
 from edgeq.measure.task import Task
-from edgeq.model.load import model_signature
+from edgeq.model.load import own_signature
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.run.engines import DEFAULT
@@ -316,7 +316,7 @@ def prove(
                 prepared,
                 (singles[FLOAT], singles[INT8]),
                 samples,
-                takes=model_signature(artifact.model),
+                takes=own_signature(artifact.model, artifact.model),
                 form="its quantized form",
                 sqnr_db=agreement.sqnr_db,
                 least=_WRONG_DB,

@@ -29,7 +29,7 @@ from edgeq.measure.comparison import decibels
 from edgeq.measure.coverage import Coverage
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.edit import bytes_of_text
-from edgeq.model.load import read_model
+from edgeq.model.load import shared_model
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import Guest, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.scheme import Scheme
@@ -117,7 +117,7 @@ def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibil
         CheckFailedError: the target's is too old, or computes some of it wrongly on such a CPU.
         ModelError: no release that was probed could load it.
     """
-    needed = compatibility(read_model(artifact.model), target.architecture)
+    needed = compatibility(shared_model(artifact.model).model, target.architecture)
     device = target.runtime.get("onnxruntime")
     for row in known_wrong():
         # A target that names no release may have any; weights that are right in all of them cost nothing.

@@ -57,7 +57,7 @@ from edgeq.measure.match_layers import (
     match_weights,
 )
 from edgeq.model.edit import Editor, replace_value
-from edgeq.model.graph import GraphIndex, bodies, consumers, name_of
+from edgeq.model.graph import GraphIndex, bodies, consumers, name_of, named_values
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import prepare_model
@@ -380,7 +380,7 @@ def group_effects(
     if not chosen or first is None:
         return {}
     pair = LayerPair(float_graph, quantized_graph, matches, settings)
-    model = with_disturbances(float_graph.model, [match.name for match in chosen], pair.exact)
+    model = with_disturbances(float_graph, [match.name for match in chosen], pair.exact)
     session = instrumented_session(model, optimization="all", settings=settings)
     outputs = dict(zip((o.name for o in session.get_outputs()), float_graph.outputs, strict=True))
     types = {value.name: _TYPES.get(value.type, np.float32) for value in session.get_inputs()}
@@ -436,7 +436,9 @@ def _spread(samples: Samples, count: int) -> Iterator[Sample]:
     return (sample for position, sample in enumerate(samples) if position in wanted)
 
 
-def with_disturbances(model: ir.Model, names: Collection[str], exact: Collection[tuple[str, str]] = ()) -> ir.Model:
+def with_disturbances(
+    float_graph: GraphIndex, names: Collection[str], exact: Collection[tuple[str, str]] = ()
+) -> ir.Model:
     """A copy of a float model in which readers of each tensor of `names` get it plus the new input
     `disturbance_name(name)`, of the tensor's type and of its shape or one that broadcasts to it. An output that is
     among them is given under another name, in its place.
@@ -444,9 +446,9 @@ def with_disturbances(model: ir.Model, names: Collection[str], exact: Collection
     Args:
         exact: (tensor, node) as `exact_readers` gives them: these get `exact_disturbance_name(name)` instead.
     """
-    types = element_types(model)
-    disturbed = model.clone()
-    editor, values = Editor(disturbed), GraphIndex(disturbed).values
+    types = element_types(float_graph)
+    disturbed = float_graph.model.clone()
+    editor, values = Editor(disturbed), named_values(disturbed.graph)
     graph, nodes = disturbed.graph, list(disturbed.graph)
     following = dict(zip(nodes, [*nodes[1:], None], strict=True))
     for name in dict.fromkeys(names):
@@ -525,15 +527,15 @@ def find_exclusions(
     """
     matches = match_activations(float_graph, quantized_graph)
     macs = {name: work for name, work in node_macs(float_graph.model).items() if work}
-    reference = instrumented_session(float_graph.model, optimization="all", settings=settings)
+    reference = instrumented_session(float_graph, optimization="all", settings=settings)
     known = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
 
-    def judged(model: ir.Model) -> float:
+    def judged(model: ir.Model | GraphIndex) -> float:
         """Return the SQNR in dB of a model's outputs."""
         sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=settings)}
         return worst_db(evaluate_sessions(sessions, samples, reference=_FLOAT, known=known).agreement[""])
 
-    plain = judged(quantized_graph.model)
+    plain = judged(quantized_graph)
     found: dict[frozenset[str], Exclusion] = {}
 
     def measure(nodes: tuple[str, ...]) -> float:

@@ -15,9 +15,9 @@ from edgeq.measure.error_sources import as_read
 from edgeq.measure.latency import Session, infer
 from edgeq.measure.match_layers import ActivationMatch, exact_readers
 from edgeq.model.edit import Editor
-from edgeq.model.graph import GraphIndex, name_of
+from edgeq.model.graph import GraphIndex, name_of, named_values
 from edgeq.model.load import partitions, tensor_sizes
-from edgeq.model.prepare import open_in_memory
+from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.run.session import OptimizationLevel, SessionSettings
 
@@ -50,9 +50,9 @@ def cut_layers(
         exact: (tensor, node) as `exact_readers` gives them: these nodes read `exact_name(match)` instead.
     """
     given = {m.computed: m for m in matches if m.computed not in graph.captured}
-    types = element_types(graph.model)
+    types = element_types(graph)
     cut = graph.model.clone()
-    editor, values = Editor(cut), GraphIndex(cut).values
+    editor, values = Editor(cut), named_values(cut.graph)
     first = next(iter(cut.graph), None)
     for name, match in given.items():
         half = types.get(name) == ir.DataType.FLOAT16
@@ -86,13 +86,14 @@ def float_input(graph: ir.Graph, name: str, *, half: bool) -> ir.Value:
     return value
 
 
-def instrumented_session(model: ir.Model, *, optimization: OptimizationLevel, settings: SessionSettings) -> Any:
-    """A session of a model in memory; external data is found where it is.
+def instrumented_session(
+    model: ir.Model | GraphIndex | Loadable, *, optimization: OptimizationLevel, settings: SessionSettings
+) -> Any:
+    """Open a session of a model in memory; external data is found where it is.
 
     Only threads, providers and configuration are taken from `settings`.
     """
-    return open_in_memory(
-        model,
+    return Loadable.of(model).open(
         SessionSettings(
             providers=settings.providers,
             config=settings.config,
@@ -115,7 +116,7 @@ def collect_activations(
     Raises:
         DataError: the model refuses a sample.
     """
-    observed = only_outputs(model, names)
+    observed = Loadable.of(model).only(names)
     session = instrumented_session(observed, optimization=optimization, settings=settings or SessionSettings())
     for sample in samples:
         yield sample, infer(session, sample, model="the model")
@@ -152,14 +153,21 @@ class LayerPair:
         self.exact_counterparts = {
             exact_name(counterpart): match for counterpart, match in zip(counterparts, matches, strict=True)
         }
-        self.float_layers = GraphIndex(cut_layers(float_graph, counterparts, self.exact))
-        self.layers = GraphIndex(cut_layers(quantized_graph, matches))
+        # Both comparisons of two models, of layers and of effects, cut them alike.
+        self.float_layers, self.layers = quantized_graph.once(
+            ("layers", float_graph, *(match.name for match in matches)),
+            lambda: (
+                Loadable.of(cut_layers(float_graph, counterparts, self.exact)),
+                GraphIndex(cut_layers(quantized_graph, matches)),
+            ),
+        )
 
-    def session(self, graph: GraphIndex, names: Sequence[str]) -> Any:
-        """A session that gives `names`; of tensors given from outside it takes those that it needs. None for none."""
+    def session(self, model: GraphIndex | Loadable, names: Sequence[str]) -> Any:
+        """Open a session that gives `names`; of tensors given from outside it takes those that it needs. None for
+        none."""
         if not names:
             return None
-        part = only_outputs(graph.model, names, inputs={*self.float_graph.inputs, *self.quantized_graph.inputs})
+        part = Loadable.of(model).only(names, inputs={*self.float_graph.inputs, *self.quantized_graph.inputs})
         return instrumented_session(part, optimization="none", settings=self.settings)
 
 
@@ -228,7 +236,7 @@ def partition_layers(
 ) -> Iterator[list[ActivationMatch]]:
     """Matches in parts that run together, neighbours in one as long as they fit into `memory` bytes; an unknown size
     counts as the largest."""
-    sizes = tensor_sizes(graph.model, first.inputs)
+    sizes = tensor_sizes(Loadable.of(graph).proto, first.inputs)
     largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
     return partitions(((match, _COPIES * sizes.get(match.name, largest)) for match in matches), memory)
 
@@ -237,11 +245,12 @@ def floats_only(
     graph: GraphIndex, matches: Sequence[ActivationMatch], settings: SessionSettings
 ) -> list[ActivationMatch]:
     """Without the tensors that are no floats after all, which only the runtime may know."""
-    types = element_types(graph.model)
+    types = element_types(graph)
     unknown = [match.name for match in matches if match.name not in types]
     if not unknown:
         return list(matches)
-    session = instrumented_session(only_outputs(graph.model, unknown), optimization="none", settings=settings)
+    part = Loadable.of(graph).only(unknown)
+    session = instrumented_session(part, optimization="none", settings=settings)
     others = {output.name for output in session.get_outputs() if output.type not in _FLOAT_TYPES}
     return [match for match in matches if match.name not in others]
 

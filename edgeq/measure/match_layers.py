@@ -336,7 +336,7 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
     knows whether it holds floats (`edgeq.measure.layer_runs.floats_only`).
     """
     matcher = _Matcher(float_graph, quantized_graph)
-    types = element_types(float_graph.model)
+    types = element_types(float_graph)
     found: dict[str, ActivationMatch] = {}
     for name in float_graph.inputs:
         if name in quantized_graph.inputs and types.get(name) in _FLOATS_OF_MATCH_ACTIVATIONS:

@@ -327,7 +327,7 @@ def is_sorted(graph: onnx.GraphProto) -> bool:
     made_here = {o for node in graph.node for o in node.output if o}
     known: set[str] = set()
     for node in graph.node:
-        if any(name in made_here and name not in known for name in _uses(node)):
+        if any(name in made_here and name not in known for name in names_read(node)):
             return False
         known.update(node.output)
     return True
@@ -342,7 +342,7 @@ def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
     if is_sorted(graph):
         return
     maker = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
-    waiting = [{maker[n] for n in _uses(node) if n in maker} for node in graph.node]
+    waiting = [{maker[n] for n in names_read(node) if n in maker} for node in graph.node]
     users: dict[int, list[int]] = {}
     for index, makers in enumerate(waiting):
         for m in makers:
@@ -379,7 +379,7 @@ def _on_cycle(waiting: list[set[int]]) -> int:
     return index
 
 
-def _uses(node: onnx.NodeProto) -> set[str]:
+def names_read(node: onnx.NodeProto) -> set[str]:
     """Names that a node reads: its inputs, and what graphs inside it take from outside."""
     names = {n for n in node.input if n}
     for attribute in node.attribute:
@@ -387,6 +387,6 @@ def _uses(node: onnx.NodeProto) -> set[str]:
             inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
             inside |= {o for n in graph.node for o in n.output}
             for inner in graph.node:
-                names |= _uses(inner) - inside
+                names |= names_read(inner) - inside
             names |= {o.name for o in graph.output} - inside
     return names

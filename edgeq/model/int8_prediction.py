@@ -16,7 +16,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from edgeq.errors import HardwareError
-from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, node_input
+from edgeq.model.graph import GraphIndex, clamp_bounds, indexed, is_op, name_of, node_input
 from edgeq.model.macs import node_macs
 from edgeq.model.products import REASON as MASKED
 from edgeq.model.products import find_masks
@@ -376,7 +376,7 @@ class NodePrediction:
 
 
 def predict_int8(
-    model: ir.Model,
+    model: ir.Model | GraphIndex,
     rules: Mapping[str, Rule],
     scheme: Scheme | None = None,
     macs: Mapping[str, int] | None = None,
@@ -392,8 +392,9 @@ def predict_int8(
         hazards: tensors that must not be in 8 bits, each with what follows its name in the reason; a scheme that is not
             static has no ranges, so they are nothing to it.
     """
+    index = indexed(model)
+    model = index.model
     macs = node_macs(model) if macs is None else macs
-    index = GraphIndex(model)
     judge = _judge
     if scheme is not None:
         judge = partial(_judge_under, scheme, stacked_products(model), index.computed_constants)

@@ -16,7 +16,7 @@ from edgeq.measure.coverage import KernelTime
 from edgeq.measure.error_sources import ErrorSource
 from edgeq.measure.layers import attribute_error, compare_layers
 from edgeq.model.graph import GraphIndex
-from edgeq.model.load import read_model
+from edgeq.model.load import shared_model
 from edgeq.model.macs import node_macs
 from edgeq.report.svg import Scale, axis_width, figure, join, label, scale_for, tag, y_axis
 from edgeq.run.session import SessionSettings, open_session
@@ -71,7 +71,7 @@ class LayersRecord:
 
 
 def layer_record(
-    float_model: Path,
+    reference: GraphIndex,
     quantized: Path,
     samples: Samples,
     settings: SessionSettings,
@@ -81,19 +81,20 @@ def layer_record(
     """What `edgeq debug` would say of each activation, cut to what the report draws, and the error sources.
 
     Args:
-        float_model: the prepared model that `quantized` was made from.
+        reference: the prepared model that `quantized` was made from.
         settings: of the quantized model's session.
 
     Returns:
         `activations`, `error_sources` and `count`; `error` instead where the two cannot be compared layer by layer.
     """
     try:
-        reference, candidate = (GraphIndex(read_model(path)) for path in (float_model, quantized))
+        assert reference.path is not None, "a prepared model has a file"
+        candidate = shared_model(quantized)
         large = sum(node_macs(reference.model).values()) > _LARGE_MACS
         few = Subset(samples, range(min(SAMPLES // 2 if large else SAMPLES, len(samples))))
         found = compare_layers(reference, candidate, few, settings=settings, progress=progress)
         written = replace(settings, optimization="none")
-        outputs = compare_sessions(open_session(float_model), open_session(quantized, written), few)
+        outputs = compare_sessions(open_session(reference.path), open_session(quantized, written), few)
         _, error_sources = attribute_error(
             reference, candidate, found, outputs, few, most=_ERROR_SOURCES, settings=settings
         )

@@ -11,7 +11,7 @@ from edgeq.errors import RuntimeUnavailableError
 from edgeq.model.edit import to_bytes
 from edgeq.model.graph import name_of
 from edgeq.model.load import read_model, save_model
-from edgeq.model.prepare import open_in_memory
+from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model
 

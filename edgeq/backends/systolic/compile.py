@@ -44,7 +44,8 @@ from edgeq.model.edit import with_outputs
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
-from edgeq.model.prepare import PreparedModel, open_in_memory
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.sessions import open_in_memory
 from edgeq.scheme import Scheme
 
 LARGEST = 127

@@ -47,7 +47,7 @@ from edgeq.backends.systolic.program import (
 from edgeq.backends.systolic.weights import LARGEST, IntegerWeights, quantize_weights
 from edgeq.model.edit import to_bytes
 from edgeq.model.graph import DATA_MOVEMENT, attributes, constant, geometry, is_constant, name_of, node_input, sizes
-from edgeq.model.prepare import open_in_memory
+from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings
 
 # What MaxPool selects depends on the values; the array has steps of its own for it.

@@ -42,8 +42,10 @@ from edgeq.calibrate.statistics import Statistics
 from edgeq.model.graph import (
     DATA_MOVEMENT,
     MAIN_DOMAINS,
+    GraphIndex,
     constant,
     consumers,
+    indexed,
     is_op,
     moves_data,
     name_of,
@@ -285,18 +287,18 @@ def _filled(node: ir.Node) -> float:
     return float(np.abs(tensor.numpy().astype(np.float64)).max(initial=0.0)) if tensor is not None else 0.0
 
 
-def find_hazards(model: ir.Model, statistics: Statistics) -> Mapping[str, str]:
+def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping[str, str]:
     """Return the tensors of a prepared model that must not be in 8 bits, by name, each with the reason.
 
     The reason follows the tensor's name in a sentence. Tensors without statistics are judged by the graph alone.
     """
-    measured = Measured(model, statistics)
+    measured = Measured(indexed(model), statistics)
     return {**find_joins(measured), **find_precise(measured), **find_nothing(measured)}
 
 
 def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
     """Return a prepared model with its hazards, and a note for each kind of them."""
-    hazards = find_hazards(prepared.model, statistics)
+    hazards = find_hazards(prepared.graph, statistics)
     alike: dict[str, list[str]] = {}
     for name, reason in hazards.items():
         alike.setdefault(reason, []).append(name)
