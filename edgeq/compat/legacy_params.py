@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgeq.compat.source import LOG
 from edgeq.errors import UsageError
-from edgeq.model.graph import clamp_bounds, name_of, single_reader_clamps
+from edgeq.model.graph import clamp_bounds, clamps, name_of
 from edgeq.model.quant_params import LIMITS, QuantParams
 
 Given = Mapping[str, Sequence[Any]]
@@ -73,7 +73,7 @@ def fold_clamps(
         The parameters, changed; the names of the nodes that can go.
     """
     merged, gone = dict(params), set()
-    for node in single_reader_clamps(model):
+    for node in reversed(list(clamps(model.graph))):
         source, result = name_of(node.inputs[0]), name_of(node.outputs[0])
         chosen = merged.get(result, merged.get(source))
         bounds = clamp_bounds(node)

@@ -16,12 +16,12 @@ from edgeq.compat.enums import member, name_of_member, quant_type
 from edgeq.compat.extra_options import check_options, writer_options
 from edgeq.compat.source import LOG, ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
-from edgeq.model.graph import name_of
+from edgeq.model.graph import clamps, name_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import path_of
 from edgeq.model.prepare import PreparedModel, rewritten
 from edgeq.model.rewrites import gemms_with_factors, plain_gemms
-from edgeq.quantize.qdq import clamps, lasting_clamps
+from edgeq.quantize.qdq import lasting_clamps
 from edgeq.quantize.quantizer import chosen_params, quantize_with_ranges, tensors_data
 from edgeq.util.outputs import output_file
 

@@ -13,7 +13,7 @@ from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.table import write_tables
 from edgeq.compat.calibration import CalibratorOptions, as_ranges, ranges_of, statistics_of
 from edgeq.compat.source import ModelInput, as_given, warn_unknown_nodes
-from edgeq.model.graph import name_of, single_reader_clamps
+from edgeq.model.graph import clamps, name_of
 from edgeq.model.quant_params import dynamic_params
 
 
@@ -60,8 +60,8 @@ def calibrate(
         graph = prepared.model.graph
         warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
         ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", CalibratorOptions())
-        clamps = single_reader_clamps(prepared.model)
-    for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in clamps]:
+    for clamp in reversed(list(clamps(graph))):
+        source, result = name_of(clamp.inputs[0]), name_of(clamp.outputs[0])
         if result in ranges:
             ranges[source] = ranges[result]
     names = [

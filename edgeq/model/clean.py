@@ -134,9 +134,7 @@ _SIGNATURES = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the model itself", "Fetch the model with `git lfs pull`"),
     (0, _ZIP, "a zip archive, such as a PyTorch checkpoint or a cut bundle", "Export the model with torch.onnx.export"),
     (0, b"\x80\x02", "a Python pickle, such as an old PyTorch checkpoint", "Export the model with torch.onnx.export"),
-    (0, b"\x80\x03", "a Python pickle", "Export the model to ONNX where it was trained"),
-    (0, b"\x80\x04", "a Python pickle", "Export the model to ONNX where it was trained"),
-    (0, b"\x80\x05", "a Python pickle", "Export the model to ONNX where it was trained"),
+    (0, (b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a Python pickle", "Export the model to ONNX where it was trained"),
     (0, b"\x89HDF", "an HDF5 file, such as a Keras model", "Convert it with tf2onnx"),
     (4, b"TFL3", "a TensorFlow Lite model", "Convert it with tf2onnx --tflite"),
     (4, b"ORTM", "a model in ONNX Runtime's own .ort format", "Give the .onnx file that it was made from"),
@@ -199,7 +197,7 @@ def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
     if is_named_bundle(path):
         return "it is named as a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
     for offset, signature, what, fix in _SIGNATURES:
-        if head[offset : offset + len(signature)] == signature:
+        if head.startswith(signature, offset):
             return f"it is {what}", fix
     if _is_text(head):
         return "it is a text file", "Give the .onnx file; if this was downloaded, it may be an error page"

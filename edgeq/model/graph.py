@@ -115,10 +115,11 @@ def only_reader(value: ir.Value) -> ir.Node | None:
     return reader if reader.graph is value.graph else None
 
 
-def single_reader_clamps(model: ir.Model) -> list[ir.Node]:
-    """Relu and Clip nodes that alone read their input, which is no graph output either."""
-    clamps = [(node, node.inputs[0]) for node in model.graph if is_op(node, "Relu", "Clip")]
-    return [node for node, value in clamps if value is not None and only_reader(value) is node]
+def clamps(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the Relu and Clip nodes of a graph that alone read the tensor in front of them, last one first."""
+    for node in reversed(graph):
+        if is_op(node, "Relu", "Clip") and node.inputs[0] is not None and only_reader(node.inputs[0]) is node:
+            yield node
 
 
 def read_count(value: ir.Value) -> int:
