@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.calibrate.observer import InstrumentedModel, Observer, Part, ReducedModel, Seen
+from edgeq.calibrate.observer import InstrumentedModel, Observer, Part, Seen
 from edgeq.calibrate.ranges import Derived, Plan, plan, quantizable_tensors
 from edgeq.calibrate.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
 from edgeq.data.sample import Sample
@@ -104,7 +104,7 @@ class FloatPass:
 
     def __init__(
         self,
-        model: ReducedModel,
+        model: InstrumentedModel,
         steps: Plan,
         state: Mapping[str, TensorStatistics],
         channels: Mapping[str, int],
@@ -244,7 +244,7 @@ class FloatPass:
                 raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
         arrays: _Arrays = [(name, sample.inputs[name]) for name in self._plan.inputs]
         if self._plan.fetched:
-            values = self._model.run(sample.inputs, sample.name, place)
+            values = self._model.observe(sample.inputs, sample.name, place)
             arrays += zip(self._plan.fetched, values, strict=self._outputs is None)
             if self._outputs is not None:
                 self._outputs.keep(place, dict(zip(self._model.names, values, strict=True)))
@@ -285,12 +285,14 @@ class CalibrationJob:
         """See `edgeq.distributed.workers.Job`."""
         model = read_model(self.model.place(stack))
         steps = plan(model, self.names, self.channels)
-        instrumented = InstrumentedModel(model, steps.fetched, keep_layout=self.channels, threads=self.threads)
-        fetched = ReducedModel(instrumented, every_element=self.every_element)
+        every = self.every_element
+        fetched = InstrumentedModel(
+            model, steps.fetched, keep_layout=self.channels, threads=self.threads, every_element=every
+        )
         nothing = {name: TensorStatistics() for name in self.names}
 
         def run(shard: Shard) -> dict[str, TensorStatistics]:
-            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=self.every_element)
+            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=every)
             for place, sample in enumerate(shard.read(self.samples), shard.start):
                 seen.observe(sample, place)
             return seen.freeze(last=True, derive=False)
@@ -460,8 +462,10 @@ def collect(
             each = max(1, threads // at_once)
             last = kept.names if kept is not None else ()
             wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
-            instrumented = InstrumentedModel(graph, wanted, keep_layout={*channels, *last}, threads=each)
-            fetched = ReducedModel(instrumented, every_element=every_element)
+            kept_layout = {*channels, *last}
+            fetched = InstrumentedModel(
+                graph, wanted, keep_layout=kept_layout, threads=each, every_element=every_element
+            )
             seen = FloatPass(
                 fetched, steps, state, channels, at_once=at_once, every_element=every_element, outputs=kept
             )

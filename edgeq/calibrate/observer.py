@@ -63,6 +63,8 @@ _WEIGHTS_BESIDE = {
 }
 _FLOATS = ("tensor(float)", "tensor(float16)")
 
+Inputs = Mapping[str, NDArray[Any]]
+
 
 class InstrumentedModel:
     """Runs a model and gives `names`, in that order.
@@ -72,6 +74,7 @@ class InstrumentedModel:
         names: tensors made by nodes of the main graph.
         keep_layout: those of `names` that are wanted in their own layout, not just with all their values.
         threads: threads inside an operator; 0 leaves it to ONNX Runtime.
+        every_element: `observe` gives large tensors whole, always.
 
     Attributes:
         fetched: for each of `names`, the tensor of the optimised graph that is fetched.
@@ -89,6 +92,7 @@ class InstrumentedModel:
         *,
         keep_layout: Collection[str] = (),
         threads: int = 0,
+        every_element: bool = False,
     ) -> None:
         graph = indexed(model)
         self.names = tuple(names)
@@ -96,6 +100,9 @@ class InstrumentedModel:
         self.threads = threads
         self.fetched = list(names)
         self.optimised: onnx.ModelProto | None = None
+        self._every_element = every_element
+        self._reduced: _Reduced | None = None
+        self._building = threading.Lock()
         settings = SessionSettings(intra_op_threads=threads)
         observed = Loadable.of(graph).with_outputs(names)
         if weight_bytes(graph.model) > _LARGEST or not any(node.op_type == "Conv" for node in graph.graph):
@@ -122,7 +129,7 @@ class InstrumentedModel:
         kinds = {output.name: output.type for output in self._session.get_outputs()}
         return frozenset(n for n, fetched in zip(self.names, self.fetched, strict=True) if kinds[fetched] in _FLOATS)
 
-    def run(self, inputs: Mapping[str, NDArray[Any]], sample: str) -> list[NDArray[Any]]:
+    def run(self, inputs: Inputs, sample: str) -> list[NDArray[Any]]:
         """The tensors for one sample.
 
         Args:
@@ -138,6 +145,26 @@ class InstrumentedModel:
             text = " ".join(str(error).split())
             raise DataError(f"onnxruntime cannot run sample {sample}: {text}", "Check its names and shapes") from error
         return [one_array(value) for value in values]
+
+    def observe(self, inputs: Inputs, sample: str, place: int) -> list[NDArray[Any] | Part]:
+        """Return the tensors for one sample, large ones of later samples in part; several threads may call it at once.
+
+        Args:
+            inputs, sample: as `run` has them.
+            place: of the sample among all, from 0.
+
+        Raises:
+            DataError: ONNX Runtime refuses the sample.
+        """
+        small = self._reduced.run(inputs) if self._reduced is not None and place >= FIRST else None
+        if small is not None:
+            return small
+        values = self.run(inputs, sample)
+        possible = self.optimised is not None and not self._every_element and place >= FIRST
+        if possible and self._building.acquire(blocking=False):
+            # Never released: the first shapes that come are those of nearly all samples, or none come twice.
+            self._reduced = _Reduced(self, inputs, values)
+        return list(values)
 
 
 class Links:
@@ -420,44 +447,6 @@ thirds of the time for them that they take for one long row."""
 _ADDED = "edgeq/reduced"
 """Begins the names of what is added to a graph."""
 _REARRANGED = PERMUTATIONS | {"Relu", "ReorderInput", "ReorderOutput"}
-
-Inputs = Mapping[str, NDArray[Any]]
-
-
-class ReducedModel:
-    """Gives the tensors of an instrumented model; may be used by several threads.
-
-    Args:
-        every_element: large tensors are given whole, always.
-
-    Attributes:
-        names: of the tensors that it gives.
-    """
-
-    def __init__(self, model: InstrumentedModel, *, every_element: bool = False) -> None:
-        self._model = model
-        self.names = model.names
-        self._reduced: _Reduced | None = None
-        self._building = threading.Lock()
-        self._possible = model.optimised is not None and not every_element
-
-    def run(self, inputs: Inputs, sample: str, place: int) -> list[NDArray[Any] | Part]:
-        """The tensors of one sample, in the order of the model's names.
-
-        Args:
-            place: of the sample among all, from 0.
-
-        Raises:
-            DataError: ONNX Runtime refuses the sample.
-        """
-        small = self._reduced.run(inputs) if self._reduced is not None and place >= FIRST else None
-        if small is not None:
-            return small
-        values = self._model.run(inputs, sample)
-        if self._possible and place >= FIRST and self._building.acquire(blocking=False):
-            # Never released: the first shapes that come are those of nearly all samples, or none come twice.
-            self._reduced = _Reduced(self._model, inputs, values)
-        return list(values)
 
 
 class _Reduced:
