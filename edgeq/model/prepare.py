@@ -82,22 +82,14 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
 def settle(model: ir.Model, before: ir.Model) -> None:
     """Put what ONNX Runtime wrote in order, in place: the producer and metadata of the model `before`, only operator
     sets in use, and weights in the order in which nodes use them, where it writes that of a hash table."""
-    _identify_as(model, before)
-    _order_initializers(model)
-
-
-def _identify_as(model: ir.Model, before: ir.Model) -> None:
+    kept = dict(before.metadata_props)
     model.producer_name, model.producer_version = before.producer_name, before.producer_version
     model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
-    kept = dict(before.metadata_props)
     model.metadata_props.clear()
     model.metadata_props.update(kept)
-    used = {node.domain for graph in model.graphs() for node in graph} | {""}
-    for domain in [d for d in model.opset_imports if d not in used]:
+    domains = {node.domain for graph in model.graphs() for node in graph} | {""}
+    for domain in [d for d in model.opset_imports if d not in domains]:
         del model.opset_imports[domain]
-
-
-def _order_initializers(model: ir.Model) -> None:
     for graph in model.graphs():
         used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
         rank = {name: position for position, name in reversed(list(enumerate(used)))}
