@@ -45,7 +45,6 @@ from edgeq.measure.layer_runs import (
     float_input,
     floats_only,
     instrumented_session,
-    only_outputs,
     partition_layers,
 )
 from edgeq.measure.match_layers import (
@@ -61,6 +60,7 @@ from edgeq.model.graph import GraphIndex, bodies, consumers, name_of, named_valu
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import prepare_model
+from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.run.session import SessionSettings
 from edgeq.util.display import SILENT, Progress
@@ -74,8 +74,8 @@ _TYPES_OF_SPLICE = (None, ir.DataType.FLOAT)
 
 def with_nodes_in_float(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[ActivationMatch], nodes: Collection[str]
-) -> ir.Model | None:
-    """Return a copy of the quantized model that computes `nodes` of the float model in float.
+) -> Loadable | None:
+    """Return the quantized model in a form that computes `nodes` of the float model in float.
 
     Nodes that the quantized model holds fused with one of them go along. None where that cannot be done: nodes with
     bodies, tensors without a counterpart, or a model that computes in another type than float32.
@@ -90,7 +90,7 @@ def with_nodes_in_float(
         if node.name in region:
             splicer.add(node)
     model.graph.sort()
-    return only_outputs(model, [name_of(value) for value in model.graph.outputs])
+    return Loadable.of(model).only(name_of(value) for value in model.graph.outputs)
 
 
 def _closed(
@@ -530,7 +530,7 @@ def find_exclusions(
     reference = instrumented_session(float_graph, optimization="all", settings=settings)
     known = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
 
-    def judged(model: ir.Model | GraphIndex) -> float:
+    def judged(model: GraphIndex | Loadable) -> float:
         """Return the SQNR in dB of a model's outputs."""
         sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=settings)}
         return worst_db(evaluate_sessions(sessions, samples, reference=_FLOAT, known=known).agreement[""])

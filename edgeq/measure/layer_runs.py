@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,18 +23,6 @@ from edgeq.run.session import OptimizationLevel, SessionSettings
 
 if TYPE_CHECKING:
     from edgeq.data.samples import Sample, Samples
-
-
-def only_outputs(model: ir.Model, names: Iterable[str], *, inputs: Collection[str] | None = None) -> ir.Model:
-    """A copy of a model whose outputs are `names`, with only the nodes and constants that they need.
-
-    Args:
-        inputs: graph inputs to keep although nothing needs them; None keeps all.
-    """
-    graph = ir.convenience.extract(model.graph, list(model.graph.inputs), list(dict.fromkeys(names)))
-    kept = [v for v in graph.inputs if inputs is None or v.name in inputs or v.uses() or v.is_graph_output()]
-    graph.inputs[:] = kept
-    return ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values()))
 
 
 def cut_layers(

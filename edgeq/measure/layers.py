@@ -50,7 +50,6 @@ from edgeq.measure.layer_runs import (
     cut_layers,
     floats_only,
     layer_reads,
-    only_outputs,
     partition_layers,
 )
 from edgeq.measure.match_layers import (
@@ -165,7 +164,6 @@ __all__ = [
     "cut_layers",
     "match_activations",
     "match_weights",
-    "only_outputs",
     "output_effects",
     "weight_values",
     "with_outputs",
