@@ -11,7 +11,7 @@ from edgeq.cli._common import Printer, common
 from edgeq.cli._options import FORCE, OUTPUT, PATH, PREPROCESS
 
 if TYPE_CHECKING:
-    from edgeq.jobs.emit_c import Emitted
+    from edgeq.backends.systolic.emit_c.folder import Emitted
 
 
 @click.command("emit-c")
@@ -38,8 +38,8 @@ def command(printer: Printer, program: Path, output: Path, **options: Any) -> No
     edgeq emit-c int8.onnx --data calib/ -o c/
     make -C c check
     """
+    from edgeq.backends.systolic.emit_c.folder import emit_c
     from edgeq.data.open_source import Data
-    from edgeq.jobs.emit_c import emit_c
 
     data = Data(options.pop("data"), options.pop("preprocess"))
     result = emit_c(program, data, output, progress=printer.progress(), **options)

@@ -43,8 +43,8 @@ def setup(
 @common
 def status(printer: Printer) -> None:
     """Show which targets' kernels can be run here, how, and what is missing for the others."""
+    from edgeq.backends.base import SIMULATORS
     from edgeq.emulate.setup import status as look
-    from edgeq.jobs.emulated import SIMULATORS
 
     result = look(SIMULATORS)
     printer.lines(result, result.lines(verbose=printer.verbose))

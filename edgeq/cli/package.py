@@ -52,8 +52,8 @@ def command(
     edgeq package model.onnx --data calib/ --engine openvino -o dist/
     python dist/edgeq_run.py verify
     """
+    from edgeq.backends.base import SIMULATORS
     from edgeq.emulate.check import next_check
-    from edgeq.jobs.emulated import SIMULATORS
     from edgeq.jobs.job import build_arguments
     from edgeq.jobs.package import package
     from edgeq.run.engines import choose_engine

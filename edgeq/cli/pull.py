@@ -29,9 +29,9 @@ def command(
     \b
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub
     """
+    from edgeq.backends.base import SIMULATORS
     from edgeq.bundle.transfer import pull_bundle
     from edgeq.emulate.check import next_check
-    from edgeq.jobs.emulated import SIMULATORS
 
     pulled = pull_bundle(
         reference,

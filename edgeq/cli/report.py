@@ -53,8 +53,8 @@ def command(
     edgeq report dist/ --bench -o report.html
     edgeq report tuning.json --open
     """
+    from edgeq.backends.base import SIMULATORS
     from edgeq.emulate.check import next_check
-    from edgeq.jobs.emulated import SIMULATORS
     from edgeq.report.bundle import report_bundle
 
     result = report_bundle(

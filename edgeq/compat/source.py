@@ -11,12 +11,12 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from edgeq.backends.cpu import settle
 from edgeq.errors import ModelError, RuntimeUnavailableError
 from edgeq.model.edit import from_proto
 from edgeq.model.graph import MAIN_DOMAINS
 from edgeq.model.load import data_beside, is_quantized, path_of, read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.quantize.settle import settle
 from edgeq.run.session import SessionSettings, open_session
 
 LOG = logging.getLogger("edgeq.compat")

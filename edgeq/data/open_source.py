@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -221,3 +221,18 @@ def check_selection(start: int, stride: int, count: int | None) -> None:
         raise UsageError(
             f"start {start}, stride {stride}, count {count}", "Give start 0 or more, stride and count 1 or more"
         )
+
+
+def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
+    """Yield the files and folders that samples name. Text that names none (a pattern, a preprocessing) is left out."""
+    for data in samples:
+        for value in (data.source, data.preprocess, data.labels) if data is not None else ():
+            if isinstance(value, (str, Path)) and _exists(Path(value)):
+                yield Path(value)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder that cannot be entered, or a text too long to be a name
+        return False

@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 from edgeq_device.engines import installed_version
 
-from edgeq.backends.base import Alternative, OptionsBackend, TargetedBackend, backend_named
+from edgeq.backends.base import Alternative, backend_named
 from edgeq.emulate.check import COMPILED, route_for
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
@@ -139,7 +139,7 @@ def check_measurable(
         RuntimeUnavailableError: names the first, and what to do.
     """
     for target in targets:
-        if runs_natively(target, machine) or isinstance(backend_named(target.backend), TargetedBackend):
+        if runs_natively(target, machine) or backend_named(target.backend).targeted:
             continue  # a compiler of edgeq's own knows what it placed where
         reason = _why_not(route_for(target, machine, engine), emulate=emulate)
         if reason:
@@ -201,7 +201,7 @@ _LEAST_SHARE = 0.01
 
 def artifact_key(target: Target, scheme: Scheme) -> str:
     """What decides the artifact for `target`: targets with the same need share one."""
-    own = target.name if isinstance(backend_named(target.backend), TargetedBackend) else ""
+    own = target.name if backend_named(target.backend).targeted else ""
     return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
 
 
@@ -266,9 +266,9 @@ class Builds:
 
         backend, known = backend_named(target.backend), next(filter(alike, self._built.values()), None)
         with self._progress.stage("Quantizing"):
-            if known is None or not isinstance(backend, OptionsBackend):
+            artifact = backend.with_options(known.artifact, scheme, destination) if known is not None else None
+            if known is None or artifact is None:
                 return build(self.job, target, scheme, destination)
-            artifact = backend.with_options(known.artifact, scheme, destination)
         return self._for(target, dataclasses.replace(known, artifact=artifact))
 
     def _for(self, target: Target, built: Built) -> Built:

@@ -19,7 +19,7 @@ from edgeq.backends.base import Artifact, backend_for
 from edgeq.bundle.write import BUNDLE
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import range_noise, scheme_ranges
-from edgeq.data.open_source import Data
+from edgeq.data.open_source import Data, sample_paths
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError, OutputError, UsageError
 from edgeq.hardware.target import Target
@@ -100,21 +100,6 @@ def check_request(
         raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
     for target in targets:
         backend_for(target).check(scheme_for(target, overrides))
-
-
-def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
-    """Files and folders that the samples name. Text that names none (a pattern, a preprocessing) is left out."""
-    for data in samples:
-        for value in (data.source, data.preprocess, data.labels) if data is not None else ():
-            if isinstance(value, (str, Path)) and _exists(Path(value)):
-                yield Path(value)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a folder that cannot be entered, or a text too long to be a name
-        return False
 
 
 WHOLE = "minmax"

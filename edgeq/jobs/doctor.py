@@ -11,23 +11,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from edgeq_device.arrays import read_arrays
-from edgeq_device.cuda import capability_text, read_gpus
+from edgeq_device.cuda import read_gpus
 from edgeq_device.errors import DeviceError
 from edgeq_device.package import open_bundle
 from edgeq_device.select import judge
 from edgeq_device.selftest import run_selftest
 from edgeq_device.sessions import open_session as open_on_device
 from edgeq_device.sessions import read_device
-from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import Variant
 
 from edgeq import demo
-from edgeq.backends.tensorrt import options
+from edgeq.backends.base import REGISTRY as BACKENDS
+from edgeq.backends.base import Check, Status
 from edgeq.data.open_source import Data
-from edgeq.errors import CheckFailedError, EdgeqError
+from edgeq.errors import CheckFailedError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.engines import detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
@@ -37,17 +36,7 @@ from edgeq.run.engines import load_engines
 from edgeq.run.session import onnxruntime, open_session
 from edgeq.util.display import SILENT, Progress
 
-Status = Literal["ok", "absent", "failed", "not run"]
 _TIMED_RUNS = 50
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at. "absent" is no fault: not every machine has a GPU."""
-
-    name: str
-    status: Status
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -74,8 +63,7 @@ def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
         *_software(machine),
         _runs_on_cpu(),
         *_engines(machine, progress),
-        *_nvidia(machine),
-        *_provider_options(),
+        *(check for _, backend in BACKENDS.items() for check in backend.doctor(machine)),
     ]
     if gpu:
         checks += _on_gpu(progress)
@@ -120,36 +108,6 @@ def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
         with progress.stage(f"Loading {state.name}"):
             right, found = check_engine(known[state.name], state.precisions)
         yield Check(name, "ok" if right else "failed", f"{state.version}: {found}")
-
-
-def _nvidia(machine: Machine) -> Iterator[Check]:
-    gpus, problem = read_gpus()
-    for gpu in gpus:
-        capability = capability_text(gpu.compute_capability)
-        size = f", {gpu.memory_bytes >> 20} MiB" if gpu.memory_bytes else ""
-        driver = f", driver {gpu.driver}" if gpu.driver else ""
-        yield Check("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")
-    if not gpus:
-        yield Check("GPU", "absent", problem)
-    ort = onnxruntime()
-    version, problem = read_tensorrt(ort)
-    # A machine with a GPU is expected to have one of the two that run on it.
-    nothing = gpus and options.CUDA not in ort.get_available_providers()
-    yield Check("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
-    cuda = machine.runtimes.get("cuda", "")
-    yield Check("CUDA", "ok" if cuda else "absent", cuda or "no CUDA runtime is installed as a Python package")
-
-
-def _provider_options() -> Iterator[Check]:
-    given = {"explicit": options.explicit_options("float16"), "table": options.table_options("calibration.flatbuffers")}
-    for name, chosen in given.items():
-        try:
-            options.check_options(options.TENSORRT, chosen)
-        except EdgeqError as error:
-            yield Check(f"provider options ({name})", "failed", str(error))
-            continue
-        _, source = options.known_options(options.TENSORRT)
-        yield Check(f"provider options ({name})", "ok", f"all known by {source}")
 
 
 def _on_gpu(progress: Progress) -> Iterator[Check]:

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from edgeq.backends.base import (
     Artifact,
     Backend,
-    FittingBackend,
-    TargetedBackend,
+    as_backend,
     backend_for,
     backend_named,
     check_names,
 )
-from edgeq.backends.systolic.recognise import adopt
 from edgeq.calibrate.collect import FloatOutputs, collect
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.hazards import calibrated
@@ -44,6 +42,7 @@ from edgeq.model.compatibility import parse_sizes
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.saturation import exact_options
+from edgeq.quantize.adopt import adopt
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.util.display import SILENT, Progress
@@ -259,14 +258,14 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
     """The backend that knows the largest sums of two products in the model with full ranges."""
-    if not isinstance(backend, FittingBackend) or job.calibration is None:
-        raise UsageError("fit_seen needs calibration samples and onnxruntime's CPU kernels", "Use fit_pairs")
+    if job.calibration is None:
+        raise UsageError("fit_seen needs calibration samples", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)
     with tempfile.TemporaryDirectory(prefix="edgeq-full-", dir=beside.parent) as folder:
         place = Path(folder) / "model.onnx"
         artifact = backend.build(job.prepared, derived.ranges, full, place, samples=job.calibration)
         source = source_names(job.prepared.model)
-        return backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source))
+        return as_backend(backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source)))
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
@@ -285,7 +284,7 @@ def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
 
 def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Derived:
     """Return `ranges` with what the target's backend needs beside them of the job's statistics."""
-    if job.statistics is None or not isinstance(backend_named(target.backend), TargetedBackend):
+    if job.statistics is None or not backend_named(target.backend).targeted:
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
 

@@ -28,7 +28,6 @@ from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.builds import Builds, check_measurable, with_compiled
 from edgeq.jobs.checks import as_overrides, check_output, check_request
-from edgeq.jobs.emit_c import with_c
 from edgeq.jobs.emulated import check_built, checks_of
 from edgeq.jobs.job import Built, Job, open_job, scheme_for
 from edgeq.jobs.saturation import Decision, decide, decision_key, must_decide
@@ -288,7 +287,7 @@ class TargetVariants:
             chosen = decision.chosen.scheme
         job, name = self.builds.job, variant_name(target)
         built = self.builds.build(target, chosen)
-        built = with_c(built, job.validation, self.workdir / f"c-{name}", images=self.selftest)
+        built = self._with_companions(built, self.workdir / f"companions-{name}")
         built = with_compiled(job, built, self.workdir / f"compiled-{name}", progress=self.progress)
         variant = self._variant(built, chosen, decision)
         variant.proof.check(max_drop=self.max_drop, require_coverage=self.require_coverage)
@@ -297,6 +296,11 @@ class TargetVariants:
         if self.emulate and not variant.native:
             return self._emulated(variant), [self._emulated(own) for own in preferred]
         return variant, preferred
+
+    def _with_companions(self, built: Built, folder: Path) -> Built:
+        backend, samples = backend_named(built.target.backend), self.builds.job.validation
+        artifact = backend.with_companions(built.artifact, samples, folder, count=self.selftest)
+        return dataclasses.replace(built, artifact=artifact)
 
     def _decision(self, target: Target, scheme: Scheme) -> Decision:
         key = decision_key(target, scheme)

@@ -18,10 +18,8 @@ from typing import Any
 import onnx_ir as ir
 from edgeq_device.claim import SLOWER, UNKNOWN, claim
 
-from edgeq.backends.base import backend_named
-from edgeq.backends.cpu import described
-from edgeq.backends.systolic.save import belongs_to_program
-from edgeq.calibrate.table import is_table
+from edgeq.backends.base import REGISTRY as BACKENDS
+from edgeq.backends.base import backend_named, described
 from edgeq.data.open_source import Data, as_data
 from edgeq.data.samples import Samples, Subset
 from edgeq.distributed.workers import open_workers
@@ -238,7 +236,7 @@ def quantize(
         output_file(
             output,
             force=force,
-            ours=lambda place: belongs_to_program(place) or is_table(place),
+            ours=lambda place: any(backend.owns(place) for _, backend in BACKENDS.items()),
             beside=data_beside(output, model),
         ) as draft,
         open_workers(workers) as pool,

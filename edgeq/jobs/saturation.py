@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends.base import Artifact
+from edgeq.backends.base import Artifact, backend_named
 from edgeq.emulate.saturation.audit import Audit, SimulatedSession, Simulation, audit, sample_count
 from edgeq.errors import EdgeqError
 from edgeq.hardware.detect import Machine
@@ -210,7 +210,7 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
     """
     if engine is None:
         return target.profile.saturates(scheme)
-    on_cpu = target.profile.min_compute_capability is None and not target.systolic
+    on_cpu = target.profile.min_compute_capability is None and backend_named(target.backend).runs_engines
     static = on_cpu and scheme.mode == "static"
     return static and engine.saturates(scheme.pair, target.architecture, target.features)
 

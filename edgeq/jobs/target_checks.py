@@ -13,7 +13,7 @@ from edgeq_device.select import known_wrong
 from edgeq_device.version import parse_version
 
 from edgeq import demo
-from edgeq.backends.base import Artifact
+from edgeq.backends.base import Artifact, backend_named
 from edgeq.emulate.emulator import integer_model
 from edgeq.emulate.saturation.audit import audit, graph_settings
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError
@@ -271,9 +271,11 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
 
 def exists_for(engine: Engine, target: Target) -> bool:
     """Whether `engine` runs on the kind of processor that `target` is built for, and exists for its architecture."""
+    if not backend_named(target.backend).runs_engines:
+        return False
     kind = "CPU" if target.profile.min_compute_capability is None else "GPU"
     made_for = {platform.split()[1] for platform in engine.platforms}
-    return kind in engine.devices and target.systolic == {} and (not made_for or target.architecture in made_for)
+    return kind in engine.devices and (not made_for or target.architecture in made_for)
 
 
 def in_engine(

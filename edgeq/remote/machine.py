@@ -25,12 +25,13 @@ from google.protobuf.message import DecodeError
 from msgspec import Meta
 
 from edgeq import demo
+from edgeq.backends.base import Check, Status
 from edgeq.errors import BoardError, DataError, RuntimeUnavailableError
 from edgeq.hardware import detect
 from edgeq.hardware.detect import PACKAGES, Machine, SystemInfo, describe, runtimes_among
 from edgeq.hardware.engines import Installed, detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.jobs.doctor import Check, Diagnosis, Status
+from edgeq.jobs.doctor import Diagnosis
 from edgeq.jobs.target_checks import LEAST_DB
 from edgeq.measure.comparison import decibels
 from edgeq.remote import link

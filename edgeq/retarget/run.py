@@ -23,7 +23,6 @@ import numpy as np
 import onnx_ir as ir
 from edgeq_device.select import WrongKernels, known_wrong
 
-from edgeq.backends.cpu import settle
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.clean import check_model_name, name_nodes, remove_no_ops, tidy
@@ -56,6 +55,7 @@ from edgeq.model.load import (
 from edgeq.model.products import integer_products
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
+from edgeq.quantize.settle import settle
 from edgeq.retarget.compare import (
     USUAL,
     Comparison,

@@ -14,7 +14,7 @@ from pathlib import Path
 from edgeq_device.claim import SLOWER
 from edgeq_device.engines import find_library, installed_version
 
-from edgeq.backends.base import Artifact, TargetedBackend, backend_named
+from edgeq.backends.base import Artifact, backend_named
 from edgeq.errors import EngineError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines
@@ -111,7 +111,7 @@ def find_field(
     """
     known, wanted = load_engines(), {choice.engine.name for choice in asked}
     own = not asked or DEFAULT in wanted
-    if not timed or isinstance(backend_named(target.backend), TargetedBackend):
+    if not timed or backend_named(target.backend).targeted:
         if not own:
             raise UsageError(f"{asked[0].name} does not run what is built for {target.name}", "Leave --engine out")
         return Field()

@@ -104,7 +104,7 @@ RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods",
 IMPROVEMENTS = Group("improvement", "edgeq.improvements", "edgeq.tune.improvements", "IMPROVEMENT")
 BACKENDS = Group(
     "backend",
-    "edgeq.backends.base",
+    "edgeq.backends",
     own={
         "cpu": "edgeq.backends.cpu:CpuBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.backends.base import Artifact
 from edgeq.backends.systolic.emit_c.builder import Generation
 from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
 from edgeq.backends.systolic.program import Conv, Fc, Program
-from edgeq.backends.systolic.save import load_program
-from edgeq.data.open_source import Data
+from edgeq.backends.systolic.save import SUFFIX, load_program
+from edgeq.data.open_source import Data, sample_paths
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import DataError, ModelError, UsageError
-from edgeq.jobs.checks import sample_paths
-from edgeq.jobs.job import Built
 from edgeq.signature import Signature, TensorSpec
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, check_free, output_directory
 from edgeq.util.ownership import MARKER, Judge, Ownership, as_listed, is_plain, read_marker, sha256, write_marker
 
-SUFFIX = ".program.npz"
 _KIND = "emit-c"
 _MADE = ("net-host", "net-linux", "net-baremetal")
 _EXECUTABLE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")
@@ -121,31 +119,30 @@ C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
 """Its marker lists every file in it, with its hash; beside them there are the programs that its Makefile makes."""
 
 
-def with_c(built: Built, samples: Samples, folder: Path, *, images: int) -> Built:
-    """`built` with the C of its integer program among its files, as c/NAME; where it has no program, as it is.
+def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
+    """Return `artifact` with the C of its integer program among its files, as c/NAME; as it is where it has no program.
 
     Args:
         folder: where the C is written; private, as it is only to be packed.
+        count: how many of `samples` become images of the C.
     """
-    artifact = built.artifact
     place = next((path for name, path in sorted(artifact.files.items()) if name.endswith(SUFFIX)), None)
     if place is None:
-        return built
+        return artifact
     program = load_program(place)
     weights = sum(step.weights.size for step in program.steps if isinstance(step, Conv | Fc))
+    files: Mapping[str, Path] = {}
+    notes: Sequence[str]
     if weights > MOST_WEIGHTS:
         much = f"{weights} weights are too many to travel as C text"
-        return _noted(built, f"{much}; `edgeq emit-c` writes them, from {place.name}")
-    try:
-        bundle = write_c_bundle(program, first_inputs(program, samples, images), folder)
-    except ModelError as error:
-        return _noted(built, f"no C bundle: {error.problem}")
-    files = {**artifact.files, **{f"c/{name}": folder / name for name in bundle.files}}
-    return replace(built, artifact=replace(artifact, files=files, notes=(*artifact.notes, *bundle.notes)))
-
-
-def _noted(built: Built, note: str) -> Built:
-    return replace(built, artifact=replace(built.artifact, notes=(*built.artifact.notes, note)))
+        notes = [f"{much}; `edgeq emit-c` writes them, from {place.name}"]
+    else:
+        try:
+            bundle = write_c_bundle(program, first_inputs(program, samples, count), folder)
+            files, notes = {f"c/{name}": folder / name for name in bundle.files}, bundle.notes
+        except ModelError as error:
+            notes = [f"no C bundle: {error.problem}"]
+    return replace(artifact, files={**artifact.files, **files}, notes=(*artifact.notes, *notes))
 
 
 def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
