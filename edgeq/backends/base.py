@@ -152,6 +152,7 @@ class Backend:
         simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
         recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
         runs_engines: whether plug-in engines run what is built for its targets.
+        modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
     """
 
     name: str = ""
@@ -161,6 +162,7 @@ class Backend:
     simulated: bool = False
     recoverable: bool = True
     runs_engines: bool = True
+    modes: tuple[str, ...] = ("static",)
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with, before any work is done.

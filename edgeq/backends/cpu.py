@@ -110,6 +110,7 @@ class CpuBackend(Backend):
 
     name = "cpu"
     title = "ONNX Runtime's CPU execution provider"
+    modes = ("static", "dynamic", "weight-only")
 
     def __init__(self, reach: Mapping[str, NDArray[np.float64]] | None = None) -> None:
         self._reach = reach

@@ -113,6 +113,7 @@ BACKENDS = Group(
     },
     error=HardwareError,
 )
+RENDERERS = Group("renderer", "edgeq.renderers", own={"html": "edgeq.report.page:draw"})
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, IMPROVEMENTS, BACKENDS)
 
 
