@@ -14,10 +14,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from edgeq_device.bench import BenchSettings
 
-    from edgeq.bundle.sign import sign_bundle as sign
     from edgeq.bundle.transfer import pull_bundle as pull
     from edgeq.bundle.transfer import push_bundle as push
     from edgeq.bundle.verify import verify_bundle as verify
+    from edgeq.bundle.write import sign_bundle as sign
     from edgeq.calibrate.run import calibrate
     from edgeq.data.open_source import Data
     from edgeq.data.preprocess import register as register_preprocess
@@ -71,7 +71,7 @@ _PUBLIC = {
     "report": "edgeq.report",
     "retarget": "edgeq.retarget",
     "resolve_target": "edgeq.hardware.target:resolve",
-    "sign": "edgeq.bundle.sign:sign_bundle",
+    "sign": "edgeq.bundle.write:sign_bundle",
     "tune": "edgeq.tune",
     "verify": "edgeq.bundle.verify:verify_bundle",
 }

@@ -11,7 +11,7 @@ from edgeq.cli._common import Lines, Printer, common, table
 from edgeq.cli._options import PATH, PREPROCESS, SESSION_OPTIONS, target_option
 
 if TYPE_CHECKING:
-    from edgeq.jobs.audit import Audited
+    from edgeq.jobs.saturation import Audited
 
 
 @click.command("audit")
@@ -49,7 +49,7 @@ def command(
     """
     from edgeq.data.open_source import Data
     from edgeq.hardware.target import resolve
-    from edgeq.jobs.audit import audit_saturation
+    from edgeq.jobs.saturation import audit_saturation
     from edgeq.run.engines import choose_engine
     from edgeq.run.session import given_options
 

@@ -32,7 +32,7 @@ def command(printer: Printer, bundle: Path, key: Path, certificates: tuple[Path,
     edgeq sign dist/ --key build.pem
     edgeq sign model.edgeq --key build.pem --certificate build.crt --certificate issuer.crt
     """
-    from edgeq.bundle.sign import sign_bundle
+    from edgeq.bundle.write import sign_bundle
 
     signed = sign_bundle(bundle, key, certificates=certificates, force=force)
     by = f" and {signed.certificates} certificates" if signed.certificates else ""

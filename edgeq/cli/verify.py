@@ -68,7 +68,7 @@ def command(
         found.check()
         return
 
-    from edgeq.jobs.emulated import refuse_without_target
+    from edgeq.jobs.target_checks import refuse_without_target
 
     refuse_without_target(options)
     report = verify_bundle(

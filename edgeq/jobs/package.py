@@ -28,12 +28,13 @@ from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.builds import Builds, check_measurable, with_compiled
 from edgeq.jobs.checks import as_overrides, check_output, check_request
-from edgeq.jobs.emulated import check_built, checks_of
 from edgeq.jobs.job import Built, Job, open_job, scheme_for
 from edgeq.jobs.saturation import Decision, decide, decision_key, must_decide
 from edgeq.jobs.target_checks import (
     artifact_checks,
+    check_built,
     check_engines,
+    checks_of,
     exists_for,
     in_engine,
     refuse_left_out,

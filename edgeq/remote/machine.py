@@ -31,8 +31,7 @@ from edgeq.hardware import detect
 from edgeq.hardware.detect import PACKAGES, Machine, SystemInfo, describe, runtimes_among
 from edgeq.hardware.engines import Installed, detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.jobs.doctor import Diagnosis
-from edgeq.jobs.target_checks import LEAST_DB
+from edgeq.jobs.doctor import LEAST_DB, Diagnosis
 from edgeq.measure.comparison import decibels
 from edgeq.remote import link
 from edgeq.remote.devices import Board

@@ -19,7 +19,7 @@ from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.errors import BoardError, BundleError, CheckFailedError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import AUTO, resolve
-from edgeq.jobs.emulated import verify_request
+from edgeq.jobs.target_checks import verify_request
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.remote import link
 from edgeq.remote.devices import Board, boards_of
