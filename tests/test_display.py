@@ -22,7 +22,7 @@ from edgeq import demo
 from edgeq.data.samples import SourceSamples, Subset
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.quantize import Quantized
-from edgeq.jobs.variants import PackagedVariant
+from edgeq.jobs.variants import Variant
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import Measurement
@@ -64,7 +64,7 @@ def returned() -> Iterator[type]:
 
 
 TASKS = (Anomaly, Classification, Detection, Similarity)  # what `make_task` makes
-PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, PackagedVariant, *TASKS)
+PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, Variant, *TASKS)
 RESULTS = sorted({*returned(), *PARTS}, key=lambda kind: kind.__qualname__)
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -34,24 +35,20 @@ from edgeq.jobs.job import Built, Job, build, computed_as_there
 from edgeq.jobs.proof import Proof, prove, unchecked
 from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage
 from edgeq.measure.node_runs import sized_macs
-from edgeq.measure.task import Task
 from edgeq.model.int8_prediction import int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes
 from edgeq.run.engines import Engine
 from edgeq.run.session import REQUEST_S, Engines
 from edgeq.scheme import Scheme
-from edgeq.util.display import SILENT, Progress
+from edgeq.util.display import Progress
 from edgeq.util.records import plain
 
 _SAMPLES = 2
 
 
-def with_compiled(job: Job, built: Built, folder: Path, *, progress: Progress = SILENT) -> Built:
-    """`built` with its compiled form among its alternatives, where the engine simulates its hardware here and can
-    compile for it: loaded again, its answers are those of the model that it was made from.
-
-    Args:
-        folder: a private one, which does not exist.
+def with_compiled(job: Job, built: Built) -> Built:
+    """Return `built` with its compiled form among its alternatives, where the engine simulates its hardware here and
+    can compile for it: loaded again, its answers are those of the model that it was made from.
 
     Raises:
         EngineError: the engine refuses the model.
@@ -61,9 +58,8 @@ def with_compiled(job: Job, built: Built, folder: Path, *, progress: Progress = 
     plugin = artifact.plugin
     if plugin is None or not artifact.in_simulator:
         return built
-    folder.mkdir()
-    file = folder / "compiled.onnx"
-    with progress.stage(f"Compiling for {target.name}"), Engines() as engines:
+    file = Path(tempfile.mkdtemp(prefix="compiled-", dir=job.folder)) / "compiled.onnx"
+    with job.progress.stage(f"Compiling for {target.name}"), Engines() as engines:
         engines.compile(plugin.engine, artifact.model, file)
         sessions = [engines.open(model, artifact.settings()) for model in (artifact.model, file)]
         for sample in itertools.islice(job.validation, _SAMPLES):
@@ -84,19 +80,10 @@ _LEFT_OUT = "--no-emulate leaves its kernels out"
 _NOTED_S = 60.0
 
 
-def target_coverage(
-    job: Job,
-    built: Built,
-    machine: Machine,
-    *,
-    emulate: bool = True,
-    route: ExecutionRoute | None = None,
-    progress: Progress = SILENT,
-) -> Coverage:
-    """The coverage of `built` on its target.
+def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: ExecutionRoute | None = None) -> Coverage:
+    """Return the coverage of `built` on its target.
 
     Args:
-        machine: this one.
         route: to the target's kernels, where it is known: a board of that kind.
         emulate: whether the target's kernels are emulated where that is possible.
 
@@ -107,6 +94,7 @@ def target_coverage(
     if built.artifact.coverage is not None:
         return built.artifact.coverage
     target, feed, source = built.target, next(iter(job.validation)).inputs, job.prepared.model
+    machine, progress = job.machine, job.progress
     rules = int8_rules(target.backend)
     predicted = predict_int8(source, rules, built.artifact.scheme, hazards=job.prepared.hazards)
     explain = explainer(built, predicted)
@@ -209,23 +197,13 @@ class Builds:
     """The artifacts of `job`, in a private folder.
 
     Args:
-        task: for the proofs.
         timed: whether proofs time the artifacts against float32.
         emulate: whether a target's kernels are emulated to see what runs in int8 there.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        folder: Path,
-        *,
-        task: Task | None = None,
-        timed: bool = True,
-        emulate: bool = True,
-        progress: Progress = SILENT,
-    ) -> None:
-        self.job, self.task = job, task
-        self._folder, self._timed, self._emulate, self._progress = folder, timed, emulate, progress
+    def __init__(self, job: Job, folder: Path, *, timed: bool = True, emulate: bool = True) -> None:
+        self.job = job
+        self._folder, self._timed, self._emulate = folder, timed, emulate
         self._built: dict[str, Built] = {}
         self._proofs: dict[tuple[str, bool, str], Proof] = {}
         self._coverage: dict[tuple[str, str, str], Coverage] = {}
@@ -265,7 +243,7 @@ class Builds:
             return same and _is_one_file(known)
 
         backend, known = backend_named(target.backend), next(filter(alike, self._built.values()), None)
-        with self._progress.stage("Quantizing"):
+        with self.job.progress.stage("Quantizing"):
             artifact = backend.with_options(known.artifact, scheme, destination) if known is not None else None
             if known is None or artifact is None:
                 return build(self.job, target, scheme, destination)
@@ -276,28 +254,24 @@ class Builds:
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
 
-    def prove(self, built: Built, scheme: Scheme, machine: Machine, *, native: bool) -> Proof:
-        """The proof of what `build` gave for `scheme`, in the engine that the artifact names.
+    def prove(self, built: Built, scheme: Scheme, *, native: bool) -> Proof:
+        """Return the proof of what `build` gave for `scheme`, in the engine that the artifact names.
 
         Args:
-            machine: this one.
             native: whether this machine's kernels are the target's, so that timings are those of the target.
         """
-        timed = self._timed and native
+        job, timed = self.job, self._timed and native
         artifact = artifact_key(built.target, scheme)
         engine = built.artifact.engine.name if built.artifact.engine is not None else ""
         there = json.dumps(built.artifact.proof_options, sort_keys=True)
         place, key = (artifact, built.target.name, engine), (artifact + there, timed, engine)
         if place not in self._coverage:
-            self._coverage[place] = target_coverage(
-                self.job, built, machine, emulate=self._emulate, progress=self._progress
-            )
+            self._coverage[place] = target_coverage(job, built, emulate=self._emulate)
         coverage = self._coverage[place]
-        check_gain(self.job, built, coverage)
+        check_gain(job, built, coverage)
         if key not in self._proofs:
-            proof = prove_built(self.job, built, coverage, task=self.task, timed=timed, progress=self._progress)
-            proof = with_unclipped(self.job, built, proof, progress=self._progress)
-            self._proofs[key] = with_improvements(self.job, scheme, built, proof, progress=self._progress)
+            proof = with_unclipped(job, built, prove_built(job, built, coverage, timed=timed))
+            self._proofs[key] = with_improvements(job, scheme, built, proof)
         return dataclasses.replace(self._proofs[key], coverage=coverage)
 
 
@@ -306,30 +280,22 @@ def _is_one_file(built: Built) -> bool:
 
 
 def prove_built(
-    job: Job,
-    built: Built,
-    coverage: Coverage,
-    *,
-    task: Task | None,
-    timed: bool,
-    threads: int = 0,
-    count: int | None = None,
-    progress: Progress = SILENT,
+    job: Job, built: Built, coverage: Coverage, *, timed: bool, threads: int = 0, count: int | None = None
 ) -> Proof:
-    """`prove` of an artifact on the job's validation samples."""
+    """Prove an artifact on the job's validation samples. See `prove`."""
     return prove(
         job.prepared,
         built.artifact,
         job.validation,
         coverage,
         held_out=job.held_out,
-        task=task,
+        task=job.task,
         timed=timed,
         threads=threads,
         workers=job.workers,
         count=count,
         float_outputs=job.float_outputs,
-        progress=progress,
+        progress=job.progress,
     )
 
 

@@ -10,97 +10,28 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from edgeq.backends.base import Artifact, backend_for
-from edgeq.bundle.write import BUNDLE
+from edgeq.backends.base import Artifact
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import range_noise, scheme_ranges
-from edgeq.data.open_source import Data, sample_paths
 from edgeq.data.samples import Samples, Subset
-from edgeq.errors import EdgeqError, OutputError, UsageError
-from edgeq.hardware.target import Target
-from edgeq.jobs.job import Built, Job, build, scheme_for
+from edgeq.errors import EdgeqError
+from edgeq.jobs.job import Built, Job, build
 from edgeq.jobs.proof import FLOAT, INT8, POOR_DROP, Proof, Tried
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import GOOD_DB, HEALTHY_DB, Agreement, worst_db
 from edgeq.measure.coverage import Explain
-from edgeq.measure.task import Task
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8
-from edgeq.model.load import data_beside, data_name, model_files
 from edgeq.model.macs import node_macs
 from edgeq.run.engines import Engine
 from edgeq.run.session import open_session
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import Kind, check_apart, check_free
 from edgeq.util.registry import IMPROVEMENTS, Registry
-
-
-def check_output(
-    output: Path,
-    *,
-    kind: Kind,
-    force: bool,
-    model: Path,
-    samples: Sequence[Data | None],
-    statistics: Path | None,
-) -> None:
-    """Refuse an output that cannot be written, that is in the way, or that would replace something that is read.
-
-    Raises:
-        OutputError: and ModelError where `model` cannot be read.
-    """
-    check_free(output, force=force, kind=kind)
-    if force or (kind == "file" and data_beside(output, model)):
-        inputs = read_paths(model, samples, statistics)
-        check_apart(output, inputs)
-        check_apart(output.with_name(data_name(output)), inputs)
-    if kind == "directory":
-        BUNDLE.check(output)
-        for folder in sample_paths(samples):
-            if folder.is_dir() and folder.resolve() in output.resolve().parents:
-                raise OutputError(
-                    f"{output} lies in the data folder {folder}",
-                    "Choose an output outside: the bundle's test vectors would be read as samples next time",
-                )
-
-
-def read_paths(model: Path, samples: Sequence[Data | None], statistics: Path | None) -> list[Path]:
-    """Files and folders that a run reads.
-
-    Raises:
-        ModelError: `model` cannot be read.
-    """
-    return [*model_files(model), *sample_paths(samples), *([statistics] if statistics is not None else [])]
-
-
-def as_overrides(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of the scheme by name.
-
-    Raises:
-        UsageError: they are given as something else.
-    """
-    if given is not None and not isinstance(given, Mapping):
-        raise UsageError(
-            f"the overrides are given as {type(given).__name__}", 'Give a dict such as {"weight_type": "int8"}'
-        )
-    return dict(given or {})
-
-
-def check_request(
-    targets: Sequence[Target], overrides: Mapping[str, Any], *, task: Task | None, max_drop: float | None
-) -> None:
-    """Refuse what no build could meet: a backend that is not there, a scheme that it cannot build, a bound on the
-    accuracy without anything that measures it."""
-    if max_drop is not None and task is None:
-        raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
-    for target in targets:
-        backend_for(target).check(scheme_for(target, overrides))
-
 
 WHOLE = "minmax"
 """The method whose ranges hold every value that calibration saw."""
@@ -110,7 +41,7 @@ _SAMPLES = 16
 _PLAIN = "int8, nothing cut off"
 
 
-def with_unclipped(job: Job, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
+def with_unclipped(job: Job, built: Built, proof: Proof) -> Proof:
     """The proof with `unclipped`, where the outputs are poor and the statistics say that clipping may be why: the model
     is built once more with ranges that hold every value, and run on a few samples."""
     scheme, statistics = built.artifact.scheme, job.statistics
@@ -130,8 +61,8 @@ def with_unclipped(job: Job, built: Built, proof: Proof, *, progress: Progress =
     )
     if found < worth * best:
         return proof
-    place = tempfile.TemporaryDirectory(prefix="unclipped-", dir=job.prepared.path.parent)
-    with progress.stage("Trying ranges that cut nothing off"), place as folder:
+    place = tempfile.TemporaryDirectory(prefix="unclipped-", dir=job.folder)
+    with job.progress.stage("Trying ranges that cut nothing off"), place as folder:
         other = build(job, built.target, whole, Path(folder) / "model.onnx")
         sessions = {FLOAT: open_session(job.prepared.path)}
         for name, artifact in ((INT8, built.artifact), (_PLAIN, other.artifact)):
@@ -289,15 +220,15 @@ REGISTRY: Registry[Improvement] = Registry(
 )
 
 
-def with_improvements(job: Job, scheme: Scheme, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
+def with_improvements(job: Job, scheme: Scheme, built: Built, proof: Proof) -> Proof:
     """Return the proof with what would help most; as it is where labels show that accuracy is kept or, without labels,
     where its outputs are healthy."""
     poor = worst_db(proof.agreement) < HEALTHY_DB if proof.drop is None else proof.drop > POOR_DROP
     if not poor or not proof.agreement.compared or built.artifact.plugin is not None:
         return proof
     with (
-        tempfile.TemporaryDirectory(prefix="improvements-", dir=job.prepared.path.parent) as folder,
-        progress.stage("Trying what would help"),
+        tempfile.TemporaryDirectory(prefix="improvements-", dir=job.folder) as folder,
+        job.progress.stage("Trying what would help"),
     ):
         return dataclasses.replace(proof, improvements=improvements(job, scheme, built, Path(folder)))
 

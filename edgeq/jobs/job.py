@@ -31,13 +31,13 @@ from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.saturation.audit import audit, largest_sums
 from edgeq.errors import CalibrationError, DataError, ModelError, RuntimeUnavailableError, UsageError
-from edgeq.hardware.detect import Machine
+from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.jobs.opening import check_preparation
 from edgeq.measure.node_runs import source_names
 from edgeq.measure.preprocess_trial import propose
-from edgeq.measure.task import make_task, split_task_options
+from edgeq.measure.task import Task, make_task, split_task_options
 from edgeq.model.compatibility import parse_sizes
 from edgeq.model.load import is_quantized, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
@@ -114,6 +114,9 @@ class Job:
         float_outputs: what the float model made of each validation sample when it was calibrated on them; empty where
             that is not known.
         host: the profile of this machine; None makes no difference between its kernels and a target's.
+        static: whether any scheme needs ranges.
+        machine: this one.
+        task: what is measured by labels; None measures agreement with float32.
     """
 
     source: Path
@@ -126,6 +129,15 @@ class Job:
     workers: Workers | None = None
     host: Profile | None = None
     float_outputs: Sequence[Mapping[str, NDArray[Any]]] = ()
+    static: bool = True
+    machine: Machine = field(default_factory=detect_machine)
+    task: Task | None = None
+    progress: Progress = SILENT
+
+    @property
+    def folder(self) -> Path:
+        """Return the private folder for what is made on the way."""
+        return self.prepared.path.parent
 
 
 @dataclass(frozen=True)
@@ -137,39 +149,22 @@ class Built:
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
-def open_job(
+def prepare(
     model: Path,
     data: Data | None,
     validation: Data | None,
     workdir: Path,
     *,
-    statistics: Path | None = None,
     static: bool = True,
     exclude: Sequence[str] = (),
     adopting: bool = False,
     fix: Mapping[str, int] | None = None,
+    task: Task | None = None,
     workers: Workers | None = None,
     machine: Machine | None = None,
     progress: Progress = SILENT,
 ) -> Job:
-    """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
-
-    Args:
-        data: calibration samples; may be None with `statistics`, or where nothing is static.
-        validation: held-out samples; None takes `data`.
-        statistics: a folder that `edgeq calibrate` wrote, instead of a float32 pass.
-        static: whether any scheme needs ranges.
-        exclude: names of nodes to be kept in float, looked up before anything is calibrated.
-        adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
-        fix: numbers for free sizes of the inputs, by name.
-        workers: that the calibration samples, and those of proofs, are shared among.
-        machine: this one; None makes no difference between its kernels and a target's.
-
-    Raises:
-        UsageError: samples are needed and were not given; `exclude` names a node that is not there.
-        ModelError: the model has no input, or no float tensor to quantize.
-        CalibrationError: `statistics` belong to another model.
-    """
+    """Prepare `model` and open its samples: a job without statistics. See `open_job`."""
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give --data or --val")
     adopted: Mapping[str, Range] = {}
@@ -197,39 +192,88 @@ def open_job(
     if not adopted:
         with progress.stage("Checking the preparation"):
             prepared = check_preparation(prepared, proof_samples)
-    collected: Statistics | None = None
-    outputs: FloatOutputs | None = None
-    if static and statistics is not None:
+    here = machine or detect_machine()
+    return Job(
+        source=model,
+        prepared=prepared,
+        calibration=calibration,
+        validation=proof_samples,
+        held_out=held_out,
+        statistics=None,
+        adopted=adopted,
+        workers=workers,
+        host=match_profile(here, load_profiles()).profile if machine is not None else None,
+        static=static,
+        machine=here,
+        task=task,
+        progress=progress,
+    )
+
+
+def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
+    """Return the job with what one float32 pass over the calibration samples saw, if anything static is to be built.
+
+    Args:
+        statistics: a folder that `edgeq calibrate` wrote, instead of a pass.
+
+    Raises:
+        UsageError: there are no calibration samples.
+        CalibrationError: `statistics` belong to another model, or are unfinished.
+    """
+    if not job.static:
+        return job
+    prepared, outputs = job.prepared, None
+    if statistics is not None:
         collected = load_statistics(statistics)
         collected.check_model(prepared.digest, str(statistics))
         if not collected.complete:
             raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
-    elif static:
-        if calibration is None:
+    else:
+        if job.calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
-        outputs = FloatOutputs(prepared.model, len(calibration)) if validation is None else None
+        if job.validation is job.calibration:
+            outputs = FloatOutputs(prepared.model, len(job.calibration))
         collected = collect(
             prepared.model,
-            calibration,
+            job.calibration,
             model_digest=prepared.digest,
-            workers=workers,
+            workers=job.workers,
             outputs=outputs,
-            progress=progress,
+            progress=job.progress,
         )
-    if collected is not None:
-        prepared = calibrated(prepared, collected)
-    return Job(
-        model,
-        prepared,
-        calibration,
-        proof_samples,
-        held_out,
-        collected,
-        adopted,
-        workers,
-        match_profile(machine, load_profiles()).profile if machine is not None else None,
-        outputs.all() if outputs is not None else (),
-    )
+    known = outputs.all() if outputs is not None else ()
+    return replace(job, prepared=calibrated(prepared, collected), statistics=collected, float_outputs=known)
+
+
+def open_job(
+    model: Path,
+    data: Data | None,
+    validation: Data | None,
+    workdir: Path,
+    *,
+    statistics: Path | None = None,
+    **options: Any,
+) -> Job:
+    """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
+
+    Args:
+        data: calibration samples; may be None with `statistics`, or where nothing is static.
+        validation: held-out samples; None takes `data`.
+        statistics: a folder that `edgeq calibrate` wrote, instead of a float32 pass.
+        static: whether any scheme needs ranges.
+        exclude: names of nodes to be kept in float, looked up before anything is calibrated.
+        adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
+        fix: numbers for free sizes of the inputs, by name.
+        task: what is measured by labels.
+        workers: that the calibration samples, and those of proofs, are shared among.
+        machine: this one; None makes no difference between its kernels and a target's.
+
+    Raises:
+        UsageError: samples are needed and were not given; `exclude` names a node that is not there.
+        ModelError: the model has no input, or no float tensor to quantize.
+        CalibrationError: `statistics` belong to another model.
+    """
+    return collect_statistics(prepare(model, data, validation, workdir, **options), statistics)
 
 
 @dataclass(frozen=True)
@@ -287,11 +331,6 @@ def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Deriv
     if job.statistics is None or not backend_named(target.backend).targeted:
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
-
-
-def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
-    """The profile's scheme with what the user set instead; None means not set."""
-    return target.profile.scheme.replace(**overrides)
 
 
 def _same_source(one: Any, other: Any) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
 import os
 import shlex
@@ -20,16 +18,16 @@ from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import check_archive, share_weights, write_bundle
 from edgeq.calibrate.ranges import Range, quantizable_tensors, scheme_ranges
 from edgeq.calibrate.table import write_tables
-from edgeq.data.open_source import Data, as_data
+from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import EdgeqError, UsageError
-from edgeq.hardware.detect import Machine, detect_machine
+from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.builds import Builds, check_measurable, with_compiled
-from edgeq.jobs.checks import as_overrides, check_output, check_request
-from edgeq.jobs.job import Built, Job, open_job, scheme_for
-from edgeq.jobs.saturation import Decision, decide, decision_key, must_decide
+from edgeq.jobs.job import Built, Job, collect_statistics
+from edgeq.jobs.request import Request
+from edgeq.jobs.saturation import Decision, decide, decision_for, decision_key, must_decide
 from edgeq.jobs.target_checks import (
     artifact_checks,
     check_built,
@@ -41,7 +39,7 @@ from edgeq.jobs.target_checks import (
     runtime_requirements,
 )
 from edgeq.jobs.variants import (
-    PackagedVariant,
+    Variant,
     alternative_spec,
     selftest_cases,
     variant_name,
@@ -50,9 +48,9 @@ from edgeq.jobs.variants import (
 )
 from edgeq.measure.checks import strongest, summarise
 from edgeq.measure.match_layers import match_activations
-from edgeq.measure.task import Task, as_task
+from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX
-from edgeq.model.clean import check_bundle_name, is_named_bundle
+from edgeq.model.clean import is_named_bundle
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import model_bytes, model_digest, path_of, read_model
 from edgeq.model.quant_params import QuantParams
@@ -62,7 +60,6 @@ from edgeq.report.page import DEVICE_COMMANDS, TUNING, make_record, report_files
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.outputs import Kind
 from edgeq.util.records import computed, plain
 
 
@@ -133,7 +130,7 @@ def _represented(params: QuantParams) -> Range:
 
 def bundle_variants(
     job: Job,
-    variants: Mapping[str, PackagedVariant],
+    variants: Mapping[str, Variant],
     output: Path,
     *,
     workdir: Path,
@@ -143,7 +140,6 @@ def bundle_variants(
     tuning: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     force: bool = False,
-    progress: Progress = SILENT,
 ) -> None:
     """Write proven variants of one job as a bundle with its report.
 
@@ -157,7 +153,7 @@ def bundle_variants(
     """
     builds = {name: variant.built for name, variant in variants.items()}
     used = variant_ranges(job, builds)
-    extras = report_files(_report_record(job, variants, used, command, notes, progress), tuning)
+    extras = report_files(_report_record(job, variants, used, command, notes), tuning)
     models = share_weights({name: v.built.artifact.model for name, v in variants.items()}, workdir / "shared")
     cases = {
         key: selftest_cases(variant.built.artifact, job.validation, selftest)
@@ -197,16 +193,15 @@ def as_text(name: str) -> str:
 
 def _report_record(
     job: Job,
-    variants: Mapping[str, PackagedVariant],
+    variants: Mapping[str, Variant],
     used: Mapping[str, Mapping[str, Range]],
     command: str,
     notes: Sequence[str],
-    progress: Progress,
 ) -> dict[str, Any]:
     """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
     digests = {name: model_digest(variant.built.artifact.model) for name, variant in variants.items()}
     once = {digest: name for name, digest in digests.items()}
-    figures = {d: _figures(job, variants[name].built, used.get(name, {}), progress) for d, name in once.items()}
+    figures = {d: _figures(job, variants[name].built, used.get(name, {})) for d, name in once.items()}
     bodies = {}
     for name, variant in variants.items():
         built, body = variant.built, plain(variant)
@@ -224,21 +219,21 @@ def _report_record(
     )
 
 
-def _answers(variant: PackagedVariant) -> tuple[Path, str]:
+def _answers(variant: Variant) -> tuple[Path, str]:
     """What decides the self-test's outputs: the model, which several targets may share, and the plug-in."""
     plugin = variant.built.artifact.plugin
     return variant.built.artifact.model, plugin.name if plugin is not None else ""
 
 
-def _figures(job: Job, built: Built, ranges: Mapping[str, Range], progress: Progress) -> dict[str, Any]:
+def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, Any]:
     """What the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
-    artifact = dataclasses.replace(built.artifact, engine=None)
+    artifact = replace(built.artifact, engine=None)
     histograms = []
     if job.statistics is not None and ranges:
         among = quantized_tensors(read_model(artifact.model))
         histograms = worst_tensors(job.statistics, ranges, artifact.scheme, among=among)
     layers = layer_record(
-        job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
+        job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=job.progress
     )
     return {"histograms": histograms, "layers": layers}
 
@@ -255,99 +250,83 @@ class TargetVariants:
     """Makes the variants of one target after the other. Targets with the same grounds share a decision.
 
     Attributes:
-        machine: this one.
         overrides: fields of the scheme that the user has set.
         plugins: each target gets one more variant for each of these engines.
         selftest: how many samples travel as self-test vectors.
         emulate: whether what is for other machines is checked on their kernels.
         max_drop, require_coverage: bars of each target's first variant.
-        workdir: for what is made on the way.
     """
 
     builds: Builds
-    machine: Machine
     overrides: Mapping[str, Any]
     plugins: Sequence[EngineChoice]
     selftest: int
     emulate: bool
     max_drop: float | None
     require_coverage: float | None
-    workdir: Path
-    progress: Progress
     _decisions: dict[str, Decision] = field(default_factory=dict)
 
-    def of(self, target: Target, scheme: Scheme) -> tuple[PackagedVariant, list[PackagedVariant]]:
-        """What runs in onnxruntime's own kernels, and what plug-ins run in its place where they are, the best first.
+    def of(self, target: Target, scheme: Scheme) -> dict[str, Variant]:
+        """Return the variants by name: what runs in onnxruntime's own kernels, then what plug-ins run in its place
+        where they are, the best first.
 
         Raises:
             CheckFailedError: a bar is not met, or it fails on the target's kernels.
         """
-        decision, chosen = None, scheme
-        if must_decide(target, scheme, self.overrides):
-            decision = self._decision(target, scheme)
-            chosen = decision.chosen.scheme
-        job, name = self.builds.job, variant_name(target)
-        built = self.builds.build(target, chosen)
-        built = self._with_companions(built, self.workdir / f"companions-{name}")
-        built = with_compiled(job, built, self.workdir / f"compiled-{name}", progress=self.progress)
-        variant = self._variant(built, chosen, decision)
-        variant.proof.check(max_drop=self.max_drop, require_coverage=self.require_coverage)
+        first = self._variant(target, scheme, self._decision(target, scheme))
+        first.proof.check(max_drop=self.max_drop, require_coverage=self.require_coverage)
         fitting = [choice for choice in self.plugins if exists_for(choice.engine, target)]
-        preferred = [self._in_engine(choice, target, scheme, chosen, variant) for choice in fitting]
-        if self.emulate and not variant.native:
-            return self._emulated(variant), [self._emulated(own) for own in preferred]
-        return variant, preferred
+        preferred = [self._in_engine(choice, scheme, first) for choice in fitting]
+        if self.emulate and not first.native:
+            first, *preferred = map(self._emulated, (first, *preferred))
+        return with_fallback(variant_name(target), first, preferred)
 
-    def _with_companions(self, built: Built, folder: Path) -> Built:
-        backend, samples = backend_named(built.target.backend), self.builds.job.validation
-        artifact = backend.with_companions(built.artifact, samples, folder, count=self.selftest)
-        return dataclasses.replace(built, artifact=artifact)
-
-    def _decision(self, target: Target, scheme: Scheme) -> Decision:
+    def _decision(self, target: Target, scheme: Scheme) -> Decision | None:
+        if not must_decide(target, scheme, self.overrides):
+            return None
         key = decision_key(target, scheme)
         if key not in self._decisions:
-            self._decisions[key] = decide(self.builds, target, scheme, self.machine, progress=self.progress)
+            self._decisions[key] = decide(self.builds, target, scheme)
         return self._decisions[key]
 
-    def _in_engine(
-        self, choice: EngineChoice, target: Target, scheme: Scheme, chosen: Scheme, variant: PackagedVariant
-    ) -> PackagedVariant:
-        """`variant`, of the scheme `chosen`, in a plug-in; where the plug-in's kernels saturate, what is decided for
-        them."""
-        decision = None
-        if must_decide(target, scheme, self.overrides, choice.engine):
-            decision = decide(self.builds, target, scheme, self.machine, engine=choice.engine, progress=self.progress)
-            chosen = decision.chosen.scheme
-            variant = self._variant(self.builds.build(target, chosen), chosen, decision)
-        return in_engine(self.builds, variant, chosen, choice, self.machine, decision)
+    def _in_engine(self, choice: EngineChoice, scheme: Scheme, variant: Variant) -> Variant:
+        """Return `variant` in a plug-in; where the plug-in's kernels saturate, what is decided for them."""
+        target = variant.built.target
+        decision = decision_for(self.builds, target, scheme, self.overrides, choice.engine)
+        if decision is not None:
+            variant = self._variant(target, scheme, decision)
+        return in_engine(self.builds, variant, choice, decision)
 
-    def _variant(self, built: Built, scheme: Scheme, decision: Decision | None) -> PackagedVariant:
-        needed, runtime = runtime_requirements(built.target, built.artifact)
-        refuse_left_out(built.target, built.artifact)
-        native = runs_natively(built.target, self.machine)
-        proof = self.builds.prove(built, scheme, self.machine, native=native)
-        return PackagedVariant(
+    def _variant(self, target: Target, scheme: Scheme, decision: Decision | None) -> Variant:
+        job, scheme = self.builds.job, decision.chosen.scheme if decision is not None else scheme
+        built = self.builds.build(target, scheme)
+        folder = job.folder / f"companions-{variant_name(target)}"
+        backend = backend_named(target.backend)
+        artifact = backend.with_companions(built.artifact, job.validation, folder, count=self.selftest)
+        built = with_compiled(job, replace(built, artifact=artifact))
+        needed, runtime = runtime_requirements(target, built.artifact)
+        refuse_left_out(target, built.artifact)
+        native = runs_natively(target, job.machine)
+        proof = self.builds.prove(built, scheme, native=native)
+        return Variant(
             built,
             proof,
             native,
             model_bytes(built.artifact.model),
-            checks=(*artifact_checks(built, proof, self.machine, decision), runtime),
+            scheme=scheme,
+            checks=(*artifact_checks(built, proof, job.machine, decision), runtime),
             decision=decision,
             compatibility=needed,
         )
 
-    def _emulated(self, variant: PackagedVariant) -> PackagedVariant:
-        """`variant` with the result of the check on the target's own kernels.
+    def _emulated(self, variant: Variant) -> Variant:
+        """Return `variant` with the result of the check on the target's own kernels.
 
         Raises:
             CheckFailedError: it fails there.
         """
-        job, task = self.builds.job, self.builds.task
-        coverage = variant.proof.coverage
-        found = check_built(
-            job, variant.built, coverage, self.machine, task=task, selftest=self.selftest, progress=self.progress
-        )
-        return dataclasses.replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
+        found = check_built(self.builds.job, variant.built, variant.proof.coverage, selftest=self.selftest)
+        return replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
 
 
 @dataclass(frozen=True)
@@ -359,7 +338,7 @@ class Packaged(Page):
 
     bundle: Path
     bundles: Mapping[str, Path]
-    variants: Mapping[str, PackagedVariant]
+    variants: Mapping[str, Variant]
     notes: tuple[str, ...]
 
     @computed
@@ -418,10 +397,8 @@ def package(
         UsageError: an argument of another type, or an unknown task or engine.
         EdgeqError: as the stages have it.
     """
-    model, output = path_of(model), path_of(output, "output")
-    statistics = path_of(statistics, "statistics") if statistics is not None else None
-    task, engines, targets = as_task(task), as_engines(engines), as_targets(targets)
-    data, validation = as_data(data), as_data(validation)
+    request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
+    engines, targets = as_engines(engines), as_targets(targets)
     if split and is_named_bundle(output):
         raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")
     machine = detect_machine()
@@ -431,58 +408,36 @@ def package(
     asked = {variant_name(target): name for name, target in resolved.items()}
     places = _places(output, list(asked), split=split)
     for place in places:
-        check_bundle_output(place, force=force, model=model, samples=(data, validation), statistics=statistics)
+        request.check_output(place, force=force)
         if split:  # the user did not name these files
             check_archive(place)
-    overrides = as_overrides(overrides)
-    check_request(chosen, overrides, task=task, max_drop=max_drop)
+    schemes = request.schemes(chosen, overrides, max_drop=max_drop)
     if require_coverage is not None:
         check_measurable(chosen, machine, emulate=emulate)
-    schemes = [scheme_for(target, overrides) for target in chosen]
     with tempfile.TemporaryDirectory(prefix="edgeq-") as folder, open_workers(workers) as pool:
-        workdir = Path(folder)
-        job = open_job(
-            model,
-            data,
-            validation,
-            workdir,
-            statistics=statistics,
-            static=any(scheme.mode == "static" for scheme in schemes),
-            exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
-            adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
-            fix=fix,
-            workers=pool,
-            machine=machine,
-            progress=progress,
-        )
+        job = request.prepare(Path(folder), chosen, schemes, machine, fix=fix, workers=pool, progress=progress)
+        job = collect_statistics(job, request.statistics)
         if selftest > len(job.validation):
             progress.note(f"the self-test has {len(job.validation)} samples, not {selftest}: there are no more")
-        builds = Builds(job, workdir, task=task, timed=timed, emulate=emulate, progress=progress)
-        made = TargetVariants(
-            builds, machine, overrides, plugins, selftest, emulate, max_drop, require_coverage, workdir, progress
-        )
-        done: dict[str, PackagedVariant] = {}
+        builds = Builds(job, job.folder, timed=timed, emulate=emulate)
+        made = TargetVariants(builds, overrides or {}, plugins, selftest, emulate, max_drop, require_coverage)
+        done: dict[str, Variant] = {}
         failed: dict[str, EdgeqError] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
             try:
-                done.update(with_fallback(variant_name(target), *made.of(target, scheme)))
+                done.update(made.of(target, scheme))
             except EdgeqError as error:
                 if not split or len(chosen) == 1:
                     raise
                 failed[variant_name(target)] = error  # the others are bundles of their own
         places = {place: names for place, names in places.items() if not failed.keys() & set(names)}
-        artifacts = itertools.chain.from_iterable(
-            (*v.built.artifact.notes, *v.proof.opening.notes) for v in done.values()
-        )
+        artifacts = (note for v in done.values() for note in (*v.built.artifact.notes, *v.proof.opening.notes))
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         for place, names in places.items():
-            named = " ".join(
-                [
-                    *(f"-t {shlex.quote(asked[name])}" for name in sorted(names, key=asked.__getitem__)),
-                    *(f"--engine {choice.name}" for choice in plugins),
-                ]
-            )
-            own = workdir / f"bundle-{place.name}"
+            named = [f"-t {shlex.quote(asked[name])}" for name in sorted(names, key=asked.__getitem__)]
+            named += [f"--engine {choice.name}" for choice in plugins]
+            model_name = shlex.quote(as_text(request.model.name))
+            own = job.folder / f"bundle-{place.name}"
             own.mkdir()
             if split:
                 output.mkdir(parents=True, exist_ok=True)
@@ -492,12 +447,11 @@ def package(
                 {name: variant for name, variant in done.items() if variant_name(variant.built.target) in names},
                 place,
                 workdir=own,
-                command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
+                command=f"edgeq package {model_name} --data CALIBRATION {' '.join(named)} -o BUNDLE",
                 selftest=selftest,
                 with_float=with_float,
                 notes=notes,
                 force=force,
-                progress=progress,
             )
     if failed:
         raise _all_in_one(failed, written=list(places))
@@ -522,15 +476,6 @@ def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) ->
     )
     done = f"written: {', '.join(map(str, written))}" if written else "no bundle is written"
     return type(first)(f"{problems}; {done}", first.fix)
-
-
-def check_bundle_output(
-    output: Path, *, force: bool, model: Path, samples: Sequence[Data | None], statistics: Path | None
-) -> None:
-    """`check_output` for a bundle, which is a directory or a file by its name."""
-    kind: Kind = "file" if is_named_bundle(output) else "directory"
-    check_output(output, kind=kind, force=force, model=model, samples=samples, statistics=statistics)
-    check_bundle_name(output)
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:

@@ -16,7 +16,6 @@ from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
 from edgeq.emulate.saturation.audit import Audit, SimulatedSession, Simulation, audit, graph_settings, sample_count
 from edgeq.errors import EdgeqError, UsageError
-from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.jobs.builds import Builds, artifact_key
@@ -39,7 +38,6 @@ class MitigationTrial:
     Args:
         builds: what is built and on which samples it is run.
         full: the scheme that uses all eight bits and nothing against saturation.
-        machine: this one.
         table: which of the target's kernels saturate.
 
     Raises:
@@ -51,17 +49,15 @@ class MitigationTrial:
         builds: Builds,
         target: Target,
         full: Scheme,
-        machine: Machine,
         *,
         table: SaturationTable,
-        progress: Progress = SILENT,
     ) -> None:
         self.job = builds.job
         self._builds, self._target, self._scheme = builds, target, full
-        self._table, self._progress = table, progress
+        self._table = table
         self._reference = open_session(builds.job.prepared.path)
         self.full = builds.build(target, full).artifact
-        self._saturates = match_profile(machine, load_profiles()).profile.saturates
+        self._saturates = match_profile(self.job.machine, load_profiles()).profile.saturates
         # None: the machine's own kernels are exact, or a model of exact ones stands in.
         self._exact = exact_settings(self.full) if self._saturates(full) else None
         self._sessions: dict[Path, Any] = {}
@@ -98,7 +94,7 @@ class MitigationTrial:
             exact=self._session(artifact),
             count=samples,
             table=self._table,
-            progress=self._progress,
+            progress=self.job.progress,
         )
 
     def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
@@ -107,13 +103,13 @@ class MitigationTrial:
         first: dict[Path, str] = {}
         for name, artifact in artifacts.items():
             first.setdefault(artifact.model, name)
-        task = self._builds.task
+        task = self.job.task
         found = evaluate_sessions(
             {FLOAT: self._reference, **{name: self._session(artifacts[name]) for name in first.values()}},
             self.job.validation,
             task=task,
             reference=FLOAT,
-            progress=self._progress,
+            progress=self.job.progress,
             count=None if task else samples,
             known={FLOAT: self.job.float_outputs} if self.job.float_outputs else {},
         )
@@ -238,19 +234,18 @@ def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], en
     return undecided and bool(_costs(target, engine)) and kernels_saturate(target, _full(scheme), engine)
 
 
+def decision_for(
+    builds: Builds, target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None
+) -> Decision | None:
+    """Return what is decided for a target; None where there is nothing to decide. See `must_decide` and `decide`."""
+    return decide(builds, target, scheme, engine=engine) if must_decide(target, scheme, overrides, engine) else None
+
+
 def _costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
     return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
 
 
-def decide(
-    builds: Builds,
-    target: Target,
-    scheme: Scheme,
-    machine: Machine,
-    *,
-    engine: Engine | None = None,
-    progress: Progress = SILENT,
-) -> Decision:
+def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | None = None) -> Decision:
     """Choose how `scheme` is best built for a target whose kernels can saturate.
 
     Args:
@@ -260,7 +255,7 @@ def decide(
         EdgeqError: the full range cannot be built or run.
     """
     table = kernel_table(target, engine)
-    trial = MitigationTrial(builds, target, _full(scheme), machine, table=table, progress=progress)
+    trial = MitigationTrial(builds, target, _full(scheme), table=table)
     found = trial.audit(trial.full, _AUDITED)
     considered: list[Mitigation] = []
 

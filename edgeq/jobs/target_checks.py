@@ -22,17 +22,15 @@ from edgeq.jobs.builds import Builds, too_slow
 from edgeq.jobs.job import Built, Job, share
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision, kernel_table, kernels_saturate
-from edgeq.jobs.variants import PackagedVariant, selftest_cases
+from edgeq.jobs.variants import Variant, selftest_cases
 from edgeq.measure.checks import Check, CheckKind
 from edgeq.measure.coverage import Coverage
-from edgeq.measure.task import Task, split_task_options
+from edgeq.measure.task import split_task_options
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
-from edgeq.scheme import Scheme
-from edgeq.util.display import SILENT, Progress
 from edgeq.util.resources import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
@@ -180,12 +178,10 @@ def exists_for(engine: Engine, target: Target) -> bool:
 
 def in_engine(
     builds: Builds,
-    variant: PackagedVariant,
-    scheme: Scheme,
+    variant: Variant,
     choice: EngineChoice,
-    machine: Machine,
     decision: Decision | None = None,
-) -> PackagedVariant:
+) -> Variant:
     """The model of `variant`, proven in `choice`.
 
     Args:
@@ -195,7 +191,7 @@ def in_engine(
         EngineError: the engine crashes, hangs or refuses the model.
     """
     built = dataclasses.replace(variant.built, artifact=variant.built.artifact.in_engine(choice))
-    proof = builds.prove(built, scheme, machine, native=variant.native)
+    proof = builds.prove(built, variant.scheme, native=variant.native)
     where = f"{choice.name} on this machine" + ("" if variant.native else ", not on the target's kernels")
     found = {"load": "", "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
     made = [
@@ -218,11 +214,8 @@ def check_built(
     job: Job,
     built: Built,
     coverage: Coverage,
-    machine: Machine,
     *,
-    task: Task | None = None,
     selftest: int = 2,
-    progress: Progress = SILENT,
 ) -> EmulatedCheck:
     """Load `built` on its target's kernels, take the self-test's answers there, and compare both machines with float32.
 
@@ -236,6 +229,7 @@ def check_built(
     Raises:
         CheckFailedError: it fails there.
     """
+    machine, progress = job.machine, job.progress
     route = route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS, progress=progress)
     count = _count(job, coverage, route)
     reason = too_slow(route, coverage, selftest + count, built.target, progress)
@@ -249,7 +243,7 @@ def check_built(
         float_model=job.prepared.path,
         samples=job.validation,
         count=count,
-        task=task,
+        task=job.task,
     )
     found = check_trial(trial, built.target, machine, route=route, progress=progress)
     found.check()

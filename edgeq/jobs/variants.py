@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from edgeq.measure.latency import Session, infer
 from edgeq.model.compatibility import Compatibility
 from edgeq.report.page import DIGITS
 from edgeq.run.session import Engines, open_session
+from edgeq.scheme import Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.records import plain, rounded
 
@@ -141,10 +142,11 @@ def _step(values: Array) -> float:
 
 
 @dataclass(frozen=True)
-class PackagedVariant(Displayed):
+class Variant(Displayed):
     """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
 
     Attributes:
+        scheme: what it was asked to be built by, before its backend or an engine added to it.
         threads: those that suit it, the runner's default; 0 leaves it to the runtime.
         checks: what was checked on whose kernels, one of each name.
         decision: what was done about saturating kernels, and why; None where there was nothing to decide.
@@ -157,6 +159,7 @@ class PackagedVariant(Displayed):
     proof: Proof
     native: bool
     bytes: int
+    scheme: Scheme = field(default_factory=Scheme)
     threads: int = 0
     checks: tuple[Check, ...] = ()
     decision: Decision | None = None
@@ -199,9 +202,7 @@ def variant_name(target: Target) -> str:
     return target.profile.name if target.name == THIS_MACHINE else target.name
 
 
-def with_fallback(
-    name: str, fallback: PackagedVariant, preferred: Sequence[PackagedVariant]
-) -> dict[str, PackagedVariant]:
+def with_fallback(name: str, fallback: Variant, preferred: Sequence[Variant]) -> dict[str, Variant]:
     """Variants for one target by name: `fallback`, which needs nothing but onnxruntime, then those of plug-in engines.
 
     Args:
@@ -218,7 +219,7 @@ def with_fallback(
 
 def variant_spec(
     name: str,
-    variant: PackagedVariant,
+    variant: Variant,
     job: Job,
     cases: tuple[SelfTestCase, ...],
     model: Path,

@@ -36,7 +36,7 @@ def decided(job: Job, *priced: str) -> Decision:
     )
     (folder := Path("-".join(priced))).mkdir()
     builds = Builds(job, folder, timed=False, emulate=False)
-    return decide(builds, target, target.profile.scheme, machine, engine=engine)
+    return decide(builds, target, target.profile.scheme, engine=engine)
 
 
 def test_a_range_that_bears_the_samples_is_taken_where_none_that_bears_all_is_close(job: Job) -> None:
