@@ -204,6 +204,7 @@ class Builds:
     def __init__(self, job: Job, folder: Path, *, timed: bool = True, emulate: bool = True) -> None:
         self.job = job
         self._folder, self._timed, self._emulate = folder, timed, emulate
+        self.decisions: dict[str, Any] = {}
         self._built: dict[str, Built] = {}
         self._proofs: dict[tuple[str, bool, str], Proof] = {}
         self._coverage: dict[tuple[str, str, str], Coverage] = {}

@@ -38,7 +38,6 @@ WHOLE = "minmax"
 # Half of the noise: by the statistics for it to be tried, and by the outputs for it to be named.
 _WORTH_DB = 3.0
 _SAMPLES = 16
-_PLAIN = "int8, nothing cut off"
 
 
 def with_unclipped(job: Job, built: Built, proof: Proof) -> Proof:
@@ -64,18 +63,18 @@ def with_unclipped(job: Job, built: Built, proof: Proof) -> Proof:
     place = tempfile.TemporaryDirectory(prefix="unclipped-", dir=job.folder)
     with job.progress.stage("Trying ranges that cut nothing off"), place as folder:
         other = build(job, built.target, whole, Path(folder) / "model.onnx")
-        sessions = {FLOAT: open_session(job.prepared.path)}
-        for name, artifact in ((INT8, built.artifact), (_PLAIN, other.artifact)):
-            sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
-        agreement = evaluate_sessions(sessions, job.validation, reference=FLOAT, count=_SAMPLES).agreement
-    clipped, unclipped = agreement[INT8].sqnr_db, agreement[_PLAIN].sqnr_db
+        both = {INT8: built.artifact, WHOLE: other.artifact}
+        found_db = {name: one.sqnr_db for name, one in agreements(job, both, job.validation, count=_SAMPLES).items()}
+    clipped, unclipped = found_db[INT8], found_db[WHOLE]
     if unclipped < clipped + _WORTH_DB:
         return proof
     return dataclasses.replace(proof, unclipped=(scheme.method, clipped, unclipped))
 
 
-def agreements(job: Job, artifacts: Mapping[str, Artifact], samples: Samples) -> Mapping[str, Agreement]:
-    """Return the agreement of each artifact with the float model over `samples`.
+def agreements(
+    job: Job, artifacts: Mapping[str, Artifact], samples: Samples, *, count: int | None = None
+) -> Mapping[str, Agreement]:
+    """Return the agreement of each artifact with the float model over the first `count` of `samples`, or over all.
 
     Raises:
         RuntimeUnavailableError: an artifact does not load, or fails while it runs.
@@ -84,7 +83,7 @@ def agreements(job: Job, artifacts: Mapping[str, Artifact], samples: Samples) ->
     for name, artifact in artifacts.items():
         sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
     known = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
-    return evaluate_sessions(sessions, samples, reference=FLOAT, known=known).agreement
+    return evaluate_sessions(sessions, samples, reference=FLOAT, count=count, known=known).agreement
 
 
 def spread(samples: Samples, count: int, *, others: bool = False) -> Samples:

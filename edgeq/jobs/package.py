@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.builds import Builds, check_measurable, with_compiled
 from edgeq.jobs.job import Built, Job, collect_statistics
+from edgeq.jobs.proof import Proof
 from edgeq.jobs.request import Request
-from edgeq.jobs.saturation import Decision, decide, decision_for, decision_key, must_decide
+from edgeq.jobs.saturation import Decision, decision_for
 from edgeq.jobs.target_checks import (
     artifact_checks,
     check_built,
@@ -245,88 +246,69 @@ def _licence(job: Job) -> dict[str, str]:
     return {"license": licence} if licence else {}
 
 
-@dataclass(frozen=True)
-class TargetVariants:
-    """Makes the variants of one target after the other. Targets with the same grounds share a decision.
+def target_variants(
+    builds: Builds,
+    target: Target,
+    scheme: Scheme,
+    *,
+    overrides: Mapping[str, Any],
+    plugins: Sequence[EngineChoice],
+    selftest: int,
+    emulate: bool,
+    bars: Callable[[Proof], None],
+) -> dict[str, Variant]:
+    """Return the variants of one target by name: what runs in onnxruntime's own kernels, then what plug-ins run in its
+    place where they are, the best first.
 
-    Attributes:
+    Args:
         overrides: fields of the scheme that the user has set.
-        plugins: each target gets one more variant for each of these engines.
+        plugins: the target gets one more variant for each of these engines that exists for it.
         selftest: how many samples travel as self-test vectors.
         emulate: whether what is for other machines is checked on their kernels.
-        max_drop, require_coverage: bars of each target's first variant.
+        bars: refuses the proof of the first variant.
+
+    Raises:
+        CheckFailedError: a bar is not met, or it fails on the target's kernels.
     """
+    first = _variant(builds, target, scheme, decision_for(builds, target, scheme, overrides), selftest)
+    bars(first.proof)
+    preferred = []
+    for choice in plugins:
+        if exists_for(choice.engine, target):
+            decision = decision_for(builds, target, scheme, overrides, choice.engine)
+            variant = first if decision is None else _variant(builds, target, scheme, decision, selftest)
+            preferred.append(in_engine(builds, variant, choice, decision))
+    if emulate and not first.native:
+        first, *preferred = (_emulated(builds.job, variant, selftest) for variant in (first, *preferred))
+    return with_fallback(variant_name(target), first, preferred)
 
-    builds: Builds
-    overrides: Mapping[str, Any]
-    plugins: Sequence[EngineChoice]
-    selftest: int
-    emulate: bool
-    max_drop: float | None
-    require_coverage: float | None
-    _decisions: dict[str, Decision] = field(default_factory=dict)
 
-    def of(self, target: Target, scheme: Scheme) -> dict[str, Variant]:
-        """Return the variants by name: what runs in onnxruntime's own kernels, then what plug-ins run in its place
-        where they are, the best first.
+def _variant(builds: Builds, target: Target, scheme: Scheme, decision: Decision | None, selftest: int) -> Variant:
+    job, scheme = builds.job, decision.chosen.scheme if decision is not None else scheme
+    built = builds.build(target, scheme)
+    folder, backend = job.folder / f"companions-{variant_name(target)}", backend_named(target.backend)
+    artifact = backend.with_companions(built.artifact, job.validation, folder, count=selftest)
+    built = with_compiled(job, replace(built, artifact=artifact))
+    needed, runtime = runtime_requirements(target, built.artifact)
+    refuse_left_out(target, built.artifact)
+    native = runs_natively(target, job.machine)
+    proof = builds.prove(built, scheme, native=native)
+    return Variant(
+        built,
+        proof,
+        native,
+        model_bytes(built.artifact.model),
+        scheme=scheme,
+        checks=(*artifact_checks(built, proof, job.machine, decision), runtime),
+        decision=decision,
+        compatibility=needed,
+    )
 
-        Raises:
-            CheckFailedError: a bar is not met, or it fails on the target's kernels.
-        """
-        first = self._variant(target, scheme, self._decision(target, scheme))
-        first.proof.check(max_drop=self.max_drop, require_coverage=self.require_coverage)
-        fitting = [choice for choice in self.plugins if exists_for(choice.engine, target)]
-        preferred = [self._in_engine(choice, scheme, first) for choice in fitting]
-        if self.emulate and not first.native:
-            first, *preferred = map(self._emulated, (first, *preferred))
-        return with_fallback(variant_name(target), first, preferred)
 
-    def _decision(self, target: Target, scheme: Scheme) -> Decision | None:
-        if not must_decide(target, scheme, self.overrides):
-            return None
-        key = decision_key(target, scheme)
-        if key not in self._decisions:
-            self._decisions[key] = decide(self.builds, target, scheme)
-        return self._decisions[key]
-
-    def _in_engine(self, choice: EngineChoice, scheme: Scheme, variant: Variant) -> Variant:
-        """Return `variant` in a plug-in; where the plug-in's kernels saturate, what is decided for them."""
-        target = variant.built.target
-        decision = decision_for(self.builds, target, scheme, self.overrides, choice.engine)
-        if decision is not None:
-            variant = self._variant(target, scheme, decision)
-        return in_engine(self.builds, variant, choice, decision)
-
-    def _variant(self, target: Target, scheme: Scheme, decision: Decision | None) -> Variant:
-        job, scheme = self.builds.job, decision.chosen.scheme if decision is not None else scheme
-        built = self.builds.build(target, scheme)
-        folder = job.folder / f"companions-{variant_name(target)}"
-        backend = backend_named(target.backend)
-        artifact = backend.with_companions(built.artifact, job.validation, folder, count=self.selftest)
-        built = with_compiled(job, replace(built, artifact=artifact))
-        needed, runtime = runtime_requirements(target, built.artifact)
-        refuse_left_out(target, built.artifact)
-        native = runs_natively(target, job.machine)
-        proof = self.builds.prove(built, scheme, native=native)
-        return Variant(
-            built,
-            proof,
-            native,
-            model_bytes(built.artifact.model),
-            scheme=scheme,
-            checks=(*artifact_checks(built, proof, job.machine, decision), runtime),
-            decision=decision,
-            compatibility=needed,
-        )
-
-    def _emulated(self, variant: Variant) -> Variant:
-        """Return `variant` with the result of the check on the target's own kernels.
-
-        Raises:
-            CheckFailedError: it fails there.
-        """
-        found = check_built(self.builds.job, variant.built, variant.proof.coverage, selftest=self.selftest)
-        return replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
+def _emulated(job: Job, variant: Variant, selftest: int) -> Variant:
+    """Return `variant` with the result of the check on the target's own kernels."""
+    found = check_built(job, variant.built, variant.proof.coverage, selftest=selftest)
+    return replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
 
 
 @dataclass(frozen=True)
@@ -420,12 +402,20 @@ def package(
         if selftest > len(job.validation):
             progress.note(f"the self-test has {len(job.validation)} samples, not {selftest}: there are no more")
         builds = Builds(job, job.folder, timed=timed, emulate=emulate)
-        made = TargetVariants(builds, overrides or {}, plugins, selftest, emulate, max_drop, require_coverage)
         done: dict[str, Variant] = {}
         failed: dict[str, EdgeqError] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
             try:
-                done.update(made.of(target, scheme))
+                done |= target_variants(
+                    builds,
+                    target,
+                    scheme,
+                    overrides=overrides or {},
+                    plugins=plugins,
+                    selftest=selftest,
+                    emulate=emulate,
+                    bars=lambda proof: proof.check(max_drop=max_drop, require_coverage=require_coverage),
+                )
             except EdgeqError as error:
                 if not split or len(chosen) == 1:
                     raise

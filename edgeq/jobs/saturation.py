@@ -219,11 +219,6 @@ def kernel_table(target: Target, engine: Engine | None = None) -> SaturationTabl
     return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
 
 
-def decision_key(target: Target, scheme: Scheme) -> str:
-    """What a decision rests on: targets with the same grounds share it."""
-    return json.dumps([artifact_key(target, _full(scheme)), dict(target.profile.hazards.get("remedy_cost", {}))])
-
-
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
     """Whether there is something to decide: saturating kernels, known mitigations, and a user who has not decided.
 
@@ -237,8 +232,17 @@ def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], en
 def decision_for(
     builds: Builds, target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None
 ) -> Decision | None:
-    """Return what is decided for a target; None where there is nothing to decide. See `must_decide` and `decide`."""
-    return decide(builds, target, scheme, engine=engine) if must_decide(target, scheme, overrides, engine) else None
+    """Return what is decided for a target; None where there is nothing to decide. Targets with the same grounds share a
+    decision on ONNX Runtime's own kernels. See `must_decide` and `decide`."""
+    if not must_decide(target, scheme, overrides, engine):
+        return None
+    if engine is not None:
+        return decide(builds, target, scheme, engine=engine)
+    key = json.dumps([artifact_key(target, _full(scheme)), dict(_costs(target, None))])
+    if key not in builds.decisions:
+        builds.decisions[key] = decide(builds, target, scheme)
+    decision: Decision = builds.decisions[key]
+    return decision
 
 
 def _costs(target: Target, engine: Engine | None) -> Mapping[str, float]:

@@ -34,58 +34,46 @@ from edgeq.run.session import onnxruntime
 from edgeq.util.resources import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
-_SATURATION = "saturation"
+_FOREIGN = "run on this machine's kernels, not on the target's"
+_MODEL = "a model of the target's arithmetic, run on this machine"
+_EXACT = "this machine's exact kernels, whose sums are the target's: nothing can saturate there"
 _TABLE = "targets/onnxruntime/versions.toml"
 
 
 def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
-    """The checks that need no target: those made here, and the model of saturating kernels."""
-    load, *others = _made_here(built, proof, machine, decision)
-    return load, coverage_check(proof.coverage), *others
+    """Return the checks that need no target: those made here, and the model of saturating kernels."""
+    artifact, target = built.artifact, built.target
+    saturation = saturation_check(built, decision)
+    how: dict[str, tuple[CheckKind, str]] = dict.fromkeys(_MADE, ("none", _FOREIGN))
+    if runs_natively(target, machine):
+        how = dict.fromkeys(_MADE, ("native", "this machine"))
+    elif artifact.coverage is not None:
+        there = artifact.coverage.how if artifact.plugin is not None else _MODEL
+        how = dict.fromkeys(_MADE, ("modelled", there))
+        how["load"] = (
+            how["load"] if artifact.plugin is not None else ("none", "nothing of the target's runtime is here")
+        )
+        saturation = None
+    elif saturation is not None and saturation.passed and target.architecture == machine.architecture:
+        how |= dict.fromkeys(_MADE[1:], ("modelled", _EXACT))
+    return _checks(proof, how, saturation)
+
+
+def _checks(proof: Proof, how: Mapping[str, tuple[CheckKind, str]], saturation: Check | None) -> tuple[Check, ...]:
+    """Return the checks that a proof made, each with its kind and where it was made."""
+    details = {"accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
+    load, *others = (
+        Check(name, kind, where, details.get(name, ""), None if kind == "none" else True)
+        for name, (kind, where) in how.items()
+    )
+    return (load, coverage_check(proof.coverage), *others, *([saturation] if saturation else []))
 
 
 def coverage_check(found: Coverage) -> Check:
-    """What runs in int8, as a check."""
+    """Return what runs in int8, as a check."""
     if found.basis in ("native", "emulated", "modelled"):
         return Check("coverage", found.basis, found.how, found.summary(), True)
     return Check("coverage", "none", found.how, found.summary())
-
-
-def _made_here(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
-    """The others; the first is "load"."""
-    target = built.target
-    found = {
-        "load": "",
-        "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples",
-        "self-test": "",
-    }
-    saturation = saturation_check(built, decision)
-    if runs_natively(target, machine):
-        native = (Check(name, "native", "this machine", found[name], True) for name in _MADE)
-        return (*native, *([saturation] if saturation else []))
-    if built.artifact.coverage is not None and built.artifact.plugin is not None:
-        return tuple(Check(name, "modelled", built.artifact.coverage.how, found[name], True) for name in _MADE)
-    if built.artifact.coverage is not None:
-        where = "a model of the target's arithmetic, run on this machine"
-        return (
-            Check("load", "none", "nothing of the target's runtime is here", ""),
-            *(Check(name, "modelled", where, found[name], True) for name in _MADE[1:]),
-        )
-    if saturation is None or target.architecture != machine.architecture:
-        where = "run on this machine's kernels, not on the target's"
-        return (*(Check(name, "none", where, found[name]) for name in _MADE), *([saturation] if saturation else []))
-    exact = saturation.passed is True
-    where = "this machine's exact kernels, whose sums are the target's: nothing can saturate there"
-    made = ("accuracy", "self-test") if exact else ()
-    return (
-        *(
-            Check(name, "modelled", where, found[name], True)
-            if name in made
-            else Check(name, "none", "run on this machine's kernels, not on the target's", found[name])
-            for name in _MADE
-        ),
-        saturation,
-    )
 
 
 def saturation_check(built: Built, decision: Decision | None) -> Check | None:
@@ -105,7 +93,7 @@ def saturation_check(built: Built, decision: Decision | None) -> Check | None:
     else:
         settings = artifact.settings() if plugin is None else graph_settings(artifact.settings())
         found = audit(artifact.model, settings, table=kernel_table(target, plugin))
-    return Check(_SATURATION, "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
+    return Check("saturation", "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
 
 
 def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
@@ -193,14 +181,10 @@ def in_engine(
     built = dataclasses.replace(variant.built, artifact=variant.built.artifact.in_engine(choice))
     proof = builds.prove(built, variant.scheme, native=variant.native)
     where = f"{choice.name} on this machine" + ("" if variant.native else ", not on the target's kernels")
-    found = {"load": "", "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
-    made = [
-        Check(name, "native" if variant.native else "none", where, found.get(name, ""), variant.native or None)
-        for name in ("load", "accuracy", "self-test")
-    ]
+    kind: CheckKind = "native" if variant.native else "none"
+    load, coverage, *others = _checks(proof, dict.fromkeys(_MADE, (kind, where)), saturation_check(built, decision))
     runtime = [check for check in variant.checks if check.name == "runtime"]
-    saturation = saturation_check(built, decision)
-    checks = (*made, coverage_check(proof.coverage), *([saturation] if saturation else []), *runtime)
+    checks = (load, coverage, *others, *runtime)
     return dataclasses.replace(variant, built=built, proof=proof, checks=checks, decision=decision)
 
 

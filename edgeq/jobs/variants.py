@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +212,7 @@ def with_fallback(name: str, fallback: Variant, preferred: Sequence[Variant]) ->
         plugin = variant.built.artifact.plugin
         assert plugin is not None, "what onnxruntime runs by itself is the fall-back"
         own = f"{name}-{plugin.name.replace(':', '-')}"
-        found[own] = dataclasses.replace(variant, preference=len(preferred) - place)
+        found[own] = replace(variant, preference=len(preferred) - place)
     return found
 
 
@@ -241,51 +240,55 @@ def variant_spec(
         native=variant.native,
         simulated=artifact.simulation is not None,
     )
-    ep, options, engine = _engine(artifact)
+    info = {
+        **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
+        "title": target.title,
+        "target": target.name,
+        "profile": target.profile.name,
+        **_engine(artifact),
+        "architecture": target.architecture,
+        "required_features": sorted(target.profile.requires),
+        "rank": target.profile.rank + variant.preference,
+        "min_onnxruntime": variant.min_onnxruntime,
+        **({"products": list(variant.compatibility.products)} if variant.compatibility else {}),
+        "scheme": plain(artifact.scheme),
+        "preprocessing": _preprocessing(job.validation),
+        "coverage": _coverage(proof.coverage),
+        "accuracy": _accuracy(proof),
+        "checks": [plain(check) for check in variant.checks],
+        **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
+        **({"threads": variant.threads} if variant.threads else {}),
+        **({"files": sorted(artifact.files)} if artifact.files else {}),
+    }
+    return replace(_spec(name, artifact, info, vectors), model=model, calibration=tables)
+
+
+def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], vectors: SelfTestVectors) -> VariantSpec:
+    """Describe an artifact for the bundle. edgeq's runner has a plug-in's options from its description; ONNX Runtime's
+    own reader of packages has them from the bundle."""
+    provider, options = artifact.provider, artifact.provider_options
+    if artifact.plugin is not None:
+        engine = artifact.plugin.engine
+        provider, options = engine.provider, engine_options(engine, artifact.plugin.precision)
     return VariantSpec(
         name=name,
-        model=model,
-        ep=ep,
+        model=artifact.model,
+        ep=provider,
         device=artifact.device,
         session_options=artifact.session_options,
         provider_options=options,
-        info={
-            **artifact.requires,
-            **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
-            "title": target.title,
-            "target": target.name,
-            "profile": target.profile.name,
-            **engine,
-            "architecture": target.architecture,
-            "required_features": sorted(target.profile.requires),
-            "rank": target.profile.rank + variant.preference,
-            "min_onnxruntime": variant.min_onnxruntime,
-            **({"products": list(variant.compatibility.products)} if variant.compatibility else {}),
-            "scheme": plain(artifact.scheme),
-            "preprocessing": _preprocessing(job.validation),
-            "coverage": _coverage(proof.coverage),
-            "accuracy": _accuracy(proof),
-            "checks": [plain(check) for check in variant.checks],
-            **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
-            **({"threads": variant.threads} if variant.threads else {}),
-            **({"files": sorted(artifact.files)} if artifact.files else {}),
-        },
+        info={**artifact.requires, **info},
         selftest=vectors.cases,
         tolerance=vectors.tolerance,
         slices=vectors.slices,
         files=artifact.files,
-        calibration=tables,
     )
 
 
-def _engine(artifact: Artifact) -> tuple[str, Mapping[str, str], dict[str, str]]:
-    """Provider, its options, and what a variant's info says of the engine. edgeq's runner has a plug-in's options from
-    its description; ONNX Runtime's own reader of packages has them from the bundle."""
+def _engine(artifact: Artifact) -> dict[str, str]:
+    """Return what a variant's info says of the plug-in that runs it; nothing where none does."""
     plugin = artifact.plugin
-    if plugin is None:
-        return artifact.provider, artifact.provider_options, {}
-    options = engine_options(plugin.engine, plugin.precision)
-    return plugin.engine.provider, options, {"engine": plugin.engine.name, "precision": plugin.precision}
+    return {} if plugin is None else {"engine": plugin.engine.name, "precision": plugin.precision}
 
 
 def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
@@ -303,34 +306,22 @@ def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> Varia
     cases = selftest_cases(artifact, job.validation, selftest)
     modelled = artifact.simulation is not None
     vectors = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
-    ep, options, engine = _engine(artifact)
-    simulated = modelled or bool(engine)
+    simulated = modelled or artifact.plugin is not None
     where = "in simulation on a CPU" if simulated else "this machine"
     kind: CheckKind = "modelled" if simulated else "native"
     checks = [Check("load", kind, where, unopened, True), Check("self-test", kind, where, "", True)]
-    return VariantSpec(
-        name=alternative.name,
-        model=artifact.model,
-        ep=ep,
-        device=artifact.device,
-        session_options=artifact.session_options,
-        provider_options=options,
-        info={
-            **artifact.requires,
-            **engine,
-            "title": alternative.title,
-            "architecture": alternative.architecture,
-            "required_features": [],
-            "rank": alternative.rank,
-            "min_onnxruntime": artifact.min_onnxruntime,
-            "scheme": artifact.scheme.rest,
-            "preprocessing": _preprocessing(job.validation),
-            "checks": [plain(check) for check in checks],
-        },
-        selftest=vectors.cases,
-        tolerance=vectors.tolerance,
-        slices=vectors.slices,
-    )
+    info = {
+        **_engine(artifact),
+        "title": alternative.title,
+        "architecture": alternative.architecture,
+        "required_features": [],
+        "rank": alternative.rank,
+        "min_onnxruntime": artifact.min_onnxruntime,
+        "scheme": artifact.scheme.rest,
+        "preprocessing": _preprocessing(job.validation),
+        "checks": [plain(check) for check in checks],
+    }
+    return replace(_spec(alternative.name, artifact, info, vectors), files={})
 
 
 def _coverage(found: Coverage) -> dict[str, Any]:
