@@ -80,7 +80,7 @@ class Artifact:
 
     @property
     def in_simulator(self) -> bool:
-        """Whether the engine that executes it simulates its hardware here, slowly."""
+        """Return whether the engine that executes it simulates its hardware here, slowly."""
         return self.simulation is None and self.plugin is not None and self.plugin.engine.simulated
 
     @property
@@ -89,7 +89,7 @@ class Artifact:
         return self.engine if self.engine is not None and self.engine.engine.module else None
 
     def in_engine(self, choice: EngineChoice) -> Artifact:
-        """The same model, executed by `choice`.
+        """Return the same model, executed by `choice`.
 
         Raises:
             UsageError: it is for hardware of another kind than the engine's own.
@@ -100,7 +100,7 @@ class Artifact:
 
     @property
     def proof_model(self) -> Path:
-        """What is run here to learn what the artifact computes."""
+        """Return what is run here to learn what the artifact computes."""
         return self.simulation or self.model
 
     def proof_settings(self, *, threads: int = 0) -> SessionSettings:
@@ -282,7 +282,7 @@ def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix:
 
 
 def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
-    """An artifact with what its products compute in, in its scheme, its details and its notes."""
+    """Return an artifact with what its products compute in, in its scheme, its details and its notes."""
     before = artifact.details.get(DETAIL)
     kept = [note for note in artifact.notes if before is None or note != before.note]
     return dataclasses.replace(

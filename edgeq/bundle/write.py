@@ -64,7 +64,8 @@ def _judge(folder: Path) -> Judge | None:
     digests = {name: record.sha256 for name, record in records.items()}
 
     def judge(name: str) -> bool:
-        """Whether `name` has the hash that the manifest states, or is what Python compiled from such a module."""
+        """Return whether `name` has the hash that the manifest states, or is what Python compiled from such a
+        module."""
         compiled = _COMPILED.fullmatch(name)
         if compiled is not None:
             return f"{compiled['folder']}{compiled['module']}.py" in digests
@@ -76,7 +77,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 def is_signature(path: Path) -> bool:
-    """Whether the file is a signature, as `edgeq sign` and others write it, which can be made again."""
+    """Return whether the file is a signature, as `edgeq sign` and others write it, which can be made again."""
     if not is_plain(path) or path.stat().st_size > MAX_BYTES:
         return False
     try:
@@ -209,7 +210,7 @@ def _large(model: onnx.ModelProto) -> list[TensorProto]:
 
 
 def _raw(tensor: TensorProto) -> bytes:
-    """The tensor's bytes as external data holds them: little-endian."""
+    """Return the tensor's bytes as external data holds them: little-endian."""
     return bytes(tensor.raw_data) if tensor.HasField("raw_data") else numpy_helper.to_array(tensor).tobytes()
 
 
@@ -246,7 +247,7 @@ class SigningKey:
 
 
 def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKey:
-    """The private key in a PEM file; $EDGEQ_KEY_PASSWORD opens an encrypted one.
+    """Return the private key in a PEM file; $EDGEQ_KEY_PASSWORD opens an encrypted one.
 
     Args:
         certificates: PEM files: the key's own certificate first, then those of its issuers. The root may be left out.
@@ -296,7 +297,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
 
 
 def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
-    """The signature file over `files` (relative path → sha256 in hex) of the model called `name`."""
+    """Return the signature file over `files` (relative path → sha256 in hex) of the model called `name`."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
 

@@ -135,7 +135,8 @@ def check_measurable(
 
 
 def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target: Target, progress: Progress) -> str:
-    """Why the target's kernels are not waited for; "" where they are, after a note where that takes a minute or more.
+    """Return why the target's kernels are not waited for; "" where they are, after a note where that takes a minute or
+    more.
 
     Args:
         coverage: of the model, for its multiply-accumulates.
@@ -150,7 +151,7 @@ def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target:
 
 
 def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:
-    """Why the target's kernels are not run; "" where they are."""
+    """Return why the target's kernels are not run; "" where they are."""
     if route.where not in (NATIVE, EMULATED) or route.start is None:
         return route.reason or f"{route.how} has no kernels to look at"
     return "" if emulate or route.where == NATIVE else _LEFT_OUT
@@ -159,7 +160,7 @@ def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:
 def _measure(
     built: Built, route: ExecutionRoute, feed: Mapping[str, Any], source: ir.Model, explain: Explain, progress: Progress
 ) -> Coverage | str:
-    """The coverage by running it as `route` says; or why the kernels could not be started."""
+    """Return the coverage by running it as `route` says; or why the kernels could not be started."""
     assert route.start is not None
     settings = built.artifact.settings(threads=0 if route.native_speed else 1)
     basis: Basis = "native" if route.where == NATIVE else "emulated"
@@ -188,7 +189,7 @@ _LEAST_SHARE = 0.01
 
 
 def artifact_key(target: Target, scheme: Scheme) -> str:
-    """What decides the artifact for `target`: targets with the same need share one."""
+    """Return what decides the artifact for `target`: targets with the same need share one."""
     own = target.name if backend_named(target.backend).targeted else ""
     return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
 
@@ -210,7 +211,7 @@ class Builds:
         self._coverage: dict[tuple[str, str, str], Coverage] = {}
 
     def build(self, target: Target, scheme: Scheme) -> Built:
-        """The artifact for `target` by exactly this scheme.
+        """Return the artifact for `target` by exactly this scheme.
 
         Raises:
             EdgeqError: as the backend has it.
@@ -237,7 +238,7 @@ class Builds:
         )
 
     def _build(self, target: Target, scheme: Scheme, destination: Path) -> Built:
-        """A new artifact, made of one that differs in session options alone where there is one."""
+        """Return a new artifact, made of one that differs in session options alone where there is one."""
 
         def alike(known: Built) -> bool:
             same = known.target.backend == target.backend and scheme.equals_but_options(known.artifact.scheme)
@@ -251,7 +252,7 @@ class Builds:
         return self._for(target, dataclasses.replace(known, artifact=artifact))
 
     def _for(self, target: Target, built: Built) -> Built:
-        """What was built for another target, proven on kernels as this one has them."""
+        """Return what was built for another target, proven on kernels as this one has them."""
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
 

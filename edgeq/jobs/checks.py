@@ -41,8 +41,8 @@ _SAMPLES = 16
 
 
 def with_unclipped(job: Job, built: Built, proof: Proof) -> Proof:
-    """The proof with `unclipped`, where the outputs are poor and the statistics say that clipping may be why: the model
-    is built once more with ranges that hold every value, and run on a few samples."""
+    """Return the proof with `unclipped`, where the outputs are poor and the statistics say that clipping may be why:
+    the model is built once more with ranges that hold every value, and run on a few samples."""
     scheme, statistics = built.artifact.scheme, job.statistics
     if scheme.mode != "static" or scheme.method == WHOLE or statistics is None or built.artifact.plugin is not None:
         return proof

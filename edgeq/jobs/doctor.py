@@ -64,7 +64,7 @@ _SMALL, _LARGE = 63, 127
 
 
 def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether the answers of an installed plug-in are right, and what was found, in one line.
+    """Return whether the answers of an installed plug-in are right, and what was found, in one line.
 
     Args:
         precisions: those to try besides f32.
@@ -90,8 +90,9 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
 
 
 def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """The same for other hardware, which need not round as CPUs do: a convolution between Q/DQ pairs, held against ONNX
-    Runtime's kernels, and the float demo model, unless the engine runs only what a backend has built for it."""
+    """Check an engine for other hardware, which need not round as CPUs do: a convolution between Q/DQ pairs, held
+    against ONNX Runtime's kernels, and the float demo model, unless the engine runs only what a backend has built for
+    it."""
     random = np.random.default_rng(0)
     x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
     model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
@@ -119,7 +120,8 @@ def _not_float32(db: float) -> str:
 
 
 def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:
-    """Largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest answer."""
+    """Return the largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest
+    answer."""
     random = np.random.default_rng(largest)
     weights = random.integers(-largest, largest + 1, (16, _PRODUCTS)).astype(np.int8)
     weights[0] = largest
@@ -197,7 +199,7 @@ def _runs_on_cpu() -> Check:
 
 
 def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
-    """The plug-in engines, each in a process of its own. That one is not installed is no fault."""
+    """Check the plug-in engines, each in a process of its own. Nothing is wrong where one is not installed."""
     known = load_engines()
     for state in detect_engines(machine, known):
         name = f"engine {state.name}"

@@ -59,9 +59,9 @@ def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
 
 
 def exact_settings(artifact: Artifact) -> SessionSettings | None:
-    """Settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU; None where it cannot:
-    an operator has no exact kernel, or the option makes a graph of it that onnxruntime itself refuses (two layers that
-    share a weight, S8S8 in the QOperator format)."""
+    """Return settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU; None where it
+    cannot: an operator has no exact kernel, or the option makes a graph of it that onnxruntime itself refuses (two
+    layers that share a weight, S8S8 in the QOperator format)."""
     exact = on_exact_kernels(artifact.settings())
     try:
         return None if audit(artifact.model, exact).layers else exact
@@ -91,7 +91,7 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
 
 
 def _saturates(host: Profile, scheme: Scheme) -> bool:
-    """Whether kernels of `host` do: those of a dynamic scheme multiply the types of a static one."""
+    """Return whether kernels of `host` do: those of a dynamic scheme multiply the types of a static one."""
     return host.saturates(scheme) or (scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
 
 
@@ -301,7 +301,7 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
-    """The backend that knows the largest sums of two products in the model with full ranges."""
+    """Return the backend that knows the largest sums of two products in the model with full ranges."""
     if job.calibration is None:
         raise UsageError("fit_seen needs calibration samples", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)
@@ -313,7 +313,7 @@ def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, besid
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
-    """What follows from the job's statistics under `scheme`; nothing where it is not static."""
+    """Return what follows from the job's statistics under `scheme`; nothing where it is not static."""
     if scheme.mode != "static":
         return Derived()
     return with_extrema(job, target, job_ranges(job, scheme))
@@ -334,7 +334,7 @@ def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Deriv
 
 
 def _same_source(one: Any, other: Any) -> bool:
-    """Whether two sources are one file or folder, or one object: both are read from their beginning."""
+    """Return whether two sources are one file or folder, or one object: both are read from their beginning."""
     if isinstance(one, str | Path) and isinstance(other, str | Path):
         return Path(one).absolute() == Path(other).absolute()
     return one is other
@@ -367,7 +367,7 @@ _NOT_IN_BLOCKS = (*_NOT_DYNAMIC, "per_channel", "reduce_range", "weight_type")
 
 
 def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that `quantize` and `package` have in common, from the options of `edgeq.cli._options`."""
+    """Return the arguments that `quantize` and `package` have in common, from the options of `edgeq.cli._options`."""
     return {
         **_data_arguments(options),
         "overrides": _overrides(options),
@@ -380,7 +380,7 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `edgeq.tune` but for its goal, and "max_drop" for that."""
+    """Return the arguments of `edgeq.tune` but for its goal, and "max_drop" for that."""
     same = ("target", "with_float", "resume", "force")
     return {
         **_data_arguments(options),
@@ -455,7 +455,7 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _setting(text: str) -> tuple[str, float]:
-    """The name and value of "NAME=VALUE"."""
+    """Return the name and value of "NAME=VALUE"."""
     name, _, value = text.partition("=")
     try:
         return name.strip(), float(value)
@@ -464,7 +464,7 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
+    """Return what --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
     why = "Dynamic quantization takes unsigned activations and measures their ranges at run time"
     _refuse_given(options, _NOT_DYNAMIC, "--dynamic", why)
     if options["weight_type"] is None:
@@ -481,7 +481,7 @@ def _refuse_given(options: Mapping[str, Any], names: Sequence[str], other: str, 
 
 
 def share(option: str, text: str | None) -> float | None:
-    """A fraction from "0.01", "1%" or "1pt"."""
+    """Return a fraction from "0.01", "1%" or "1pt"."""
     if text is None:
         return None
     number, scale = text.strip(), 1.0

@@ -188,7 +188,7 @@ def bundle_variants(
 
 
 def as_text(name: str) -> str:
-    """A file name as text that UTF-8 can hold."""
+    """Return a file name as text that UTF-8 can hold."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -199,7 +199,8 @@ def _report_record(
     command: str,
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
+    """Return what the bundle keeps for its report: nothing that another run on the same input would measure
+    otherwise."""
     digests = {name: model_digest(variant.built.artifact.model) for name, variant in variants.items()}
     once = {digest: name for name, digest in digests.items()}
     figures = {d: _figures(job, variants[name].built, used.get(name, {})) for d, name in once.items()}
@@ -221,13 +222,13 @@ def _report_record(
 
 
 def _answers(variant: Variant) -> tuple[Path, str]:
-    """What decides the self-test's outputs: the model, which several targets may share, and the plug-in."""
+    """Return what decides the self-test's outputs: the model, which several targets may share, and the plug-in."""
     plugin = variant.built.artifact.plugin
     return variant.built.artifact.model, plugin.name if plugin is not None else ""
 
 
 def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, Any]:
-    """What the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
+    """Return what the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
     artifact = replace(built.artifact, engine=None)
     histograms = []
     if job.statistics is not None and ranges:
@@ -240,7 +241,7 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, A
 
 
 def _licence(job: Job) -> dict[str, str]:
-    """The model's licence, where its metadata has one."""
+    """Return the model's licence, where its metadata has one."""
     held = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
     licence = held.get("license") or held.get("licenses") or held.get("licence")
     return {"license": licence} if licence else {}
@@ -325,7 +326,7 @@ class Packaged(Page):
 
     @computed
     def models(self) -> int:
-        """Different models among the variants."""
+        """Count the different models among the variants."""
         return len({variant.built.artifact.model for variant in self.variants.values()})
 
     def __page__(self) -> dict[str, Any]:
@@ -458,7 +459,8 @@ def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tu
 
 
 def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) -> EdgeqError:
-    """One error for the targets that failed, of the kind of the first; it says which bundles are there all the same."""
+    """Return one error for the targets that failed, of the kind of the first; it says which bundles are there all the
+    same."""
     first = next(iter(failed.values()))
     problems = "; ".join(
         error.problem if error.problem.startswith(name) else f"{name}: {error.problem}"

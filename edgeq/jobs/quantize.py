@@ -50,13 +50,13 @@ _INT8, _FLOAT = "int8", "float32"
 
 
 def must_race(compute: BlockCompute | None) -> bool:
-    """Whether an artifact has products of 4-bit weights that compute in int8."""
+    """Return whether an artifact has products of 4-bit weights that compute in int8."""
     return compute is not None and any(kind.bits < 8 and kind.compute == _INT8 for kind in compute.kinds)
 
 
 def race_compute(job: Job, built: Built) -> Built:
-    """The artifact with its 4-bit products in float, in its own place, where that is not slower here beyond doubt;
-    else as it was, with what was measured.
+    """Return the artifact with its 4-bit products in float, in its own place, where that is not slower here beyond
+    doubt; else as it was, with what was measured.
 
     Args:
         built: for this machine, by its own kernels.
@@ -93,7 +93,7 @@ def race_compute(job: Job, built: Built) -> Built:
 
 
 def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:
-    """A few samples that stand for all by their sizes."""
+    """Return a few samples that stand for all by their sizes."""
     step = max(1, len(samples) // _SEEN)
     seen = [sample.inputs for sample in Subset(samples, range(0, len(samples), step)[:_SEEN])]
     by_size = sorted(seen, key=lambda inputs: sum(array.size for array in inputs.values()))

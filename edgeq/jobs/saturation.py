@@ -63,7 +63,7 @@ class MitigationTrial:
         self._sessions: dict[Path, Any] = {}
 
     def artifact(self, scheme: Scheme) -> Artifact:
-        """What is built by `scheme`; one that adds session options to the full range leaves its file as it is.
+        """Return what is built by `scheme`; one that adds session options to the full range leaves its file as it is.
 
         Raises:
             EdgeqError: as the backend has it, or onnxruntime refuses the options.
@@ -77,15 +77,15 @@ class MitigationTrial:
         return self._builds.build(self._target, scheme).artifact
 
     def adds_options_alone(self, scheme: Scheme) -> bool:
-        """Whether `scheme` differs from the full range in nothing but session options."""
+        """Return whether `scheme` differs from the full range in nothing but session options."""
         return scheme.equals_but_options(self._scheme)
 
     def weights(self, artifact: Artifact) -> Audit:
-        """What its weights alone say of saturation on the target's kernels."""
+        """Return what its weights alone say of saturation on the target's kernels."""
         return audit(artifact.model, artifact.settings(), table=self._table)
 
     def audit(self, artifact: Artifact, samples: int) -> Audit:
-        """What saturation does to its answers on the target's kernels, on so many samples."""
+        """Return what saturation does to its answers on the target's kernels, on so many samples."""
         return audit(
             artifact.model,
             artifact.settings(),
@@ -98,8 +98,8 @@ class MitigationTrial:
         )
 
     def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
-        """What exact kernels make of each, by name, against the float model; on so many samples, or with a task on all
-        that the proof takes. Artifacts of one file differ in nothing that exact kernels compute."""
+        """Return what exact kernels make of each, by name, against the float model; on so many samples, or with a task
+        on all that the proof takes. Artifacts of one file differ in nothing that exact kernels compute."""
         first: dict[Path, str] = {}
         for name, artifact in artifacts.items():
             first.setdefault(artifact.model, name)
@@ -121,7 +121,7 @@ class MitigationTrial:
         )
 
     def _session(self, artifact: Artifact) -> Any:
-        """A session of it on kernels that do not saturate; artifacts of one file share it."""
+        """Return a session of it on kernels that do not saturate; artifacts of one file share it."""
         if artifact.model not in self._sessions:
             self._sessions[artifact.model] = self._opened(artifact)
         return self._sessions[artifact.model]
@@ -202,7 +202,7 @@ class Decision:
 
 
 def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:
-    """Whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
+    """Return whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
 
     Args:
         engine: the plug-in whose kernels count; None: ONNX Runtime's own.
@@ -215,12 +215,13 @@ def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = Non
 
 
 def kernel_table(target: Target, engine: Engine | None = None) -> SaturationTable:
-    """Which kernels do so there; `engine` as for `kernels_saturate`."""
+    """Return which kernels do so there; `engine` as for `kernels_saturate`."""
     return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
 
 
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
-    """Whether there is something to decide: saturating kernels, known mitigations, and a user who has not decided.
+    """Return whether there is something to decide: saturating kernels, known mitigations, and a user who has not
+    decided.
 
     Args:
         engine: as for `kernels_saturate`.
@@ -347,8 +348,8 @@ def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: 
 
 
 def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
-    """What can saturate, though hardly beside samples, by its exact model: what it loses there counts as SQNR, and the
-    task's metric is that of exact kernels only where it loses nothing."""
+    """Judge what can saturate, though hardly beside samples, by its exact model: what it loses there counts as SQNR,
+    and the task's metric is that of exact kernels only where it loses nothing."""
     sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
     if found.float_db is not None and found.clipped:
         return replace(mitigation, sqnr_db=sqnr_db - max(0.0, found.float_db[1] - found.float_db[0]))
@@ -361,7 +362,8 @@ def _metric(evaluation: Evaluation, name: str) -> float | None:
 
 
 def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -> Callable[[Mitigation], float]:
-    """By how many tolerances a mitigation falls short of exact kernels: by the task's metric where there is one."""
+    """Return by how many tolerances a mitigation falls short of exact kernels: by the task's metric where there is
+    one."""
     sign = 1.0 if not evaluation.accuracy or evaluation.accuracy[FULL].higher_is_better else -1.0
 
     def loss(mitigation: Mitigation) -> float:

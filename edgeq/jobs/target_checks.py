@@ -77,8 +77,8 @@ def coverage_check(found: Coverage) -> Check:
 
 
 def saturation_check(built: Built, decision: Decision | None) -> Check | None:
-    """What the weights say of kernels that add two products in 16 bits; None where the artifact's do not, or where
-    nothing is known of how those of its plug-in do.
+    """Return what the weights say of kernels that add two products in 16 bits; None where the artifact's do not, or
+    where nothing is known of how those of its plug-in do.
 
     Args:
         decision: what was done about them.
@@ -97,7 +97,7 @@ def saturation_check(built: Built, decision: Decision | None) -> Check | None:
 
 
 def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
-    """What an artifact needs of onnxruntime, held against what the target has.
+    """Return what an artifact needs of onnxruntime, held against what the target has.
 
     Raises:
         CheckFailedError: the target's is too old, or computes some of it wrongly on such a CPU.
@@ -137,7 +137,7 @@ def refuse_left_out(target: Target, artifact: Artifact) -> None:
 
 
 def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) -> tuple[EngineChoice, ...]:
-    """The plug-ins among `engines`, each once; onnxruntime's own kernels are in every bundle.
+    """Return the plug-ins among `engines`, each once; onnxruntime's own kernels are in every bundle.
 
     Raises:
         UsageError: one that exists for none of `targets`, or that the runner on devices does not know.
@@ -156,7 +156,8 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
 
 
 def exists_for(engine: Engine, target: Target) -> bool:
-    """Whether `engine` runs on the kind of processor that `target` is built for, and exists for its architecture."""
+    """Return whether `engine` runs on the kind of processor that `target` is built for, and exists for its
+    architecture."""
     if not backend_named(target.backend).runs_engines:
         return False
     kind = "CPU" if target.profile.min_compute_capability is None else "GPU"
@@ -170,7 +171,7 @@ def in_engine(
     choice: EngineChoice,
     decision: Decision | None = None,
 ) -> Variant:
-    """The model of `variant`, proven in `choice`.
+    """Return the model of `variant`, proven in `choice`.
 
     Args:
         decision: what was done about saturation in that engine.
@@ -235,7 +236,7 @@ def check_built(
 
 
 def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
-    """The result of a check on the target's kernels, for the list of checks."""
+    """Return the result of a check on the target's kernels, for the list of checks."""
     kind = _KINDS[found.where]
     if kind == "none":
         return (Check("kernels", kind, found.how, found.reason),)
@@ -247,7 +248,7 @@ def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
 
 
 def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
-    """How many samples are compared: as many as an emulated CPU manages in a minute or two."""
+    """Return how many samples are compared: as many as an emulated CPU manages in a minute or two."""
     if route.native_speed:
         return _MOST_AT_NATIVE_SPEED
     macs = coverage.int8_macs + coverage.float_macs or sum(node_macs(job.prepared.model).values())
@@ -255,7 +256,7 @@ def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
 
 
 def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
-    """The request of `edgeq verify --on`, from its flat options."""
+    """Return the request of `edgeq verify --on`, from its flat options."""
     named, _ = split_task_options(options)
     same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
     drop = share("--max-drop", options["max_drop"])

@@ -52,7 +52,7 @@ _OFF_GRID = 0.01
 
 
 def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
-    """The first `count` samples with what the artifact makes of them here, in its engine."""
+    """Return the first `count` samples with what the artifact makes of them here, in its engine."""
     with Engines() as engines:
         session = engines.open(artifact.proof_model, artifact.proof_settings())
         return tuple(
@@ -77,7 +77,7 @@ def expected_outputs(
     native: bool,
     simulated: bool = False,
 ) -> SelfTestVectors:
-    """The vectors, made of what this machine answers, and what each output may differ by on the device.
+    """Return the vectors, made of what this machine answers, and what each output may differ by on the device.
 
     The outputs are the target's own where they could be computed there. Else they are this machine's, and the
     target's may differ by as much as quantization itself changed them: roundings differ between architectures, and a
@@ -173,7 +173,7 @@ class Variant(Displayed):
 
     @property
     def min_onnxruntime(self) -> str:
-        """The oldest onnxruntime that is known to run it."""
+        """Return the oldest onnxruntime that is known to run it."""
         known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
         known += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
@@ -197,7 +197,8 @@ class Variant(Displayed):
 
 
 def variant_name(target: Target) -> str:
-    """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
+    """Return what a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for
+    it."""
     return target.profile.name if target.name == THIS_MACHINE else target.name
 
 
@@ -292,7 +293,7 @@ def _engine(artifact: Artifact) -> dict[str, str]:
 
 
 def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
-    """The variant of an artifact that stands in for another, once a bundle: every target's is the same.
+    """Return the variant of an artifact that stands in for another, once a bundle: every target's is the same.
 
     Raises:
         CheckFailedError: its file answers otherwise when it is opened as devices open it.

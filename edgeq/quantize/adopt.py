@@ -81,7 +81,7 @@ def adopt(source: Path, destination: Path) -> Adoption:
 
 
 def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
-    """The float tensor that the pair of a DequantizeLinear quantizes."""
+    """Return the float tensor that the pair of a DequantizeLinear quantizes."""
     pair = node.inputs[0].producer() if node.inputs[0] is not None else None
     if pair is None or not is_op(pair, "QuantizeLinear") or pair.inputs[0] is None:
         raise ModelError(f"{source}: DequantizeLinear {node.name!r} has no QuantizeLinear before it", _FLOAT_FIX)
@@ -100,7 +100,7 @@ def _bypass(editor: Editor, node: ir.Node, value: ir.Value) -> None:
 
 
 def _nonnegative(tensor: ir.Value | None) -> bool:
-    """Whether a tensor has no negative values in the graph as it is now."""
+    """Return whether a tensor has no negative values in the graph as it is now."""
     node = tensor.producer() if tensor is not None else None
     if node is None:
         return False
@@ -136,6 +136,6 @@ def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
 
 
 def _dequantized(node: ir.Node, params: QuantParams) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """The float32 weights; products are rounded once, int32 biases included."""
+    """Return the float32 weights; products are rounded once, int32 biases included."""
     exact = replace(params, scale=params.scale.astype(np.float64))
     return exact.dequantize(constant_values(node.inputs[0])).astype(np.float32)

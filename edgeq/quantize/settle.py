@@ -73,13 +73,14 @@ def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
 
 
 def requantized_at_load(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
-    """Those of the named nodes that the optimizer may match: they read a tensor that is dequantized with one scale."""
+    """Return those of the named nodes that the optimizer may match: they read a tensor that is dequantized with one
+    scale."""
     scales = [(node, constant(maker.inputs[1])) for node, maker in _behind_dequantize(model, names)]
     return tuple(str(node.name) for node, scale in scales if scale is None or scale.size == 1)
 
 
 def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """The named nodes that read a dequantized tensor, each with the DequantizeLinear."""
+    """Yield the named nodes that read a dequantized tensor, each with the DequantizeLinear."""
     for node in model.graph:
         data = node.inputs[0] if node.name in names else None
         made = data.producer() if data is not None else None
@@ -140,7 +141,8 @@ def settle(
 
 
 def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
-    """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q nodes."""
+    """Return the names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q
+    nodes."""
     if not any(node.op_type == "QuantizeLinear" for node in model.graph):
         return ()
     constants = GraphIndex(model).computed_constants

@@ -42,7 +42,7 @@ class Emitted:
     bundle: CBundle
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "output": str(self.output),
             "files": self.bundle.files,
@@ -108,7 +108,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 def _is_made(path: Path, name: str) -> bool:
-    """Whether it is a program that the Makefile made."""
+    """Return whether it is a program that the Makefile made."""
     if name not in _MADE or not is_plain(path):
         return False
     with path.open("rb") as stream:
@@ -146,7 +146,7 @@ def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) ->
 
 
 def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
-    """The first `count` samples, or as many as there are, [N, ...] by input."""
+    """Return the first `count` samples, or as many as there are, [N, ...] by input."""
     taken = list(itertools.islice(samples, count))
     if not taken:
         raise DataError(f"{samples.source} holds no samples", "Give at least one")
