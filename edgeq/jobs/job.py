@@ -164,7 +164,23 @@ def prepare(
     machine: Machine | None = None,
     progress: Progress = SILENT,
 ) -> Job:
-    """Prepare `model` and open its samples: a job without statistics. See `open_job`."""
+    """Prepare `model` and open its samples: a job without statistics.
+
+    Args:
+        data: calibration samples; None where statistics are given, or nothing is static.
+        validation: held-out samples; None takes `data`.
+        static: whether any scheme needs ranges.
+        exclude: names of nodes to be kept in float, looked up before anything is calibrated.
+        adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
+        fix: numbers for free sizes of the inputs, by name.
+        task: what is measured by labels.
+        workers: that the calibration samples, and those of proofs, are shared among.
+        machine: this one; None makes no difference between its kernels and a target's.
+
+    Raises:
+        UsageError: samples are needed and were not given; `exclude` names a node that is not there.
+        ModelError: the model has no input, or no float tensor to quantize.
+    """
     if data is None and validation is None:
         raise UsageError("there are no samples to prove the result on", "Give --data or --val")
     adopted: Mapping[str, Range] = {}
@@ -243,37 +259,6 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
         )
     known = outputs.all() if outputs is not None else ()
     return replace(job, prepared=calibrated(prepared, collected), statistics=collected, float_outputs=known)
-
-
-def open_job(
-    model: Path,
-    data: Data | None,
-    validation: Data | None,
-    workdir: Path,
-    *,
-    statistics: Path | None = None,
-    **options: Any,
-) -> Job:
-    """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
-
-    Args:
-        data: calibration samples; may be None with `statistics`, or where nothing is static.
-        validation: held-out samples; None takes `data`.
-        statistics: a folder that `edgeq calibrate` wrote, instead of a float32 pass.
-        static: whether any scheme needs ranges.
-        exclude: names of nodes to be kept in float, looked up before anything is calibrated.
-        adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
-        fix: numbers for free sizes of the inputs, by name.
-        task: what is measured by labels.
-        workers: that the calibration samples, and those of proofs, are shared among.
-        machine: this one; None makes no difference between its kernels and a target's.
-
-    Raises:
-        UsageError: samples are needed and were not given; `exclude` names a node that is not there.
-        ModelError: the model has no input, or no float tensor to quantize.
-        CalibrationError: `statistics` belong to another model.
-    """
-    return collect_statistics(prepare(model, data, validation, workdir, **options), statistics)
 
 
 @dataclass(frozen=True)

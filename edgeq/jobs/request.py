@@ -127,7 +127,7 @@ class Request:
         """Return the job for `targets`, to be built by `schemes`, without statistics.
 
         Raises:
-            EdgeqError: as `edgeq.jobs.job.open_job` has it.
+            EdgeqError: as `edgeq.jobs.job.prepare` has it.
         """
         return prepare(
             self.model,

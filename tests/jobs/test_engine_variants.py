@@ -17,12 +17,12 @@ from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.jobs.builds import Builds
-from edgeq.jobs.job import open_job
 from edgeq.jobs.package import bundle_variants, package
 from edgeq.jobs.target_checks import exists_for, in_engine
 from edgeq.jobs.variants import Variant, with_fallback
 from edgeq.run.engines import EngineChoice, load_engines
 from tests import fake_engine
+from tests.opened import open_job
 
 NET, CALIB, BUNDLE = Path("net.onnx"), Data("calib.npz"), Path("bundle")
 QUICK: dict[str, Any] = {"timed": False, "emulate": False, "targets": ("cpu-any",)}

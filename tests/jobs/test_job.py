@@ -15,10 +15,11 @@ from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.jobs import job as job_module
-from edgeq.jobs.job import build, open_job
+from edgeq.jobs.job import build
 from edgeq.model.prepare import prepare_model
 from tests.backends.build import mixed, random
 from tests.graphs import proto
+from tests.opened import open_job
 
 NET = Path("net.onnx")
 CALIB = Data("calib.npz")

@@ -13,11 +13,12 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
 from edgeq.jobs.builds import Builds
-from edgeq.jobs.job import build, computed_as_there, open_job
+from edgeq.jobs.job import build, computed_as_there
 from edgeq.jobs.saturation import MitigationTrial
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.saturation import exact_options, saturation_table
 from edgeq.run.session import open_session
+from tests.opened import open_job
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve, runs_natively
 from edgeq.jobs.checks import explainer
-from edgeq.jobs.job import Built, Job, build, open_job
+from edgeq.jobs.job import Built, Job, build
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import int8_rules, predict_int8
@@ -23,6 +23,7 @@ from edgeq.model.load import model_bytes
 from edgeq.util.display import Silent
 from edgeq.util.records import plain
 from tests.backends.build import mixed
+from tests.opened import open_job
 
 NET, OUT = Path("net.onnx"), Path("int8.onnx")
 CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
