@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.data.open_source import Data
-from edgeq.jobs.job import Job, collect_statistics, prepare
+from edgeq.jobs.job import Job, collect_statistics
+from edgeq.jobs.request import Request
 
 
 def open_job(
@@ -19,4 +20,5 @@ def open_job(
     **options: Any,
 ) -> Job:
     """Prepare `model`, open its samples and, if anything static is to be built, calibrate."""
-    return collect_statistics(prepare(model, data, validation, workdir, **options), statistics)
+    request = Request(model, data, validation, statistics, None)
+    return collect_statistics(request.prepare(workdir, **options), statistics)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.base import (
@@ -17,32 +16,26 @@ from edgeq.backends.base import (
     as_backend,
     backend_for,
     backend_named,
-    check_names,
 )
 from edgeq.calibrate.collect import FloatOutputs, collect
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.methods import REGISTRY as METHODS
-from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
+from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.open_source import Data
-from edgeq.data.preprocess import NoPreprocessingError
-from edgeq.data.samples import Samples, SourceSamples, open_samples
+from edgeq.data.samples import Samples
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.saturation.audit import audit, largest_sums
-from edgeq.errors import CalibrationError, DataError, ModelError, RuntimeUnavailableError, UsageError
+from edgeq.errors import CalibrationError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
-from edgeq.hardware.profile import Profile, load_profiles, match_profile
+from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
-from edgeq.jobs.opening import check_preparation
 from edgeq.measure.node_runs import source_names
-from edgeq.measure.preprocess_trial import propose
 from edgeq.measure.task import Task, make_task, split_task_options
 from edgeq.model.compatibility import parse_sizes
-from edgeq.model.load import is_quantized, read_model
-from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.model.prepare import PreparedModel
 from edgeq.model.saturation import exact_options
-from edgeq.quantize.adopt import adopt
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.util.display import SILENT, Progress
@@ -95,10 +88,6 @@ def _saturates(host: Profile, scheme: Scheme) -> bool:
     return host.saturates(scheme) or (scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
 
 
-# Of decoded samples that stay in memory from the calibration to the proof.
-_HELD_BYTES = 2**28
-
-
 @dataclass(frozen=True)
 class Job:
     """A prepared model, its samples, and the statistics of one float32 pass over them.
@@ -147,83 +136,6 @@ class Built:
     target: Target
     artifact: Artifact
     ranges: Mapping[str, Range] = field(default_factory=dict)
-
-
-def prepare(
-    model: Path,
-    data: Data | None,
-    validation: Data | None,
-    workdir: Path,
-    *,
-    static: bool = True,
-    exclude: Sequence[str] = (),
-    adopting: bool = False,
-    fix: Mapping[str, int] | None = None,
-    task: Task | None = None,
-    workers: Workers | None = None,
-    machine: Machine | None = None,
-    progress: Progress = SILENT,
-) -> Job:
-    """Prepare `model` and open its samples: a job without statistics.
-
-    Args:
-        data: calibration samples; None where statistics are given, or nothing is static.
-        validation: held-out samples; None takes `data`.
-        static: whether any scheme needs ranges.
-        exclude: names of nodes to be kept in float, looked up before anything is calibrated.
-        adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
-        fix: numbers for free sizes of the inputs, by name.
-        task: what is measured by labels.
-        workers: that the calibration samples, and those of proofs, are shared among.
-        machine: this one; None makes no difference between its kernels and a target's.
-
-    Raises:
-        UsageError: samples are needed and were not given; `exclude` names a node that is not there.
-        ModelError: the model has no input, or no float tensor to quantize.
-    """
-    if data is None and validation is None:
-        raise UsageError("there are no samples to prove the result on", "Give --data or --val")
-    adopted: Mapping[str, Range] = {}
-    if adopting and is_quantized(read_model(model)):
-        adoption = adopt(model, workdir / "adopted.onnx")
-        adopted = adoption.ranges
-        prepared = prepare_model(adoption.model, workdir, fix=fix, progress=progress)
-        prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
-    else:
-        prepared = prepare_model(model, workdir, fix=fix, progress=progress)
-    if not prepared.signature.inputs:
-        raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
-    if static and not quantizable_tensors(prepared.model):
-        if any(value.dtype == ir.DataType.DOUBLE for value in prepared.model.graph.initializers.values()):
-            raise ModelError(
-                f"{model} computes in float64, and quantization starts from float32",
-                "Export it in float32 (PyTorch: model.float())",
-            )
-        raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
-    check_names(prepared, exclude)
-    calibration = _open(data, prepared, progress) if data is not None else None
-    held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
-    proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
-    assert proof_samples is not None
-    if not adopted:
-        with progress.stage("Checking the preparation"):
-            prepared = check_preparation(prepared, proof_samples)
-    here = machine or detect_machine()
-    return Job(
-        source=model,
-        prepared=prepared,
-        calibration=calibration,
-        validation=proof_samples,
-        held_out=held_out,
-        statistics=None,
-        adopted=adopted,
-        workers=workers,
-        host=match_profile(here, load_profiles()).profile if machine is not None else None,
-        static=static,
-        machine=here,
-        task=task,
-        progress=progress,
-    )
 
 
 def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
@@ -316,21 +228,6 @@ def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Deriv
     if job.statistics is None or not backend_named(target.backend).targeted:
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
-
-
-def _same_source(one: Any, other: Any) -> bool:
-    """Return whether two sources are one file or folder, or one object: both are read from their beginning."""
-    if isinstance(one, str | Path) and isinstance(other, str | Path):
-        return Path(one).absolute() == Path(other).absolute()
-    return one is other
-
-
-def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
-    try:
-        opened = open_samples(data, prepared.signature, model=prepared.source, progress=progress)
-    except NoPreprocessingError as error:
-        raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error
-    return replace(opened, hold=_HELD_BYTES) if isinstance(opened, SourceSamples) else opened
 
 
 _SCHEME_FIELDS = (

@@ -398,7 +398,16 @@ def package(
     if require_coverage is not None:
         check_measurable(chosen, machine, emulate=emulate)
     with tempfile.TemporaryDirectory(prefix="edgeq-") as folder, open_workers(workers) as pool:
-        job = request.prepare(Path(folder), chosen, schemes, machine, fix=fix, workers=pool, progress=progress)
+        job = request.prepare(
+            Path(folder),
+            static=any(scheme.mode == "static" for scheme in schemes),
+            exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
+            adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
+            fix=fix,
+            workers=pool,
+            machine=machine,
+            progress=progress,
+        )
         job = collect_statistics(job, request.statistics)
         if selftest > len(job.validation):
             progress.note(f"the self-test has {len(job.validation)} samples, not {selftest}: there are no more")

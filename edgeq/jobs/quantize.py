@@ -236,7 +236,16 @@ def quantize(
         ) as draft,
         open_workers(workers) as pool,
     ):
-        job = request.prepare(Path(workdir), [chosen], [scheme], machine, fix=fix, workers=pool, progress=progress)
+        job = request.prepare(
+            Path(workdir),
+            static=scheme.mode == "static",
+            exclude=scheme.exclude,
+            adopting=BACKENDS.load(chosen.backend).adopts_quantized,
+            fix=fix,
+            workers=pool,
+            machine=machine,
+            progress=progress,
+        )
         job = collect_statistics(job, request.statistics)
         # Candidates of a search are timed here though a profile of less may fit this machine better.
         there = not chosen.profile.missing(machine)

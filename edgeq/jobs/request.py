@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends.base import backend_for, backend_named
+import onnx_ir as ir
+
+from edgeq.backends.base import backend_for, check_names
 from edgeq.bundle.write import BUNDLE
+from edgeq.calibrate.ranges import Range, quantizable_tensors
 from edgeq.data.open_source import Data, as_data, sample_paths
+from edgeq.data.preprocess import NoPreprocessingError
+from edgeq.data.samples import Samples, SourceSamples, open_samples
 from edgeq.distributed.workers import Workers
-from edgeq.errors import OutputError, UsageError
-from edgeq.hardware.detect import Machine
+from edgeq.errors import DataError, ModelError, OutputError, UsageError
+from edgeq.hardware.detect import Machine, detect_machine
+from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
-from edgeq.jobs.job import Job, prepare
+from edgeq.jobs.job import Job
+from edgeq.jobs.opening import check_preparation
+from edgeq.measure.preprocess_trial import propose
 from edgeq.measure.task import Task, as_task
 from edgeq.model.clean import check_bundle_name, is_named_bundle
-from edgeq.model.load import data_beside, data_name, model_files, path_of
+from edgeq.model.load import data_beside, data_name, is_quantized, model_files, path_of, read_model
+from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.quantize.adopt import adopt
 from edgeq.scheme import Scheme
-from edgeq.util.display import Progress
+from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, check_free
+
+# Of decoded samples that stay in memory from the calibration to the proof.
+_HELD_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -116,30 +129,85 @@ class Request:
     def prepare(
         self,
         workdir: Path,
-        targets: Sequence[Target],
-        schemes: Sequence[Scheme],
-        machine: Machine,
         *,
-        fix: Mapping[str, int] | None,
-        workers: Workers | None,
-        progress: Progress,
+        static: bool = True,
+        exclude: Sequence[str] = (),
+        adopting: bool = False,
+        fix: Mapping[str, int] | None = None,
+        workers: Workers | None = None,
+        machine: Machine | None = None,
+        progress: Progress = SILENT,
     ) -> Job:
-        """Return the job for `targets`, to be built by `schemes`, without statistics.
+        """Prepare the model and open its samples: a job without statistics.
+
+        Args:
+            static: whether any scheme needs ranges.
+            exclude: names of nodes to be kept in float, looked up before anything is calibrated.
+            adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
+            fix: numbers for free sizes of the inputs, by name.
+            workers: that the calibration samples, and those of proofs, are shared among.
+            machine: this one; None makes no difference between its kernels and a target's.
 
         Raises:
-            EdgeqError: as `edgeq.jobs.job.prepare` has it.
+            UsageError: samples are needed and were not given; `exclude` names a node that is not there.
+            ModelError: the model has no input, or no float tensor to quantize.
         """
-        return prepare(
-            self.model,
-            self.data,
-            self.validation,
-            workdir,
-            static=any(scheme.mode == "static" for scheme in schemes),
-            exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
-            adopting=all(backend_named(target.backend).adopts_quantized for target in targets),
-            fix=fix,
-            task=self.task,
+        model, data, validation = self.model, self.data, self.validation
+        if data is None and validation is None:
+            raise UsageError("there are no samples to prove the result on", "Give --data or --val")
+        adopted: Mapping[str, Range] = {}
+        if adopting and is_quantized(read_model(model)):
+            adoption = adopt(model, workdir / "adopted.onnx")
+            adopted = adoption.ranges
+            prepared = prepare_model(adoption.model, workdir, fix=fix, progress=progress)
+            prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
+        else:
+            prepared = prepare_model(model, workdir, fix=fix, progress=progress)
+        if not prepared.signature.inputs:
+            raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
+        if static and not quantizable_tensors(prepared.model):
+            if any(value.dtype == ir.DataType.DOUBLE for value in prepared.model.graph.initializers.values()):
+                raise ModelError(
+                    f"{model} computes in float64, and quantization starts from float32",
+                    "Export it in float32 (PyTorch: model.float())",
+                )
+            raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
+        check_names(prepared, exclude)
+        calibration = _open(data, prepared, progress) if data is not None else None
+        held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
+        proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
+        assert proof_samples is not None
+        if not adopted:
+            with progress.stage("Checking the preparation"):
+                prepared = check_preparation(prepared, proof_samples)
+        here = machine or detect_machine()
+        return Job(
+            source=model,
+            prepared=prepared,
+            calibration=calibration,
+            validation=proof_samples,
+            held_out=held_out,
+            statistics=None,
+            adopted=adopted,
             workers=workers,
-            machine=machine,
+            host=match_profile(here, load_profiles()).profile if machine is not None else None,
+            static=static,
+            machine=here,
+            task=self.task,
             progress=progress,
         )
+
+
+def _same_source(one: Any, other: Any) -> bool:
+    """Return whether two sources are one file or folder, or one object: both are read from their beginning."""
+    if isinstance(one, str | Path) and isinstance(other, str | Path):
+        return Path(one).absolute() == Path(other).absolute()
+    return one is other
+
+
+def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
+    try:
+        opened = open_samples(data, prepared.signature, model=prepared.source, progress=progress)
+    except NoPreprocessingError as error:
+        raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error
+    return replace(opened, hold=_HELD_BYTES) if isinstance(opened, SourceSamples) else opened

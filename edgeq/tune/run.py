@@ -17,7 +17,7 @@ from edgeq.errors import BoardError, GoalNotMetError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.jobs.builds import prove_built, target_coverage, with_compiled
-from edgeq.jobs.job import Job, collect_statistics, prepare
+from edgeq.jobs.job import Job, collect_statistics
 from edgeq.jobs.package import as_text, bundle_variants
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.request import Request
@@ -261,18 +261,7 @@ def tune(
         collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
         static = is_static(chosen, data, statistics)
-        job = prepare(
-            model,
-            data,
-            request.validation,
-            workdir,
-            static=static,
-            fix=fix,
-            task=task,
-            workers=pool,
-            machine=here,
-            progress=progress,
-        )
+        job = request.prepare(workdir, static=static, fix=fix, workers=pool, machine=here, progress=progress)
         job = collect_statistics(job, reuse)
         settings = settings_of(job, chosen, machine, task, goal, field)
         held.enter_context(claimed(kept))
