@@ -26,7 +26,7 @@ class _CollectByDefault(click.Group):
 
 
 @click.group("calibrate", cls=_CollectByDefault, context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
+def calibrate_command() -> None:
     """Run the float model once over samples and keep the statistics.
 
     \b
@@ -39,7 +39,7 @@ def command() -> None:
     """
 
 
-@command.command("collect")
+@calibrate_command.command("collect")
 @click.argument("model", type=PATH)
 @click.option("--data", required=True, help="A folder of images or test_data_set_N, .npz, .npy, .pb.")
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Directory for the statistics.")
@@ -81,7 +81,7 @@ def collect(
     _print_written(printer, statistics, output)
 
 
-@command.command("merge")
+@calibrate_command.command("merge")
 @click.argument("parts", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Directory for the merged statistics.")
 @FORCE
@@ -94,7 +94,7 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
     _print_written(printer, statistics, output)
 
 
-@command.command("show")
+@calibrate_command.command("show")
 @click.argument("path", type=PATH)
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Plot this tensor. Repeatable.")
 @click.option("--svg", type=OUTPUT, metavar="OUT.svg", help="Write histograms and thresholds as SVG.")
@@ -123,7 +123,7 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     shown = open_shown(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
     if svg is not None:
         write_svg(shown, svg, force=force)
-    printer.lines(shown, _draw(shown, plotted=bool(options["tensors"])))
+    printer.lines(shown, _calibrate_lines(shown, plotted=bool(options["tensors"])))
 
 
 def _print_written(printer: Printer, statistics: Statistics, output: Path) -> None:
@@ -137,7 +137,7 @@ def _print_written(printer: Printer, statistics: Statistics, output: Path) -> No
     printer.lines(record, [f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples"])
 
 
-def _draw(shown: Shown | dict[str, Any], *, plotted: bool) -> Lines:
+def _calibrate_lines(shown: Shown | dict[str, Any], *, plotted: bool) -> Lines:
     from edgeq.calibrate.show import Shown, sparkline, text_plot
 
     if not isinstance(shown, Shown):

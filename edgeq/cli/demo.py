@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--files", type=OUTPUT, metavar="DIR", help="Write the model and its samples to DIR, and nothing else.")
 @click.option("--force", is_flag=True, help="Replace what is there; a bundle of an earlier demo is replaced anyway.")
 @common
-def command(printer: Printer, output: Path, files: Path | None, force: bool) -> None:
+def demo_command(printer: Printer, output: Path, files: Path | None, force: bool) -> None:
     """Quantize the embedded digit classifier for this machine, prove it, bundle it, verify it and time it."""
     from edgeq.jobs.demo import demonstrate, write_files
 
@@ -31,10 +31,10 @@ def command(printer: Printer, output: Path, files: Path | None, force: bool) -> 
         return
 
     result = demonstrate(output, force=force, progress=printer.progress())
-    printer.lines(result, _draw(result, verbose=printer.verbose))
+    printer.lines(result, _demo_lines(result, verbose=printer.verbose))
 
 
-def _draw(result: Demonstration, *, verbose: bool) -> Lines:
+def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
     from edgeq_device.claim import Claim
     from edgeq_device.text import report_lines
 

@@ -1,4 +1,4 @@
-"""`edgeq device`: the boards that are known, an environment on one, and its removal."""
+"""Boards over SSH and emulated machines: `edgeq device` and `emulate`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from pathlib import Path
 
 import click
 
-from edgeq.cli._common import Printer, common
-from edgeq.cli._next import fill_next
+from edgeq.cli._common import Printer, common, fill_next
 from edgeq.cli._options import PATH, complete_board
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
 
 
 @click.group("device")
-def command() -> None:
+def device_command() -> None:
     """Boards over SSH: list them, make an environment on one, remove what edgeq keeps there."""
 
 
-@command.command("list")
+@device_command.command("list")
 @common
-def listed(printer: Printer) -> None:
+def list_boards(printer: Printer) -> None:
     """List the boards of the user's devices.toml and of the one in this folder."""
     from edgeq.remote.devices import known_boards
 
@@ -30,11 +29,11 @@ def listed(printer: Printer) -> None:
     printer.lines({"devices": boards}, lines or ["no devices.toml names a board; see docs/boards.md"])
 
 
-@command.command()
+@device_command.command("setup")
 @BOARD
 @click.option("--wheels", type=PATH, metavar="DIR", help="Install from these wheels, not from an index.")
 @common
-def setup(printer: Printer, board: str, wheels: Path | None) -> None:
+def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     """Make a Python environment with numpy and onnxruntime in edgeq's folder on BOARD.
 
     \b
@@ -48,13 +47,53 @@ def setup(printer: Printer, board: str, wheels: Path | None) -> None:
     printer.lines(found, found.lines())
 
 
-@command.command()
+@device_command.command("clean")
 @BOARD
 @common
-def clean(printer: Printer, board: str) -> None:
+def clean_board(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, its programs, the environment."""
     from edgeq.remote.devices import one_board
     from edgeq.remote.machine import clean as remove
 
     found = remove(one_board(board))
     printer.lines(found, found.lines())
+
+
+@click.group("emulate")
+def emulate_command() -> None:
+    """Run other machines' kernels on this one, so that bundles can be checked before they are deployed."""
+
+
+@emulate_command.command("setup")
+@click.argument("machine", metavar="NAME", default="arm64")
+@click.option("--sysroot", type=PATH, metavar="DIR", help="Use this root file system, with Python and onnxruntime in.")
+@click.option("--onnxruntime", metavar="VERSION", help="The onnxruntime to put in; else the one installed here.")
+@click.option("--sources", type=PATH, metavar="FILE", help="An apt sources file to use in place of the system's.")
+@click.option("--force", is_flag=True, help="Make it again.")
+@common
+def set_machine_up(
+    machine: str, sysroot: Path | None, onnxruntime: str | None, sources: Path | None, force: bool, printer: Printer
+) -> None:
+    """Make an emulated machine (arm64) in your cache folder. Needs no root and changes nothing on the system.
+
+    \b
+    edgeq emulate setup arm64
+    edgeq emulate setup arm64 --sysroot /path/to/a/root/file/system
+    """
+    from edgeq.emulate.setup import setup as make
+
+    result = make(
+        machine, sysroot=sysroot, onnxruntime=onnxruntime, sources=sources, force=force, progress=printer.progress()
+    )
+    printer.lines(result, result.lines())
+
+
+@emulate_command.command("status")
+@common
+def show_status(printer: Printer) -> None:
+    """Show which targets' kernels can be run here, how, and what is missing for the others."""
+    from edgeq.emulate.setup import status as look
+    from edgeq.jobs.emulated import SIMULATORS
+
+    result = look(SIMULATORS)
+    printer.lines(result, result.lines(verbose=printer.verbose))

@@ -25,9 +25,8 @@ from edgeq.measure.coverage import kernel_times
 from edgeq.model.load import path_of, read_own
 from edgeq.report.numbers import string
 from edgeq.report.page import RECORD, TUNING, render
-from edgeq.report.read import ReportData, read_report
+from edgeq.report.read import ReportData, Verdict, read_report, verdict_of
 from edgeq.report.timing import INT8, FleetRecord
-from edgeq.report.verdict import Verdict, verdict_of
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, output_file
 from edgeq.util.ownership import is_plain

@@ -18,8 +18,18 @@ from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.bench import is_bundle
 from edgeq.model.load import model_files, read_model, save_model
-from edgeq.report.compare import ComparePlace, CompareRequest, run_comparison
-from edgeq.report.comparison import HELD, MISSED, UNSETTLED, Comparison, LimitCheck, Limits, check_limits
+from edgeq.report.compare import (
+    HELD,
+    MISSED,
+    UNSETTLED,
+    ComparePlace,
+    CompareRequest,
+    Comparison,
+    LimitCheck,
+    Limits,
+    check_limits,
+    run_comparison,
+)
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, check_outside, output_directory, output_file
 from edgeq.util.records import computed, read_toml

@@ -19,10 +19,9 @@ from edgeq.report import numbers, views
 from edgeq.report.histogram_chart import histogram_chart
 from edgeq.report.layers import layer_profile
 from edgeq.report.numbers import escaped, isolated, shorten
-from edgeq.report.read import ReportData, read_report
+from edgeq.report.read import ReportData, read_report, timing_of, verdict_of
 from edgeq.report.timing import board_table, failures, kind_table, latency_chart
 from edgeq.report.tuning import NAMES, mark, pareto, ring
-from edgeq.report.verdict import timing_of, verdict_of
 from edgeq.report.views import layer_table, layers_view
 from edgeq.util.records import plain, rounded
 

@@ -26,10 +26,9 @@ from edgeq.report.numbers import (
     significant,
     size,
 )
-from edgeq.report.read import ReportData, Variant
+from edgeq.report.read import ReportData, Variant, compared, timing_of, verdict_of
 from edgeq.report.timing import Latency, Timing, series
 from edgeq.report.tuning import NAMES, Candidate, Tuning
-from edgeq.report.verdict import compared, timing_of, verdict_of
 
 Row = Sequence[str]
 Table = tuple[Row, list[Row]]

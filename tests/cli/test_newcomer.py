@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from edgeq.cli import COMMANDS, GROUPS, group
-from edgeq.cli._next import next_line
+from edgeq.cli._common import next_line
 from tests.graphs import proto
 
 

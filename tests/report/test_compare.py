@@ -20,8 +20,7 @@ from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.report.bundle import report_bundle
-from edgeq.report.compare import compare
-from edgeq.report.comparison import Limits, comparison_rows, missed, sentences
+from edgeq.report.compare import Limits, compare, comparison_rows, missed, sentences
 from edgeq.util.records import plain
 from tests.bundle.samples import linear, variant
 from tests.graphs import proto

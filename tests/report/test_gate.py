@@ -22,7 +22,7 @@ from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import InconclusiveError, OutputError, UsageError, WorseError
 from edgeq.measure.latency import Measurement
-from edgeq.report.comparison import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
+from edgeq.report.compare import HELD, MISSED, UNSETTLED, LimitCheck, Limits, check_limits
 from edgeq.report.gate import Gated, GateLimits, junit, markdown, read_limits
 from edgeq.run.session import open_session
 from tests.bundle.samples import INPUT, answer, linear

@@ -1,17 +1,18 @@
-"""`edgeq retarget MODEL -o OUT.onnx`."""
+"""Write a quantized model in another form: `edgeq retarget` and `emit-c`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgeq.cli._common import Printer, common
-from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, target_option
+from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, PREPROCESS, target_option
 
 if TYPE_CHECKING:
+    from edgeq.jobs.emit_c import Emitted
     from edgeq.retarget.run import Retargeted
 
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--weight-type", type=INTEGER, help="Integers of weights.")
 @FORCE
 @common
-def command(
+def retarget_command(
     printer: Printer,
     model: Path,
     output: Path,
@@ -55,10 +56,10 @@ def command(
         weight_type=weight_type,
         force=force,
     )
-    printer.lines(result, _lines(model, result))
+    printer.lines(result, _retarget_lines(model, result))
 
 
-def _lines(model: Path, result: Retargeted) -> Iterator[str]:
+def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
     before, after = (f"{form.format} {form.pair}" for form in (result.before, result.after))
     yield f"{model}: {before} → {result.output}: {after}"
     yield from (f"  {line}" for line in result.changes or ("nothing had to be changed",))
@@ -68,3 +69,43 @@ def _lines(model: Path, result: Retargeted) -> Iterator[str]:
         yield f"outputs on noise: {'the same to the last bit' if result.comparison.identical else off}"
     for key, value in result.session_options.items():
         yield f"run it with the session option {key}={value}"
+
+
+@click.command("emit-c")
+@click.argument("program", type=PATH, metavar="PROGRAM.npz|INT8.onnx")
+@click.option("--data", required=True, help="Samples; the first become the bundle's images.")
+@PREPROCESS
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR", help="The C bundle.")
+@click.option("--images", type=click.IntRange(min=1), default=2, show_default=True, help="Samples in one run of the C.")
+@click.option(
+    "--generation",
+    type=click.Choice(["2023", "2021"]),
+    default="2023",
+    show_default=True,
+    help="Calls of gemmini.h: with rows and columns apart, or square images only.",
+)
+@click.option("--params-header", type=PATH, help="The chip's gemmini_params.h; else one for the target's array.")
+@FORCE
+@common
+def emit_c_command(printer: Printer, program: Path, output: Path, **options: Any) -> None:
+    """Write C for an array from the program that `quantize` or `package` for such a target left.
+
+    \b
+    edgeq quantize model.onnx -t gemmini --data calib/ -o int8.onnx
+    edgeq emit-c int8.onnx --data calib/ -o c/
+    make -C c check
+    """
+    from edgeq.data.open_source import Data
+    from edgeq.jobs.emit_c import emit_c
+
+    data = Data(options.pop("data"), options.pop("preprocess"))
+    result = emit_c(program, data, output, progress=printer.progress(), **options)
+    printer.lines(result, _emit_c_lines(result))
+
+
+def _emit_c_lines(result: Emitted) -> list[str]:
+    return [
+        f"{result.output}: {len(result.bundle.layers)} layers, DIM {result.program.array.dim}",
+        *(f"note: {note}" for note in result.bundle.notes),
+        f"check it: make -C {result.output} check",
+    ]
