@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from edgeq_device.budget import Budget, renew
 from edgeq_device.relay import json_text, printable, printable_lines, unfiltered
 
+from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import OutputError
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.process import check_threads, ends_in_one_line
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-F = TypeVar("F", bound=Callable[..., Any])
 Lines = Iterable[Any]
 """What a command prints for people: texts, each on a line of its own, tables, and texts with a style."""
 
@@ -191,31 +191,81 @@ class _StderrProgress:
             click.echo(printable(text), err=True)
 
 
-def common(function: F) -> F:
-    """Add --json, -q, -v (passed as `printer`) and --print-recipe to a command, and end on errors with one line and an
-    exit code."""
+_TOPICS = {
+    "Data": "data val source calibration preprocess try_preprocess count start first stride labels task annotations "
+    "decoder class_offset confidence iou task_output fixed shapes batch seed skip every_element",
+    "Quantization": "method percentile method_options per_channel reduce_range fit_pairs format activation_type "
+    "weight_type activation_symmetric rest dynamic weight_only eight_bit block_compute op_types exclude wide recover",
+    "Machine": "target targets engine engines variant threads session_options optimization on pin workers no_emulate",
+    "Limits": "max_drop min_sqnr min_speedup max_growth max_memory_growth require_coverage limits objective budget "
+    "duration_s min_queries target_qps latency_bound_ms no_timing thorough memory",
+    "Output": "output with_float selftest split force update as_markdown junit as_json quiet verbose print_recipe",
+}
+"""Title → names of the parameters that help shows under it; all others stand first, under Options."""
+_FEW = 14
 
-    @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else on stdout.")
-    @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
-    @click.option("-v", "--verbose", is_flag=True, help="Give reasons.")
-    @click.option("--print-recipe", is_flag=True, help="Print the recipe for `edgeq run` that does the same.")
-    @functools.wraps(function)
-    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **kwargs: Any) -> None:
-        # onnxruntime's quantizer warns of what edgeq has done already.
-        logging.getLogger().setLevel(logging.ERROR)
-        with ends_in_one_line(verbose=verbose):
-            if print_recipe:
-                from edgeq.cli._recipe import written
 
-                click.echo(written(click.get_current_context()))
-                return
-            check_threads()
-            budget = click.get_current_context().find_object(Budget)
-            function(*args, printer=Printer(as_json, quiet, verbose, budget), **kwargs)
-            if not as_json and not quiet and (line := next_line(click.get_current_context())) is not None:
-                click.echo(printable(f"next: {line}"))
+class Command(click.Command):
+    """A command whose help shows its options by topic, where there are many."""
 
-    return wrapped  # type: ignore[return-value]
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, each under its topic."""
+        known = {name: title for title, names in _TOPICS.items() for name in names.split()}
+        found: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *_TOPICS)}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for option in options:
+            topic = "Output" if option is self.get_help_option(ctx) else known.get(option.name or "", "Options")
+            if record := option.get_help_record(ctx):
+                found[topic if len(options) > _FEW else "Options"].append(record)
+        for title, rows in found.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def command(name: str, within: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a function: with --json, -q, -v (passed as `printer`) and --print-recipe. Errors end it with
+    one line and an exit code.
+
+    Args:
+        within: the group that it belongs to.
+    """
+
+    def make(function: Callable[..., None]) -> click.Command:
+        made = Command(
+            name,
+            callback=functools.partial(_run, function),
+            help=function.__doc__,
+            params=[*reversed(getattr(function, "__click_params__", [])), *_common_options()],
+        )
+        if within is not None:
+            within.add_command(made)
+        return made
+
+    return make
+
+
+def _common_options() -> Iterator[click.Option]:
+    yield click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON and nothing else on stdout.")
+    yield click.Option(["-q", "--quiet"], is_flag=True, help="No progress and no notes.")
+    yield click.Option(["-v", "--verbose"], is_flag=True, help="Give reasons.")
+    yield click.Option(["--print-recipe"], is_flag=True, help="Print the recipe for `edgeq run` that does the same.")
+
+
+def _run(
+    function: Callable[..., None], *, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **given: Any
+) -> None:
+    # onnxruntime's quantizer warns of what edgeq has done already.
+    logging.getLogger().setLevel(logging.ERROR)
+    context = click.get_current_context()
+    with ends_in_one_line(verbose=verbose):
+        if print_recipe:
+            click.echo(written(context))
+            return
+        check_threads()
+        function(printer=Printer(as_json, quiet, verbose, context.find_object(Budget)), **given)
+        if not as_json and not quiet and (line := next_line(context)) is not None:
+            click.echo(printable(f"next: {line}"))
 
 
 NEXT = {
@@ -307,9 +357,7 @@ def next_line(context: click.Context) -> str | None:
 
 def _keys(context: click.Context) -> Iterator[str]:
     """The keys of `NEXT` that fit the running command, the most particular first."""
-    names = [str(context.info_name)]
-    if context.parent is not None and context.parent.parent is not None:
-        names.insert(0, str(context.parent.info_name))
+    names = typed_names(context)
     chosen = [str(context.params["action"])] if "action" in context.params else []
     chosen += [name for name in ("files", "dry_run", "on") if context.params.get(name)]
     targets = context.params.get("target") or ()

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from edgeq_device.relay import without_passwords
 
+from edgeq.cli import COMMANDS
 from edgeq.errors import UsageError, suggest
 from edgeq.util.records import parse, toml_table
 
@@ -29,6 +30,15 @@ class Step:
     context: click.Context
 
 
+def typed_names(context: click.Context) -> list[str]:
+    """Return the words of the running command; `edgeq info detect` is `detect`, which recipes and next lines name."""
+    names: list[str] = []
+    while context.parent is not None:
+        names.insert(0, str(context.info_name))
+        context = context.parent
+    return names[1:] if len(names) > 1 and names[1] in COMMANDS else names
+
+
 def written(context: click.Context) -> str:
     """The recipe of the command that is being run: what was given for it, as TOML."""
     given = {
@@ -39,10 +49,7 @@ def written(context: click.Context) -> str:
     for key, value in given.items():
         if any("://" in text and without_passwords(text) != text for text in map(str, several(value))):
             raise UsageError(f"a recipe would keep the password in {key}", "Leave the password out")
-    names, outer = [context.info_name or ""], context.parent
-    while outer is not None and outer.parent is not None:
-        names, outer = [outer.info_name or "", *names], outer.parent
-    table = ".".join(name.replace("-", "_") for name in names)
+    table = ".".join(name.replace("-", "_") for name in typed_names(context))
     lines = [f"{key} = {_toml(value)}" for key, value in given.items()]
     return "\n".join(["# edgeq run THIS_FILE; relative paths start from its folder", f"[{table}]", *lines])
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, choose_next, common, styled, table
-from edgeq.cli._options import ENGINE, FORCE, OUTPUT, PATH, build_options, complete_board, data_options, target_option
+from edgeq.cli._common import Lines, Printer, choose_next, command, styled, table
+from edgeq.cli._options import (
+    ENGINE,
+    FORCE,
+    PATH,
+    WITH_FLOAT,
+    build_options,
+    complete_board,
+    data_options,
+    output_beside,
+    target_option,
+)
 from edgeq.util.registry import RECOVERIES
 
 if TYPE_CHECKING:
@@ -20,7 +30,6 @@ if TYPE_CHECKING:
     from edgeq.jobs.quantize import Quantized
     from edgeq.jobs.saturation import Decision
     from edgeq.measure.agreement import Agreement, OutputAgreement
-    from edgeq.measure.checks import Check
     from edgeq.remote.clock import BoardClock
     from edgeq.tune.plan import Plan
     from edgeq.tune.run import Tuned
@@ -31,7 +40,7 @@ _OUTPUTS_SHOWN = 4
 
 
 def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
-    """Coverage, agreement, accuracy, speed and warnings."""
+    """Yield coverage, agreement, accuracy, speed and warnings."""
     from edgeq_device.claim import SLOWER
 
     from edgeq.run.engines import DEFAULT
@@ -54,10 +63,8 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     for output in agreement.outputs:
         parts = sorted(output.slices, key=lambda part: part.sqnr_db)
         for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
-            figures = (
-                "the same" if part.sqnr_db == math.inf else f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
-            )
-            yield f"  output {output.name}, {part.where}: {figures}"
+            same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
+            yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
     if proof.accuracy:
         rows = ((name, *(f"{value:.4f}" for value in one.metrics.values())) for name, one in proof.accuracy.items())
         yield table(("", *next(iter(proof.accuracy.values())).metrics), rows)
@@ -67,8 +74,8 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
 
 
 def closeness(found: Agreement | OutputAgreement) -> str:
-    """How closely outputs follow others: by the share that is equal where they are indices, the same top-1
-    where they are class scores, else by their cosine."""
+    """Say how closely outputs follow others: by the share that is equal where they are indices, the same top-1 where
+    they are class scores, else by their cosine."""
     if not found.compared:
         return "nothing could be compared"
     if found.same is not None:
@@ -80,7 +87,7 @@ def closeness(found: Agreement | OutputAgreement) -> str:
 
 
 def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
-    """What was done about saturating kernels, and at what price."""
+    """Yield what was done about saturating kernels, and at what price."""
     yield f"16-bit sums: {decision.why}"
     if not verbose:
         return
@@ -95,9 +102,9 @@ def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
         yield f"  {mitigation.name}: {mitigation.sqnr_db:.1f} dB{metric}, time x{mitigation.cost:g}{safe}"
 
 
-@click.command("quantize")
+@command("quantize")
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="OUT.onnx", help="The quantized model.")
+@output_beside("{stem}.int8.onnx", "OUT.onnx", "The quantized model.")
 @target_option(
     default="auto",
     help="auto, a target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file.",
@@ -109,21 +116,13 @@ def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
     metavar="METHOD",
     help=f"Accuracy recovery (docs/recover.md), repeatable: {', '.join(RECOVERIES.names())}.",
 )
-@click.option("--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs are so close.")
+@click.option("--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs are as close.")
 @ENGINE
 @build_options
-@common
 def quantize_command(
-    printer: Printer,
-    model: Path,
-    output: Path,
-    target: str,
-    recover: tuple[str, ...],
-    min_sqnr: float | None,
-    engine: str | None,
-    **options: Any,
+    printer: Printer, recover: tuple[str, ...], min_sqnr: float | None, engine: str | None, **options: Any
 ) -> None:
-    """Quantize MODEL for a profile and prove the result.
+    """Quantize MODEL for a machine or a target and prove the result.
 
     \b
     edgeq quantize model.onnx --data calib/ --preprocess imagenet -o int8.onnx
@@ -135,16 +134,12 @@ def quantize_command(
     from edgeq.run.engines import choose_engine
     from edgeq.tune.recover.closer import recovering
 
-    builder = recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None
-    arguments = build_arguments(options)
     result = quantize(
-        model,
-        output=output,
-        target=target,
-        builder=builder,
+        **{name: options[name] for name in ("model", "output", "target")},
+        builder=recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None,
         engine=choose_engine(engine) if engine else None,
         progress=printer.progress(),
-        **arguments,
+        **build_arguments(options),
     )
     printer.lines(result, _quantize_lines(result, verbose=printer.verbose))
 
@@ -167,7 +162,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
         yield table(("stage", "seconds"), rows, numbers_from=1, box=None)
 
 
-@click.command("package")
+@command("package")
 @click.argument("model", type=PATH)
 @target_option(
     "targets",
@@ -176,8 +171,8 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     show_default=True,
     help="A target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file. Repeatable.",
 )
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
-@click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
+@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "The bundle.")
+@WITH_FLOAT
 @click.option(
     "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."
 )
@@ -190,10 +185,7 @@ def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
     help="Add a variant that this plug-in runs, as NAME or NAME:PRECISION. Repeatable, the best first.",
 )
 @build_options
-@common
-def package_command(
-    printer: Printer, model: Path, targets: tuple[str, ...], engines: tuple[str, ...], output: Path, **options: Any
-) -> None:
+def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) -> None:
     """Quantize MODEL and write a bundle that a device can verify, run and time by itself.
 
     \b
@@ -208,18 +200,20 @@ def package_command(
     from edgeq.jobs.package import package
     from edgeq.run.engines import choose_engine
 
-    extra = {name: options.pop(name) for name in ("with_float", "selftest", "split")}
-    arguments = build_arguments(options)
-    chosen = [choose_engine(text) for text in engines]
     result = package(
-        model, output=output, targets=targets, engines=chosen, progress=printer.progress(), **extra, **arguments
+        **{name: options[name] for name in ("model", "output", "targets", "with_float", "selftest", "split")},
+        engines=[choose_engine(text) for text in engines],
+        progress=printer.progress(),
+        **build_arguments(options),
     )
     printer.lines(result, _package_lines(result, verbose=printer.verbose))
     bundle = next(iter(result.bundles.values()))
-    choose_next(lambda: next_check(bundle, SIMULATORS, targets), bundle=bundle)
+    choose_next(lambda: next_check(bundle, SIMULATORS, options["targets"]), bundle=bundle)
 
 
 def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
+    from edgeq.measure.checks import summarise
+
     drawn: dict[tuple[Path, str], str] = {}
     for name, variant in result.variants.items():
         artifact = variant.built.artifact
@@ -233,26 +227,18 @@ def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
             yield from draw_proof(variant.proof, verbose=verbose)
         if variant.decision is not None:
             yield from draw_decision(variant.decision, verbose=verbose)
-        yield from _draw_checks(variant.checks, verbose=verbose)
+        if verbose:
+            yield from (f"  {check.name}: {check.kind} ({check.where}) {check.detail}" for check in variant.checks)
+        else:
+            yield f"checked {summarise(variant.checks)}"
     yield from (f"note: {note}" for note in result.notes)
     yield from (f"bundle: {bundle}" for bundle in dict.fromkeys(result.bundles.values()))
-
-
-def _draw_checks(checks: Sequence[Check], *, verbose: bool) -> Lines:
-    """What was checked, and on whose kernels; in one line, or one line each."""
-    from edgeq.measure.checks import summarise
-
-    if verbose:
-        for check in checks:
-            yield f"  {check.name}: {check.kind} ({check.where}) {check.detail}"
-        return
-    yield f"checked {summarise(checks)}"
 
 
 _LOSERS_SHOWN = 10
 
 
-@click.command("tune")
+@command("tune")
 @click.argument("model", type=PATH)
 @data_options
 @click.option("--max-drop", metavar="DROP", help="Accuracy that may be lost: 1%, 0.5pt or 0.005.", show_default="1%")
@@ -283,22 +269,15 @@ _LOSERS_SHOWN = 10
     shell_complete=complete_board,
     help="Time on this board and check every candidate there; several of one kind take turns. Repeatable.",
 )
-@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="Where the bundle goes.")
-@click.option("--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both.")
+@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "The bundle.")
+@WITH_FLOAT
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 @click.option("--no-memory", is_flag=True, help="Search as if nothing was ever tuned here, and remember nothing.")
 @click.option("--thorough", is_flag=True, help="Dismiss nothing early, to check the search. Takes longer.")
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
 @FORCE
-@common
 def tune_command(
-    printer: Printer,
-    model: Path,
-    output: Path,
-    engines: tuple[str, ...],
-    on: tuple[str, ...],
-    dry_run: bool,
-    **options: Any,
+    printer: Printer, model: Path, engines: tuple[str, ...], on: tuple[str, ...], dry_run: bool, **options: Any
 ) -> None:
     """Find the best int8 form of MODEL for this machine, by measuring, and write it as a bundle.
 
@@ -318,28 +297,23 @@ def tune_command(
 
     arguments = {**tune_arguments(options), "engines": [choose_engine(text) for text in engines]}
     drop = arguments.pop("max_drop")
-    goal = Goal(
-        options["objective"],
-        Goal.max_drop if drop is None else drop,
-        parse_budget(options["budget"]),
-        options["thorough"],
-    )
+    limits = (Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
+    goal = Goal(options["objective"], *limits, options["thorough"])
+    progress = printer.progress()
     if dry_run:
         if on:
             raise UsageError("--dry-run reaches no board", "Leave --on out, or name the board's target with -t")
         named = {name: arguments[name] for name in ("data", "validation", "statistics", "target", "engines")}
-        steps = plan(model, **named, goal=goal, progress=printer.progress())
-        printer.lines(steps, _draw_plan(steps))
+        steps = plan(model, **named, goal=goal, progress=progress)
+        printer.lines(steps, _plan_lines(steps))
         return
-    progress = printer.progress()
     try:
         with _clock(on, progress) as clock:
-            result = tune(model, output=output, goal=goal, clock=clock, progress=progress, **arguments)
+            result = tune(model, output=options["output"], goal=goal, clock=clock, progress=progress, **arguments)
     except GoalNotMetError as error:
-        found = error.record
-        printer.lines(found, _tune_lines(found, verbose=printer.verbose))
+        printer.lines(error.record, _search_lines(error.record, verbose=printer.verbose))
         raise
-    printer.lines(result, _draw_result(result, verbose=printer.verbose))
+    printer.lines(result, _tune_lines(result, verbose=printer.verbose))
 
 
 @contextmanager
@@ -354,28 +328,17 @@ def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[BoardClock | Non
         yield clock
 
 
-def _draw_result(result: Tuned, *, verbose: bool) -> Lines:
+def _tune_lines(result: Tuned, *, verbose: bool) -> Lines:
     if not result.record.get("simulated"):
-        yield from _tune_lines(result.record, verbose=verbose)
+        yield from _search_lines(result.record, verbose=verbose)
         return
     yield styled(f"{result.target.title}, in simulation", "bold")
-    yield from _tune_lines(result.record, verbose=verbose)
+    yield from _search_lines(result.record, verbose=verbose)
     yield from draw_proof(result.proof, verbose=verbose)
     yield f"bundle: {result.bundle}"
 
 
-def _draw_simulated(record: Mapping[str, Any], *, verbose: bool) -> Lines:
-    from edgeq.tune.simulated import summary
-
-    yield from (f"{title}: {text}" for title, text in summary(record).items())
-    for form in record["trials"] if verbose else ():
-        kept = ", ".join(form["kept_in_float"]) or "nothing"
-        lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"
-        yield f"{form['method']}, {kept} in float: loss {lost}"
-    yield f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s"
-
-
-def _draw_plan(steps: Plan) -> Lines:
+def _plan_lines(steps: Plan) -> Lines:
     yield f"for {steps.target.title}, profile {steps.target.profile.name}"
     steps_of = "built, timed against float32 and screened" if steps.threads else "built and screened"
     yield f"kernel choices, {steps_of}:"
@@ -390,8 +353,18 @@ def _draw_plan(steps: Plan) -> Lines:
     yield f"if accuracy falls short: {', '.join((*steps.recoveries, last))}"
 
 
-def _tune_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
-    return (_draw_simulated if record.get("simulated") else _draw_timed)(record, verbose=verbose)
+def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
+    if not record.get("simulated"):
+        yield from _draw_timed(record, verbose=verbose)
+        return
+    from edgeq.tune.simulated import summary
+
+    yield from (f"{title}: {text}" for title, text in summary(record).items())
+    for form in record["trials"] if verbose else ():
+        kept = ", ".join(form["kept_in_float"]) or "nothing"
+        lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"
+        yield f"{form['method']}, {kept} in float: loss {lost}"
+    yield f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s"
 
 
 def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
@@ -403,24 +376,17 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
     # A ratio and its milliseconds are of the same runs; those of several candidates may be of several races.
     heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
     rows = []
-    timing = record["float32"]["timing"]
-    if timing:
-        size = record["float32"]["bytes"] / 1e6
-        rows.append(("float32", "1.00", f"{timing['latency']['p50_ms']:.3g} ms", "0.00", "", f"{size:.2f}", ""))
+    float32 = record["float32"]
+    if timing := float32["timing"]:
+        latency = f"{timing['latency']['p50_ms']:.3g} ms"
+        rows.append(("float32", "1.00", latency, "0.00", "", f"{float32['bytes'] / 1e6:.2f}", ""))
     front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
     for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"])):
         claim = Claim.read(one["timing"]["speedup"])
-        rows.append(
-            (
-                one["name"],
-                f"{claim.interval[0]:.2f}" if claim.interval else "not measurable",
-                claim.figures(),
-                f"{100 * one['accuracy']['drop']:.2f}",
-                f"{100 * one['accuracy']['bound']:.2f}",
-                f"{one['screening']['bytes'] / 1e6:.2f}",
-                one["status"],
-            )
-        )
+        times = f"{claim.interval[0]:.2f}" if claim.interval else "not measurable"
+        losses = (f"{100 * one['accuracy'][name]:.2f}" for name in ("drop", "bound"))
+        size = f"{one['screening']['bytes'] / 1e6:.2f}"
+        rows.append((one["name"], times, claim.figures(), *losses, size, one["status"]))
     yield table(heads, rows, title="Pareto front", title_justify="left")
     lost = [c for c in record["candidates"] if c["status"] != "chosen"]
     for one in lost if verbose else lost[:_LOSERS_SHOWN]:

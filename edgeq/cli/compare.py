@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, common, fill_next, styled, table
+from edgeq.cli._common import Lines, Printer, command, fill_next, styled, table
 from edgeq.cli._options import FORCE, OUTPUT, PATH, Output, comparison_arguments, comparison_options, on_board
+from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgeq.report.compare import Comparison
+    from edgeq.report.compare import CompareRequest, Comparison
     from edgeq.report.gate import Gated
 
 
-@click.command("compare")
+@command("compare")
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @comparison_options
@@ -26,24 +27,35 @@ if TYPE_CHECKING:
     "--min-speedup",
     type=click.FloatRange(min=0, min_open=True),
     metavar="TIMES",
-    help="Fail unless B is shown to be so many times as fast as A, such as 1.5.",
+    help="Fail unless B is shown to be this many times as fast as A, such as 1.5.",
 )
-@common
-def compare_command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
+@click.option(
+    "--limits",
+    type=PATH,
+    metavar="gate.toml",
+    help="Hold B against A by these limits (docs/gate.md), as `edgeq gate B --baseline A` does.",
+)
+def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **options: Any) -> None:
     """Compare A and B, each a model or a bundle: inputs and outputs, size, coverage, answers, latency.
 
     \b
     edgeq compare float.onnx int8.onnx --data val/ --preprocess imagenet
     edgeq compare old.edgeq new.edgeq --data val/ --task classification
     edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
+    edgeq compare old.edgeq new.edgeq --limits gate.toml
     """
     from edgeq.jobs.job import share
-    from edgeq.report.compare import compare
+    from edgeq.report.compare import CompareRequest, Limits, run_comparison
 
+    own = Limits(share("--max-drop", options.pop("max_drop")), options.pop("min_speedup"))
     timed = not options.pop("no_timing")
-    drop = share("--max-drop", options.pop("max_drop"))
-    given = comparison_arguments(options)
-    found = compare(a, b, timed=timed, max_drop=drop, progress=printer.progress(), **given)
+    request = CompareRequest(a, b, timed=timed, limits=own, **comparison_arguments(options))
+    if limits is not None:
+        if own != Limits():
+            raise UsageError("--limits goes without --max-drop and --min-speedup", "Write them into the file")
+        _gate(printer, request, limits)
+        return
+    found = run_comparison(request, progress=printer.progress())
     printer.lines(found, _compare_lines(found))
     pair = found.debuggable
     fill_next(a=pair[0].path, b=pair[1].path) if pair is not None else fill_next(a=None)
@@ -61,7 +73,7 @@ def _compare_lines(found: Comparison) -> Lines:
     yield from (f"note: {note}" for note in found.notes)
 
 
-@click.command("gate")
+@command("gate")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option(
     "--baseline",
@@ -87,20 +99,7 @@ def _compare_lines(found: Comparison) -> Lines:
 @click.option("--junit", type=OUTPUT, metavar="OUT.xml", help="Write JUnit XML too.")
 @on_board
 @FORCE
-@common
-def gate_command(
-    printer: Printer,
-    model: Path,
-    baseline: Path,
-    limits: Path | None,
-    junit: Path | None,
-    on: str | None,
-    *,
-    update: bool,
-    as_markdown: bool,
-    force: bool,
-    **options: Any,
-) -> None:
+def gate_command(printer: Printer, model: Path, baseline: Path, **options: Any) -> None:
     """Fail where MODEL is slower, less accurate or larger than a baseline by more than the limits allow.
 
     Both are measured here, or on a board, interleaved. Exit code 13: worse; 14: the machine was too busy to tell.
@@ -112,26 +111,40 @@ def gate_command(
     edgeq gate new.edgeq --baseline baseline.edgeq --on ssh://pi@10.0.0.5
     """
     from edgeq.report.compare import CompareRequest
-    from edgeq.report.gate import GateLimits, check_junit, gate, markdown, read_limits
-    from edgeq.report.gate import junit as junit_of
+
+    own = {name: options.pop(name) for name in ("limits", "on", "junit", "update", "as_markdown", "force")}
+    _gate(printer, CompareRequest(baseline, model, **comparison_arguments(options)), **own)
+
+
+def _gate(
+    printer: Printer,
+    request: CompareRequest,
+    limits: Path | None,
+    *,
+    on: str | None = None,
+    junit: Path | None = None,
+    update: bool = False,
+    as_markdown: bool = False,
+    force: bool = False,
+) -> None:
+    from edgeq.report import gate
     from edgeq.util.outputs import output_file
 
-    request = CompareRequest(baseline, model, **comparison_arguments(options))
     if junit is not None:
-        check_junit(junit, request, limits, force=force)
-    known = read_limits(limits) if limits is not None else GateLimits()
+        gate.check_junit(junit, request, limits, force=force)
+    known = gate.read_limits(limits) if limits is not None else gate.GateLimits()
     if on is not None:
         from edgeq.remote.bench import gate_on
         from edgeq.remote.devices import one_board
 
         found = gate_on(one_board(on), request, known, update=update, progress=printer.progress())
     else:
-        found = gate(request, known, update=update, progress=printer.progress())
+        found = gate.gate(request, known, update=update, progress=printer.progress())
     if junit is not None:
         with output_file(junit, force=force) as draft:
-            draft.write_bytes(junit_of(found))
+            draft.write_bytes(gate.junit(found))
     if as_markdown and not printer.as_json:
-        click.echo(markdown(found))
+        click.echo(gate.markdown(found))
     else:
         printer.lines(found, _gate_lines(found))
     found.check()

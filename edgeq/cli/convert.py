@@ -8,33 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Printer, command
 from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, PREPROCESS, target_option
 
 if TYPE_CHECKING:
-    from edgeq.jobs.emit_c import Emitted
     from edgeq.retarget.run import Retargeted
 
 
-@click.command("retarget")
+@command("retarget")
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="OUT.onnx", help="The rewritten model.")
 @target_option(help="Take format and types of auto, a target, a profile or a .toml file.")
-@click.option("--format", "format_", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written.")
+@click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written.")
 @click.option("--activation-type", type=INTEGER, help="Integers of activations.")
 @click.option("--weight-type", type=INTEGER, help="Integers of weights.")
 @FORCE
-@common
-def retarget_command(
-    printer: Printer,
-    model: Path,
-    output: Path,
-    target: str | None,
-    format_: str | None,
-    activation_type: str | None,
-    weight_type: str | None,
-    force: bool,
-) -> None:
+def retarget_command(printer: Printer, model: Path, output: Path, force: bool, **options: Any) -> None:
     """Rewrite a quantized MODEL for another runtime; the numbers it stands for stay.
 
     Without options it is made to suit this machine.
@@ -46,16 +35,9 @@ def retarget_command(
     """
     from edgeq.retarget.run import retarget
 
-    named = target or format_ or activation_type or weight_type
-    result = retarget(
-        model,
-        output,
-        target=target if named else "auto",
-        format=format_,
-        activation_type=activation_type,
-        weight_type=weight_type,
-        force=force,
-    )
+    if not any(options.values()):
+        options["target"] = "auto"
+    result = retarget(model, output, force=force, **options)
     printer.lines(result, _retarget_lines(model, result))
 
 
@@ -71,7 +53,7 @@ def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
         yield f"run it with the session option {key}={value}"
 
 
-@click.command("emit-c")
+@command("emit-c")
 @click.argument("program", type=PATH, metavar="PROGRAM.npz|INT8.onnx")
 @click.option("--data", required=True, help="Samples; the first become the bundle's images.")
 @PREPROCESS
@@ -86,7 +68,6 @@ def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
 )
 @click.option("--params-header", type=PATH, help="The chip's gemmini_params.h; else one for the target's array.")
 @FORCE
-@common
 def emit_c_command(printer: Printer, program: Path, output: Path, **options: Any) -> None:
     """Write C for an array from the program that `quantize` or `package` for such a target left.
 
@@ -100,12 +81,6 @@ def emit_c_command(printer: Printer, program: Path, output: Path, **options: Any
 
     data = Data(options.pop("data"), options.pop("preprocess"))
     result = emit_c(program, data, output, progress=printer.progress(), **options)
-    printer.lines(result, _emit_c_lines(result))
-
-
-def _emit_c_lines(result: Emitted) -> list[str]:
-    return [
-        f"{result.output}: {len(result.bundle.layers)} layers, DIM {result.program.array.dim}",
-        *(f"note: {note}" for note in result.bundle.notes),
-        f"check it: make -C {result.output} check",
-    ]
+    layers = f"{result.output}: {len(result.bundle.layers)} layers, DIM {result.program.array.dim}"
+    notes = (f"note: {note}" for note in result.bundle.notes)
+    printer.lines(result, [layers, *notes, f"check it: make -C {result.output} check"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, common, fill_next
+from edgeq.cli._common import Printer, command, fill_next
 from edgeq.cli._options import PATH, complete_board
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
@@ -14,11 +15,10 @@ BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
 
 @click.group("device")
 def device_command() -> None:
-    """Boards over SSH: list them, make an environment on one, remove what edgeq keeps there."""
+    """List boards, make an environment on one over SSH, remove what edgeq keeps there; make emulated machines."""
 
 
-@device_command.command("list")
-@common
+@command("list", within=device_command)
 def list_boards(printer: Printer) -> None:
     """List the boards of the user's devices.toml and of the one in this folder."""
     from edgeq.remote.devices import known_boards
@@ -29,10 +29,9 @@ def list_boards(printer: Printer) -> None:
     printer.lines({"devices": boards}, lines or ["no devices.toml names a board; see docs/boards.md"])
 
 
-@device_command.command("setup")
+@command("setup", within=device_command)
 @BOARD
 @click.option("--wheels", type=PATH, metavar="DIR", help="Install from these wheels, not from an index.")
-@common
 def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     """Make a Python environment with numpy and onnxruntime in edgeq's folder on BOARD.
 
@@ -47,15 +46,14 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     printer.lines(found, found.lines())
 
 
-@device_command.command("clean")
+@command("clean", within=device_command)
 @BOARD
-@common
 def clean_board(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, its programs, the environment."""
     from edgeq.remote.devices import one_board
-    from edgeq.remote.machine import clean as remove
+    from edgeq.remote.machine import clean
 
-    found = remove(one_board(board))
+    found = clean(one_board(board))
     printer.lines(found, found.lines())
 
 
@@ -64,36 +62,33 @@ def emulate_command() -> None:
     """Run other machines' kernels on this one, so that bundles can be checked before they are deployed."""
 
 
-@emulate_command.command("setup")
+device_command.add_command(emulate_command)
+
+
+@command("setup", within=emulate_command)
 @click.argument("machine", metavar="NAME", default="arm64")
 @click.option("--sysroot", type=PATH, metavar="DIR", help="Use this root file system, with Python and onnxruntime in.")
 @click.option("--onnxruntime", metavar="VERSION", help="The onnxruntime to put in; else the one installed here.")
 @click.option("--sources", type=PATH, metavar="FILE", help="An apt sources file to use in place of the system's.")
 @click.option("--force", is_flag=True, help="Make it again.")
-@common
-def set_machine_up(
-    machine: str, sysroot: Path | None, onnxruntime: str | None, sources: Path | None, force: bool, printer: Printer
-) -> None:
+def set_machine_up(printer: Printer, machine: str, **options: Any) -> None:
     """Make an emulated machine (arm64) in your cache folder. Needs no root and changes nothing on the system.
 
     \b
     edgeq emulate setup arm64
     edgeq emulate setup arm64 --sysroot /path/to/a/root/file/system
     """
-    from edgeq.emulate.setup import setup as make
+    from edgeq.emulate.setup import setup
 
-    result = make(
-        machine, sysroot=sysroot, onnxruntime=onnxruntime, sources=sources, force=force, progress=printer.progress()
-    )
+    result = setup(machine, progress=printer.progress(), **options)
     printer.lines(result, result.lines())
 
 
-@emulate_command.command("status")
-@common
+@command("status", within=emulate_command)
 def show_status(printer: Printer) -> None:
     """Show which targets' kernels can be run here, how, and what is missing for the others."""
-    from edgeq.emulate.setup import status as look
+    from edgeq.emulate.setup import status
     from edgeq.jobs.emulated import SIMULATORS
 
-    result = look(SIMULATORS)
+    result = status(SIMULATORS)
     printer.lines(result, result.lines(verbose=printer.verbose))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, choose_next, common, fill_next, styled, table
+from edgeq.cli._common import Lines, Printer, choose_next, command, fill_next, styled, table
 from edgeq.cli._options import (
     OUTPUT,
     OWN_PREPROCESS,
@@ -27,6 +27,7 @@ from edgeq.cli._options import (
     target_option,
 )
 from edgeq.cli.build import closeness
+from edgeq.report.numbers import shorten
 
 if TYPE_CHECKING:
     from edgeq.jobs.audit import Audited
@@ -43,7 +44,7 @@ _LEAST_SHARE = 0.0001
 
 
 def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
-    """Outputs first, then the error sources, then the layers in the order in which they run."""
+    """Yield outputs first, then the error sources, then the layers in the order in which they run."""
     variant = f", variant {found.variant}" if found.variant else ""
     yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.count} samples"
     yield from (f"note: {note}" for note in found.notes)
@@ -64,11 +65,8 @@ def _draw_error_sources(found: Diagnosis) -> Lines:
         yield ""
         yield "no layer stands out: the noise comes from many alike"
         return
-    what = (
-        "layers with the largest part in what error there is"
-        if found.verdict == "healthy"
-        else "layers that cause the error"
-    )
+    healthy = found.verdict == "healthy"
+    what = "layers with the largest part in what error there is" if healthy else "layers that cause the error"
     yield ""
     yield f"{what}, each with the outputs' SQNR with its error alone"
     for rank, error_source in enumerate(found.error_sources, 1):
@@ -80,7 +78,7 @@ def _draw_error_sources(found: Diagnosis) -> Lines:
 
 
 def _draw_exclusions(found: Diagnosis) -> Lines:
-    """The nodes that help most in float, and the one that helps most by itself."""
+    """Yield the nodes that help most in float, and the one that helps most by itself."""
     from edgeq.measure.agreement import HEALTHY_DB
 
     if found.verdict == "healthy":
@@ -100,7 +98,6 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
     from rich.table import Column, Table
 
     from edgeq.measure.agreement import worst_db
-    from edgeq.report.numbers import shorten
 
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
     # What the figures leave of the line; rich cuts at the end, where names differ.
@@ -131,30 +128,21 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
 
 
 def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
-    from edgeq.report.numbers import shorten
-
     weights = [w for w in found.comparison.weights if verbose or len(w.shape) > 1]
     chosen = weights if verbose else sorted(weights, key=lambda w: w.sqnr_db)[:_WEIGHTS_SHOWN]
-    if not chosen:
-        return
-    heads = ("weight", "layer", "SQNR dB", "worst channels", "bits")
-    rows = (
-        (
-            shorten(weight.name, _WEIGHT_NAME),
-            shorten(weight.node, _WEIGHT_NAME),
-            _db(weight.sqnr_db),
-            ", ".join(f"{channel}: {_db(db)}" for channel, db in weight.worst_channels),
-            f"{weight.bits} {'per channel' if weight.per_channel else 'per tensor'}",
-        )
-        for weight in chosen
-    )
-    yield table(heads, rows, title="weights" if verbose else "worst weights")
+    rows = []
+    for weight in chosen:
+        names = (shorten(text, _WEIGHT_NAME) for text in (weight.name, weight.node))
+        channels = ", ".join(f"{channel}: {_db(db)}" for channel, db in weight.worst_channels)
+        bits = f"{weight.bits} {'per channel' if weight.per_channel else 'per tensor'}"
+        rows.append((*names, _db(weight.sqnr_db), channels, bits))
+    if rows:
+        heads = ("weight", "layer", "SQNR dB", "worst channels", "bits")
+        yield table(heads, rows, title="weights" if verbose else "worst weights")
 
 
 def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
-    """Where an engine's answers part from those of the CPU's kernels."""
-    from edgeq.report.numbers import shorten
-
+    """Yield where an engine's answers part from those of the CPU's kernels."""
     if not found.engine_name:
         return
     worst = {id(layer) for layer in sorted(found.engine, key=lambda layer: -layer.lost_db)[: found.worst]}
@@ -170,8 +158,6 @@ def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
 
 
 def _flags(nodes: tuple[str, ...]) -> str:
-    import shlex
-
     return " ".join(f"--exclude {shlex.quote(node)}" for node in nodes) or "(no node to exclude)"
 
 
@@ -190,7 +176,7 @@ def _share(value: float) -> str:
     return f"{value:.2%}" if value >= _LEAST_SHARE else "< 0.01%" if value else ""
 
 
-@click.command("inspect")
+@command("inspect")
 @click.argument("model", type=PATH)
 @target_option(
     "targets",
@@ -198,7 +184,6 @@ def _share(value: float) -> str:
     help="Predict what runs in int8 on this target or profile; may be given several times. Default: this machine.",
 )
 @click.option("--shape", "shapes", multiple=True, metavar="NAME=SIZES", help="Of an open input: x=1,3,224,224.")
-@common
 def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
     """Show a model's operators, shapes, MACs and what runs in int8 where."""
     from edgeq_device.arrays import parse_shapes
@@ -262,34 +247,29 @@ def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
 
 
 def _number(value: int) -> str:
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if value >= size:
-            return f"{value / size:.2f} {unit}"
-    return str(value)
+    units = (("G", 9), ("M", 6), ("k", 3))
+    return next((f"{value / 10**n:.2f} {unit}" for unit, n in units if value >= 10**n), str(value))
 
 
 def _size(value: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value} B"
+    units = (("GiB", 30), ("MiB", 20), ("KiB", 10))
+    return next((f"{value / 2**n:.1f} {unit}" for unit, n in units if value >= 2**n), f"{value} B")
 
 
-@click.command("debug")
+@command("debug")
 @click.argument("float_model", type=PATH, metavar="FLOAT")
 @click.argument("quantized", type=PATH, metavar="INT8|BUNDLE")
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ... Labels are not needed.")
 @OWN_PREPROCESS
-@click.option("--count", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many samples.")
+@click.option("--count", type=click.IntRange(min=1), default=32, show_default=True, help="Samples to use, at most.")
 @START
 @STRIDE
-@click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Name at most so many layers.")
+@click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Layers to name, at most.")
 @VARIANT
 @THREADS
 @click.option("--engine", metavar="ENGINE", help="Compare each tensor in this engine, too: qnn, openvino:bf16.")
 @SESSION_OPTIONS
 @click.option("--memory", metavar="SIZE", help="What tensors may take at once, such as 500MB; more passes if less.")
-@common
 def debug_command(
     printer: Printer, session_options: Sequence[str], engine: str | None, memory: str | None, **options: Any
 ) -> None:
@@ -304,17 +284,13 @@ def debug_command(
     from edgeq.measure.debug import debug
     from edgeq.run.session import given_options
 
-    found = debug(
-        **options,
-        session_options=given_options(session_options),
-        engine=engine or "",
-        memory=parse_bytes(memory) if memory is not None else None,
-        progress=printer.progress(),
-    )
+    options["memory"] = parse_bytes(memory) if memory is not None else None
+    options["session_options"] = given_options(session_options)
+    found = debug(**options, engine=engine or "", progress=printer.progress())
     printer.lines(found, draw_diagnosis(found, verbose=printer.verbose))
 
 
-@click.command("report")
+@command("report")
 @click.argument("bundle", type=Output(lambda given: given["output"] is None), metavar="BUNDLE|RECORD.json")
 @click.option(
     "-o", "--output", type=OUTPUT, metavar="FILE.html", help="The page. [beside the bundle, NAME.report.html]"
@@ -328,17 +304,7 @@ def debug_command(
 )
 @click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
 @click.option("--force", is_flag=True, help="Replace what is there; an earlier report is replaced anyway.")
-@common
-def report_command(
-    printer: Printer,
-    bundle: Path,
-    output: Path | None,
-    measure: bool,
-    variant: str | None,
-    fleet: Path | None,
-    opened: bool,
-    force: bool,
-) -> None:
+def report_command(printer: Printer, bundle: Path, output: Path | None, opened: bool, **options: Any) -> None:
     """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
 
     It is rebuilt from the figures in the bundle; the bundle itself is not changed. A tuning run that found nothing
@@ -353,9 +319,7 @@ def report_command(
     from edgeq.jobs.emulated import SIMULATORS
     from edgeq.report.bundle import report_bundle
 
-    result = report_bundle(
-        bundle, output, measure=measure, variant=variant, fleet=fleet, force=force, progress=printer.progress()
-    )
+    result = report_bundle(bundle, output, progress=printer.progress(), **options)
     printer.lines(result, _report_lines(result))
     # Of a record there is nothing to verify.
     choose_next(lambda: None if result.of_record else next_check(bundle, SIMULATORS), bundle=bundle)
@@ -391,7 +355,7 @@ def _report_lines(result: Reported) -> Lines:
     yield f"report: {result.page}"
 
 
-@click.command("audit")
+@command("audit")
 @click.argument("model", type=PATH)
 @click.option("--data", help="Samples to simulate MODEL on. Without them the weights alone show what can saturate.")
 @PREPROCESS
@@ -401,19 +365,7 @@ def _report_lines(result: Reported) -> Lines:
 @click.option("--engine", metavar="ENGINE", help="Whose kernels. Default: the variant's, else onnxruntime's own.")
 @target_option(help="Where they run: nothing saturates on a target with exact kernels. Default: any that saturates.")
 @SESSION_OPTIONS
-@common
-def audit_command(
-    printer: Printer,
-    model: Path,
-    data: str | None,
-    preprocess: str | None,
-    count: int | None,
-    reference: Path | None,
-    variant: str | None,
-    engine: str | None,
-    target: str | None,
-    session_options: tuple[str, ...],
-) -> None:
+def audit_command(printer: Printer, model: Path, data: str | None, **options: Any) -> None:
     """List the layers of MODEL, a quantized model or a bundle, that saturate on x86 CPUs without VNNI.
 
     Their kernels add two products in 16 bits. The weights bound which output channels can overflow that; with --data,
@@ -430,12 +382,14 @@ def audit_command(
     from edgeq.run.engines import choose_engine
     from edgeq.run.session import given_options
 
+    engine, target = options["engine"], options["target"]
+    samples = Data(data, options["preprocess"], count=options["count"]) if data is not None else None
     result = audit_saturation(
         model,
-        Data(data, preprocess, count=count) if data is not None else None,
-        reference=reference,
-        variant=variant,
-        config=given_options(session_options),
+        samples,
+        reference=options["reference"],
+        variant=options["variant"],
+        config=given_options(options["session_options"]),
         engine=choose_engine(engine).engine if engine is not None else None,
         target=resolve(target) if target is not None else None,
         progress=printer.progress(),

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, common
-from edgeq.cli._options import complete_target, named_to_show, on_board
-
-if TYPE_CHECKING:
-    from edgeq.jobs.doctor import Diagnosis
-    from edgeq.util.registry import Registry
+from edgeq.cli._common import Printer, command
+from edgeq.cli._options import complete_target, on_board
+from edgeq.errors import UsageError
 
 
-@click.command()
+@command("detect")
 @on_board
-@common
 def detect_command(printer: Printer, on: str | None) -> None:
     """Show this machine, the profile that fits it and the engines for it. With -v, every CPU feature.
 
@@ -50,10 +46,9 @@ def detect_command(printer: Printer, on: str | None) -> None:
     printer.lines(record, lines)
 
 
-@click.command("doctor")
+@command("doctor")
 @click.option("--gpu", is_flag=True, help="Build, run and time the demo model on the GPU too. Takes minutes.")
 @on_board
-@common
 def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
     """Say what is installed here and what works, and with --gpu run it.
 
@@ -67,68 +62,83 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
 
         found = doctor(gpu=gpu, progress=printer.progress())
     else:
-        from edgeq.errors import UsageError
         from edgeq.remote.devices import one_board
         from edgeq.remote.machine import doctor_board
 
         if gpu:
             raise UsageError("--gpu is for this machine's GPU", "Leave it out, or run edgeq doctor on the board")
         found = doctor_board(one_board(on), progress=printer.progress())
-    printer.lines(found, _doctor_lines(found))
+    width = max(len(check.name) for check in found.checks)
+    printer.lines(found, [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in found.checks])
     found.check(gpu=gpu)
 
 
-def _doctor_lines(found: Diagnosis) -> list[str]:
-    width = max(len(check.name) for check in found.checks)
-    return [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in found.checks]
+def _named(what: str, action: str, name: str | None, why: bool) -> str | None:
+    """Return the name with which `targets` and `profiles` are to show one, None where they list all.
+
+    Args:
+        what: "target" or "profile".
+
+    Raises:
+        UsageError: nothing is named to show, or something is named or asked that a list leaves out.
+    """
+    if action == "show" and name is None:
+        raise UsageError(f"no {what} named", f"Give a name: `edgeq {what}s` lists them")
+    if action == "list" and (name is not None or why):
+        raise UsageError(
+            f"{name or '--why'} says nothing where all {what}s are listed",
+            f"Leave it out, or say `edgeq {what}s show {name or 'NAME'}`",
+        )
+    return name
 
 
-@click.command()
-@click.argument("action", type=click.Choice(["list", "show"]), default="list")
-@click.argument("name", required=False, shell_complete=complete_target)
-@click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
-@common
-def targets_command(printer: Printer, action: str, name: str | None, why: bool) -> None:
+ACTION = click.argument("action", type=click.Choice(["list", "show"]), default="list")
+NAME = click.argument("name", required=False, shell_complete=complete_target)
+WHY = click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
+
+
+@command("targets")
+@ACTION
+@NAME
+@WHY
+def targets_command(printer: Printer, why: bool, **given: Any) -> None:
     """List deployment targets, or show the one called NAME (or in the .toml file NAME)."""
     from edgeq.hardware import show
     from edgeq.hardware.target import load_targets, resolve
 
-    shown = named_to_show("target", action, name, why=why)
-    if shown is None:
+    if (named := _named("target", why=why, **given)) is None:
         plain, lines = show.target_list(load_targets())
     else:
-        plain, lines = show.target_page(resolve(shown), why=why or printer.verbose)
+        plain, lines = show.target_page(resolve(named), why=why or printer.verbose)
     printer.lines(plain, lines)
 
 
-@click.command()
-@click.argument("action", type=click.Choice(["list", "show"]), default="list")
-@click.argument("name", required=False, shell_complete=complete_target)
-@click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
-@common
-def profiles_command(printer: Printer, action: str, name: str | None, why: bool) -> None:
+@command("profiles")
+@ACTION
+@NAME
+@WHY
+def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
     """List hardware profiles, or show the one called NAME (or in the .toml file NAME); a target's has its overrides."""
     from edgeq.hardware import show
     from edgeq.hardware.profile import load_profiles
     from edgeq.hardware.target import resolve
 
-    shown, profiles = named_to_show("profile", action, name, why=why), load_profiles()
-    if shown is None:
+    named, profiles = _named("profile", why=why, **given), load_profiles()
+    if named is None:
         plain, lines = show.profile_list(profiles)
     else:
-        profile = profiles.get(shown) or resolve(shown).profile
+        profile = profiles.get(named) or resolve(named).profile
         plain, lines = show.profile_page(profile, why=why or printer.verbose)
     printer.lines(plain, lines)
 
 
-@click.group("preprocess", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("preprocess")
 def preprocess_command() -> None:
     """List preprocessings, or show one's arithmetic."""
 
 
-@preprocess_command.command("list")
-@common
-def list_preprocessings_command(printer: Printer) -> None:
+@command("list", within=preprocess_command)
+def list_preprocess(printer: Printer) -> None:
     """List the names, steps and source options that --preprocess takes."""
     from edgeq.data.preprocess import list_preprocessings
 
@@ -145,10 +155,9 @@ def list_preprocessings_command(printer: Printer) -> None:
     printer.lines(plain, lines)
 
 
-@preprocess_command.command("show")
+@command("show", within=preprocess_command)
 @click.argument("name")
-@common
-def show_preprocessing_command(name: str, printer: Printer) -> None:
+def show_preprocess(name: str, printer: Printer) -> None:
     """Show the exact arithmetic of NAME: a name, a .toml file, file.py:function, or steps."""
     from edgeq.data.preprocess import show_preprocessing
 
@@ -162,35 +171,34 @@ def show_preprocessing_command(name: str, printer: Printer) -> None:
     printer.lines(plain, lines)
 
 
-@click.command()
-@common
+@command("extensions")
 def extensions_command(printer: Printer) -> None:
     """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries, improvements
     of poor results, and backends.
 
     Those of installed plug-ins are among them, with the package that each comes from: docs/extending.md.
     """
-    from edgeq.backends.base import REGISTRY as BACKENDS
-    from edgeq.calibrate.methods import REGISTRY as METHODS
-    from edgeq.data.steps import REGISTRY as STEPS
-    from edgeq.jobs.checks import REGISTRY as IMPROVEMENTS
-    from edgeq.measure.decoders import REGISTRY as DECODERS
-    from edgeq.measure.task import REGISTRY as TASKS
-    from edgeq.tune.recover.methods import REGISTRY as RECOVERIES
+    from edgeq.backends import base
+    from edgeq.calibrate import methods
+    from edgeq.data import steps
+    from edgeq.jobs import checks
+    from edgeq.measure import decoders, task
+    from edgeq.tune.recover import methods as recoveries
 
     plain = {
-        "calibration_methods": _rows(METHODS, lambda method: {"title": method.title, "options": _options(method)}),
-        "tasks": _rows(TASKS, lambda task: {"title": task.title, "takes": sorted(task.takes)}),
-        "decoders": _rows(DECODERS, lambda decoder: {"title": decoder.title}),
-        "preprocess_steps": _rows(STEPS, lambda step: {"title": step.help, "aliases": list(step.aliases)}),
-        "recoveries": _rows(RECOVERIES, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),
-        "improvements": _rows(IMPROVEMENTS, lambda improvement: {"title": improvement.title}),
-        "backends": _rows(BACKENDS, lambda backend: {"title": backend.title}),
+        "calibration_methods": _rows(methods, lambda method: {"title": method.title, "options": _options(method)}),
+        "tasks": _rows(task, lambda found: {"title": found.title, "takes": sorted(found.takes)}),
+        "decoders": _rows(decoders, lambda decoder: {"title": decoder.title}),
+        "preprocess_steps": _rows(steps, lambda step: {"title": step.help, "aliases": list(step.aliases)}),
+        "recoveries": _rows(recoveries, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),
+        "improvements": _rows(checks, lambda improvement: {"title": improvement.title}),
+        "backends": _rows(base, lambda backend: {"title": backend.title}),
     }
-    printer.lines(plain, _extensions_lines(plain))
+    printer.lines(plain, _extension_lines(plain))
 
 
-def _rows(registry: Registry[Any], describe: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(module: Any, describe: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    registry = module.REGISTRY
     return [{"name": name, **describe(found), "from": registry.owner(name)} for name, found in registry.items()]
 
 
@@ -198,7 +206,7 @@ def _options(method: Any) -> list[dict[str, Any]]:
     return [{"name": option.name, "default": option.default, "help": option.help} for option in method.options]
 
 
-def _extensions_lines(plain: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+def _extension_lines(plain: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     from edgeq.measure.task import option_of
 
     for kind, rows in plain.items():

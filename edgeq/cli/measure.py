@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from edgeq_device.relay import printable
 
-from edgeq.cli._common import Lines, Printer, common, styled, table, watched_console
+from edgeq.cli._common import Lines, Printer, command, styled, table, watched_console
 from edgeq.cli._options import (
     ENGINE,
     ENGINE_HELP,
@@ -31,8 +32,11 @@ from edgeq.cli._options import (
     on_board,
     task_options,
 )
+from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from edgeq.measure.evaluation import EvalResult
     from edgeq.measure.latency import Measurement
     from edgeq.measure.preprocess_trial import Trial
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
     from edgeq.remote.devices import Board
 
 
-@click.command()
+@command("verify")
 @click.argument("bundle", type=PATH)
 @click.option("--variant", metavar="NAME", help="Check this variant alone.")
 @TRUST
@@ -60,22 +64,13 @@ if TYPE_CHECKING:
     cls=Renamed,
     before=["--samples"],
     type=click.IntRange(min=1),
-    help="At most so many samples of --data.",
+    help="Samples to use, at most of --data.",
 )
 @click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
 @click.option("--task", help=f"Measure accuracy too: {TASK_NAMES}.")
 @task_options()
 @click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
-@common
-def verify_command(
-    bundle: Path,
-    variant: str | None,
-    trust: Path | None,
-    require_signature: bool,
-    expect: str | None,
-    printer: Printer,
-    **options: Any,
-) -> None:
+def verify_command(printer: Printer, bundle: Path, variant: str | None, **options: Any) -> None:
     """Check BUNDLE (a directory or an .edgeq file): hashes, signature, loading, the self-test of what can run here.
 
     \b
@@ -88,10 +83,11 @@ def verify_command(
 
     from edgeq.bundle.verify import check_report, check_trusted, verify_bundle
 
+    trust, expect, required = (options.pop(name) for name in ("trust", "expect", "require_signature"))
     if options["on"]:
         from edgeq.remote.verify import verify_everywhere
 
-        expect = check_trusted(bundle, trust=trust, required=require_signature, expect=expect)
+        expect = check_trusted(bundle, trust=trust, required=required, expect=expect)
         found = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())
         printer.lines(found, found.lines())
         found.check()
@@ -100,19 +96,13 @@ def verify_command(
     from edgeq.jobs.emulated import refuse_without_target
 
     refuse_without_target(options)
-    report = verify_bundle(
-        bundle,
-        variant=variant,
-        trust=trust,
-        require_signature=require_signature,
-        expect=expect,
-        progress=printer.progress(),
-    )
+    given = {"variant": variant, "trust": trust, "require_signature": required, "expect": expect}
+    report = verify_bundle(bundle, progress=printer.progress(), **given)
     printer.lines(report, report_lines(report))
     check_report(report)
 
 
-@click.command("bench")
+@command("bench")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--against", type=PATH, help="Compare with this model, measured interleaved.")
 @VARIANT
@@ -147,19 +137,12 @@ def verify_command(
     shell_complete=complete_board,
     help="Measure on this board: ssh://user@host[:port], a name of devices.toml, or a file of boards. Repeatable.",
 )
-@common
 def bench_command(
     printer: Printer,
-    on: tuple[str, ...],
     model: Path,
-    against: Path | None,
-    variant: str | None,
+    on: tuple[str, ...],
     engines: tuple[str, ...],
-    source: str | None,
-    preprocess: str | None,
-    count: int | None,
     shapes: tuple[str, ...],
-    session_options: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Measure latency and throughput of a model or a bundle on this machine.
@@ -175,26 +158,20 @@ def bench_command(
     """
     from edgeq_device.arrays import parse_shapes
     from edgeq_device.bench import bench_lines, parse_settings
-    from edgeq_device.relay import printable
 
     from edgeq.measure.bench import BenchData, bench
     from edgeq.run.engines import choose_engine
     from edgeq.run.session import given_options
     from edgeq.util.resources import device_errors
 
+    of_model = {name: options.pop(name) for name in ("against", "variant", "session_options")}
+    of_data = {name: options.pop(name) for name in ("source", "preprocess", "count")}
     with device_errors():
         settings = parse_settings(**options)
-        data = BenchData(source, preprocess, count, parse_shapes(shapes))
-    run = functools.partial(
-        bench,
-        model,
-        against=against,
-        variant=variant,
-        engines=[choose_engine(text) for text in engines],
-        data=data,
-        settings=settings,
-        session_options=given_options(session_options),
-    )
+        data = BenchData(**of_data, shapes=parse_shapes(shapes))
+    of_model["session_options"] = given_options(of_model["session_options"])
+    chosen = [choose_engine(text) for text in engines]
+    run = functools.partial(bench, model, engines=chosen, data=data, settings=settings, **of_model)
     if on:
         from edgeq.remote.bench import bench_on
         from edgeq.remote.devices import fleet_of
@@ -202,7 +179,7 @@ def bench_command(
         boards = fleet_of(on)
         if len(boards) > 1:
             fleet = _on_fleet(printer, boards, run)
-            printer.lines(fleet, _draw_fleet(fleet))
+            printer.lines(fleet, [*(table(*one) for one in fleet.tables()), *fleet.lines()])
             fleet.check()
             return
         found = bench_on(boards[0], run, progress=printer.progress())
@@ -218,30 +195,19 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
 
     if printer.quiet or not sys.stderr.isatty():
         return measure_fleet(boards, run, lambda name, status: None)
-    from edgeq_device.relay import printable
     from rich.live import Live
-    from rich.table import Table
-    from rich.text import Text
 
     doing = {board.name: "waiting" for board in boards}
 
     def drawn() -> Table:
-        """The boards with what each is doing now."""
-        table = Table("board", "status")
-        for name, status in list(doing.items()):
-            table.add_row(Text(printable(name)), Text(printable(status)))
-        return table
+        """Return the boards with what each is doing now."""
+        return table(("board", "status"), ([styled(text, "") for text in row] for row in list(doing.items())))
 
     with Live(console=watched_console(), get_renderable=drawn, transient=True):
         return measure_fleet(boards, run, doing.__setitem__)
 
 
-def _draw_fleet(fleet: Fleet) -> Lines:
-    yield from (table(*one) for one in fleet.tables())
-    yield from fleet.lines()
-
-
-@click.command("eval")
+@command("eval")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
 @click.option("--task", help=f"What to measure: {TASK_NAMES}.")
@@ -249,7 +215,7 @@ def _draw_fleet(fleet: Fleet) -> Lines:
 @OWN_PREPROCESS
 @click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")
 @task_options("--output")
-@click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
+@click.option("--count", type=click.IntRange(min=1), help="Samples to use, at most.")
 @START
 @STRIDE
 @VARIANT
@@ -264,7 +230,6 @@ def _draw_fleet(fleet: Fleet) -> Lines:
 @SESSION_OPTIONS
 @WORKERS
 @on_board
-@common
 def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
     """Measure accuracy of a model or a bundle on labelled data, or its agreement with another.
 
@@ -276,7 +241,6 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
     edgeq eval bundle/ --data val/ --task classification --on ssh://pi@10.0.0.5
     """
     from edgeq.distributed.workers import open_workers
-    from edgeq.errors import UsageError
 
     trial, workers = options.pop("try_preprocess"), options.pop("workers")
     if workers is not None and (trial or on is not None):
@@ -304,7 +268,6 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
 
 
 def _draw_trial(trial: Trial) -> Lines:
-    from edgeq_device.relay import printable
     from rich.text import Text
 
     yield f"{trial.request.model}, {trial.count} samples, {trial.task}"

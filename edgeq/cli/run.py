@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, common, fill_next
+from edgeq.cli._common import Printer, command, fill_next
 from edgeq.cli._options import PATH, Output
 from edgeq.cli._recipe import Step, parameters_of, several
 from edgeq.errors import UsageError
@@ -88,7 +88,7 @@ def _is_written(parameter: click.Parameter, given: Mapping[str, Any]) -> bool:
     return isinstance(parameter.type, Output) and parameter.type.written(given)
 
 
-@click.command("run")
+@command("run")
 @click.argument("recipe", type=PATH, metavar="RECIPE.toml")
 @click.option("--dry-run", is_flag=True, help="Check the recipe and print its commands.")
 @click.option("--force", is_flag=True, help="Replace outputs; RECIPE alone may not say so.")
@@ -101,7 +101,6 @@ def _is_written(parameter: click.Parameter, given: Mapping[str, Any]) -> bool:
     metavar="DIR",
     help="Let outputs lie below DIR too, not below RECIPE's folder alone. Repeatable.",
 )
-@common
 @click.pass_context
 def run_command(
     context: click.Context,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, choose_next, common, fill_next
+from edgeq.cli._common import Printer, choose_next, command, fill_next
 from edgeq.cli._options import FORCE, OUTPUT, PATH, REQUIRE_SIGNATURE, TRUST, checked_reference
 
 
-@click.command("sign")
+@command("sign")
 @click.argument("bundle", type=OUTPUT)
 @click.option("--key", type=PATH, required=True, metavar="KEY.pem", help="Private key on P-256, P-384 or P-521.")
 @click.option(
@@ -22,8 +23,7 @@ from edgeq.cli._options import FORCE, OUTPUT, PATH, REQUIRE_SIGNATURE, TRUST, ch
     help="The key's certificate, then its issuers'. Repeatable.",
 )
 @click.option("--force", is_flag=True, help="Replace the signature that it has.")
-@common
-def sign_command(printer: Printer, bundle: Path, key: Path, certificates: tuple[Path, ...], force: bool) -> None:
+def sign_command(printer: Printer, bundle: Path, **options: Any) -> None:
     """Sign BUNDLE (a directory or an .edgeq file) in the OpenSSF Model Signing format, for `edgeq verify --trust`.
 
     An encrypted key is opened with the password in $EDGEQ_KEY_PASSWORD.
@@ -34,15 +34,14 @@ def sign_command(printer: Printer, bundle: Path, key: Path, certificates: tuple[
     """
     from edgeq.bundle.sign import sign_bundle
 
-    signed = sign_bundle(bundle, key, certificates=certificates, force=force)
+    signed = sign_bundle(bundle, **options)
     by = f" and {signed.certificates} certificates" if signed.certificates else ""
     printer.lines(signed, [f"{bundle}: {signed.files} files signed", f"key {signed.key} ({signed.curve}){by}"])
 
 
-@click.command("push")
+@command("push")
 @click.argument("bundle", type=PATH)
 @click.argument("reference", metavar="REF", callback=checked_reference)
-@common
 def push_command(printer: Printer, bundle: Path, reference: str) -> None:
     """Upload BUNDLE, with its signature, to the OCI registry at REF, as HOST/REPOSITORY[:TAG].
 
@@ -61,16 +60,13 @@ def push_command(printer: Printer, bundle: Path, reference: str) -> None:
     printer.lines(pushed, [f"{pushed.files} files, {signed}, {size}", pushed.reference])
 
 
-@click.command("pull")
+@command("pull")
 @click.argument("reference", metavar="REF@DIGEST", callback=checked_reference)
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
 @TRUST
 @REQUIRE_SIGNATURE
 @FORCE
-@common
-def pull_command(
-    printer: Printer, reference: str, output: Path, trust: Path | None, require_signature: bool, force: bool
-) -> None:
+def pull_command(printer: Printer, reference: str, output: Path, **options: Any) -> None:
     """Get the bundle at REF, HOST/REPOSITORY@sha256:…, from an OCI registry, with every check that `verify` makes.
 
     Nothing of it is loaded. A device does the same with `edgeq_run.py pull`.
@@ -83,14 +79,7 @@ def pull_command(
     from edgeq.emulate.check import next_check
     from edgeq.jobs.emulated import SIMULATORS
 
-    pulled = pull_bundle(
-        reference,
-        output,
-        trust=trust,
-        require_signature=require_signature,
-        force=force,
-        progress=printer.progress(),
-    )
+    pulled = pull_bundle(reference, output, progress=printer.progress(), **options)
     lines = [f"{output}: pulled, all hashes right", f"manifest sha256 {pulled.manifest_sha256}"]
     if pulled.signer is not None:
         lines.append(f"signed by {pulled.signer['trusted_by']} ({pulled.signer['key']})")
