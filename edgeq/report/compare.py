@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from edgeq_device.claim import Claim
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
-from edgeq.measure.agreement import Agreement
+from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
@@ -29,138 +30,7 @@ from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
 
 Row = tuple[str, str, str, str]
-
-
-def comparison_rows(found: Mapping[str, Any]) -> list[Row]:
-    """What, A, B, and B against A; only what is known."""
-    return [
-        *_size(found),
-        *_coverage(found),
-        *_accuracy(found),
-        *_agreement(found),
-        *_latency(found),
-        *_memory(found),
-    ]
-
-
-def sentences(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """The verdict, from A's point of view: what taking B instead would bring and cost."""
-    if found["same"]:
-        return ("A and B are the same model.",)
-    lines = []
-    ratio = (found["latency"] or {}).get("ratio")
-    if ratio:
-        lines.append(f"{Claim.read(ratio).sentence('B', 'A')}.")
-    decisive = primary(found)
-    if decisive is not None:
-        name, before, after, higher = decisive
-        gain = after - before
-        change = difference(name, gain)
-        if gain == 0:
-            lines.append(f"Both have a {metric_name(name)} of {metric(name, after)}.")
-        else:
-            verb = "better" if (gain > 0) == higher else "worse"
-            lines.append(f"B's {metric_name(name)} is {change.lstrip('+−')} {verb}: {metric(name, after)}.")
-    elif found["agreement"]:
-        lines += _agreement_text(found["agreement"])
-    a, b = found["a"]["bytes"], found["b"]["bytes"]
-    if a and b and a != b:
-        lines.append(f"B takes {share(b / a, 0)} of A's space." if b < a else f"B is {times(b / a)} A's size.")
-    if found["signature_differences"]:
-        lines.append("Their inputs or outputs differ.")
-    return tuple(lines) or ("Nothing that could be measured tells A and B apart.",)
-
-
-def _agreement_text(agreement: Mapping[str, Any]) -> list[str]:
-    outputs = agreement["outputs"]
-    if not outputs:
-        return ["They have no output in common."]
-    if all(output["equal"] for output in outputs):
-        return ["Their answers are equal."]
-    parts = [part for o in outputs for part in (o, *o.get("slices", ())) if o["elements"]]
-    worst = min((part["sqnr_db"] for part in parts if part["sqnr_db"] is not None), default=None)
-    top1 = [o["top1"] for o in outputs if o["top1"] is not None]
-    same = f", with the same top answer in {share(min(top1))} of {agreement['count']} samples" if top1 else ""
-    same = same or f", with a cosine of {min((part['cosine'] for part in parts), default=0.0):.5f}"
-    followed = [f"B's outputs follow A's at {decibels(worst)} SQNR{same}."] if worst is not None else []
-    left = [
-        f"Of output {o['name']}, {o['mismatched']} of {agreement['count']} samples have another size, and are left out."
-        for o in outputs
-        if o["mismatched"]
-    ]
-    return followed + left
-
-
-def _size(found: Mapping[str, Any]) -> list[Row]:
-    a, b = found["a"]["bytes"], found["b"]["bytes"]
-    return [("size", size(a), size(b), times(b / a))] if a and b else []
-
-
-def memory(found: Mapping[str, Any], name: str) -> int | None:
-    """Peak memory in bytes of the session of "A" or "B", above the process without it; None where it is not known."""
-    measured = ((found.get("bench") or {}).get("models") or {}).get(name) or {}
-    peak: int | None = (measured.get("memory") or {}).get("session_peak_bytes")
-    return peak
-
-
-def _memory(found: Mapping[str, Any]) -> list[Row]:
-    a, b = memory(found, "A"), memory(found, "B")
-    return [("peak memory", size(a), size(b), times(b / a))] if a and b else []
-
-
-def _coverage(found: Mapping[str, Any]) -> list[Row]:
-    before, after = ((found[side]["coverage"] or {}).get("int8_mac_share") for side in ("a", "b"))
-    if before is None or after is None:
-        return []
-    return [("MACs in int8, here", share(before), share(after), f"{signed(100 * (after - before), 1)} pt")]
-
-
-def _accuracy(found: Mapping[str, Any]) -> list[Row]:
-    a, b = found["a"]["accuracy"], found["b"]["accuracy"]
-    if not a or not b:
-        return []
-    return [
-        (metric_name(name), metric(name, value), metric(name, other), difference(name, other - value))
-        for name, value in a["metrics"].items()
-        for other in (b["metrics"][name],)
-    ]
-
-
-def primary(found: Mapping[str, Any]) -> tuple[str, float, float, bool] | None:
-    """Name of the primary metric, its value of both, and whether more is better; None without labels."""
-    a, b = found["a"]["accuracy"], found["b"]["accuracy"]
-    if not a or not b:
-        return None
-    name = a["primary"]
-    return name, a["metrics"][name], b["metrics"][name], a["higher_is_better"]
-
-
-def _agreement(found: Mapping[str, Any]) -> list[Row]:
-    rows: list[Row] = []
-    for output in (found["agreement"] or {}).get("outputs", ()):
-        known = output["sqnr_db"] is not None and output["elements"]
-        lines = "equal" if output["equal"] else decibels(output["sqnr_db"]) if known else "–"
-        cosine = f", cosine {output['cosine']:.5f}"
-        top1 = f", same top answer {share(output['top1'])}" if output["top1"] is not None else cosine
-        rows.append((f"output {output['name']}", "", "", f"{lines}{top1}"))
-        for part in output.get("slices", ()):
-            shown = decibels(part["sqnr_db"]) if part["sqnr_db"] is not None else "–"
-            place = f"{part['first']}..{part['last']} on axis {part['axis']}"
-            rows.append((f"  {place}", "", "", f"{shown}, cosine {part['cosine']:.5f}"))
-    return rows
-
-
-def _latency(found: Mapping[str, Any]) -> list[Row]:
-    latency = found["latency"]
-    if not latency:
-        return []
-    rows = []
-    for name in ("p50", "p90", "p99"):
-        a, b = latency["A"][f"{name}_ms"], latency["B"][f"{name}_ms"]
-        rows.append((f"latency {name}", milliseconds(a), milliseconds(b), ""))
-    return rows
-
-
+A, B = "A", "B"
 Outcome = Literal["held", "missed", "unsettled"]
 HELD: Outcome = "held"
 MISSED: Outcome = "missed"
@@ -200,89 +70,6 @@ class LimitCheck:
     sentence: str = ""
 
 
-def check_limits(found: Mapping[str, Any], limits: Limits, a: str = "A", b: str = "B") -> tuple[LimitCheck, ...]:
-    """What became of each limit, by the plain values of a comparison; `a` and `b` are what sentences call the two.
-
-    A limit on what could not be measured is missed, but for a speed that the machine was too busy to tell. Accuracy is
-    that of these samples, which is exact for them.
-    """
-    memories = (memory(found, "A"), memory(found, "B"))
-    sizes = (found["a"].get("bytes"), found["b"].get("bytes"))
-    return (
-        *_drop(found, limits.max_drop, b),
-        *_speedup(found, limits.min_speedup, a, b),
-        *_growth("size", sizes, found["same"], limits.max_growth, a, b),
-        *_growth("memory", memories, found["same"], limits.max_memory_growth, a, b),
-    )
-
-
-def missed(found: Mapping[str, Any], limits: Limits) -> tuple[str, ...]:
-    """A sentence for each limit that is not shown to hold, an unsettled one too: a build must not pass because the
-    machine was busy."""
-    return tuple(check.sentence for check in check_limits(found, limits) if check.outcome != HELD)
-
-
-def speed_outcome(found: Claim, limit: float) -> Outcome:
-    """Whether a speed is at least `limit`, at most below it, or neither is shown."""
-    interval = found.interval
-    if interval is None or interval[1] < limit <= interval[2]:
-        return UNSETTLED
-    return HELD if interval[1] >= limit else MISSED
-
-
-def _speedup(found: Mapping[str, Any], limit: float | None, a: str, b: str) -> Iterator[LimitCheck]:
-    if limit is None:
-        return
-    allowed = f"at least {times(limit)} the speed"
-    if found["same"]:
-        outcome: Outcome = HELD if limit <= 1 else MISSED
-        sentence = f"{b} is the same model as {a}, as fast, less than the {times(limit)} required"
-        yield LimitCheck("latency", allowed, outcome, "" if outcome == HELD else sentence)
-        return
-    claim = Claim.read((found["latency"] or {}).get("ratio") or {"reason": "it was not timed"})
-    outcome = speed_outcome(claim, limit)
-    sentences = {
-        HELD: "",
-        MISSED: f"{claim.sentence(b, a)}, less than the {times(limit)} required",
-        UNSETTLED: f"that {b} is {times(limit)} as fast as {a} was not shown: {claim.sentence(b, a)}; "
-        "try a longer --duration",
-    }
-    yield LimitCheck("latency", allowed, outcome, sentences[outcome])
-
-
-def _drop(found: Mapping[str, Any], limit: float | None, b: str) -> Iterator[LimitCheck]:
-    if limit is None:
-        return
-    decisive = primary(found)
-    if found["same"] or decisive is None:
-        sentence = "" if found["same"] else f"how much accuracy {b} loses could not be measured"
-        yield LimitCheck("accuracy", f"a loss of {limit:g}", MISSED if sentence else HELD, sentence)
-        return
-    name, before, after, higher = decisive
-    lost = before - after if higher else after - before
-    shown, allowed = (difference(name, value).lstrip("+") for value in (lost, limit))
-    sentence = f"{b} loses {shown} of {metric_name(name)}, more than the {allowed} allowed" if lost > limit else ""
-    yield LimitCheck("accuracy", f"a loss of {allowed}", MISSED if sentence else HELD, sentence)
-
-
-def _growth(
-    what: str, values: tuple[int | None, int | None], same: bool, limit: float | None, a: str, b: str
-) -> Iterator[LimitCheck]:
-    if limit is None:
-        return
-    before, after = values
-    sentence = ""
-    if not same and (before is None or after is None):
-        sentence = f"the {what} could not be compared"
-    elif not same and before is not None and after is not None and after > before * (1 + limit):
-        more = share(after / before - 1) if before else size(after)
-        sentence = f"{b}'s {what} is {size(after)}, {more} more than {a}'s {size(before)}; {share(limit)} is allowed"
-    yield LimitCheck(what, f"{share(limit)} more", MISSED if sentence else HELD, sentence)
-
-
-A, B = "A", "B"
-
-
 @dataclass(frozen=True)
 class Side:
     """What is known of one of the two: `bytes` of its model file with external data, int8 share of its MACs, and
@@ -298,7 +85,7 @@ class Side:
     quantized: bool = False
 
     def same_as(self, other: Side) -> bool:
-        """Whether both are the same bytes, run the same way."""
+        """Tell whether both are the same bytes, run the same way."""
         return self.digest is not None and (self.digest, self.variant) == (other.digest, other.variant)
 
     def __record__(self) -> dict[str, Any]:
@@ -329,23 +116,40 @@ class Comparison(Page):
 
     @property
     def same(self) -> bool:
-        """Whether there is nothing to compare: the same bytes, run the same way."""
+        """Tell whether there is nothing to compare: the same bytes, run the same way."""
         return self.a.same_as(self.b)
 
     @property
     def debuggable(self) -> tuple[Side, Side] | None:
-        """The float model file and the quantized form that `edgeq debug` can compare, in this order; None where A and B
-        are not one of each."""
+        """Return the float model file and the quantized form that `edgeq debug` can compare, in this order; None where
+        A and B are not one of each."""
         found = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
         return found if found is not None and found[0].variant is None else None
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """The table: what, A, B, B against A."""
-        return comparison_rows(self.figures())
+        """Return the table: what, A, B, B against A; only what is known."""
+        rows = _grown("size", self.a.bytes, self.b.bytes)
+        a, b = (side.coverage["int8_mac_share"] if side.coverage else None for side in (self.a, self.b))
+        if a is not None and b is not None:
+            rows.append(("MACs in int8, here", share(a), share(b), f"{signed(100 * (b - a), 1)} pt"))
+        if self.a.accuracy is not None and self.b.accuracy is not None:
+            for name, value in self.a.accuracy.metrics.items():
+                other = self.b.accuracy.metrics[name]
+                change = difference(name, other - value)
+                rows.append((metric_name(name), metric(name, value), metric(name, other), change))
+        for output in self.agreement.outputs if self.agreement is not None else ():
+            rows += _output_rows(output)
+        if self.measurement is not None:
+            latencies = [self.measurement.latency(side) for side in (A, B)]
+            for name in ("p50", "p90", "p99"):
+                of_a, of_b = (milliseconds(found[f"{name}_ms"]) for found in latencies)
+                rows.append((f"latency {name}", of_a, of_b, ""))
+        return rows + _grown("peak memory", *_memories(self))
 
     def missed(self) -> tuple[str, ...]:
-        """A sentence for each limit that was not shown to hold."""
-        return missed(self.figures(), self.limits)
+        """Write a sentence for each limit that is not shown to hold, an unsettled one too: a build must not pass
+        because the machine was busy."""
+        return tuple(check.sentence for check in check_limits(self) if check.outcome != HELD)
 
     def check(self) -> None:
         """Raise CheckFailedError where a limit was not shown to hold."""
@@ -353,8 +157,22 @@ class Comparison(Page):
             raise CheckFailedError("; ".join(found), "Keep A, or see `edgeq debug` and `edgeq bench` for what costs it")
 
     def verdict(self) -> tuple[str, ...]:
-        """What it comes to, the most important first."""
-        return sentences(self.figures())
+        """Say what taking B in place of A would bring and cost, the most important first."""
+        if self.same:
+            return ("A and B are the same model.",)
+        lines = []
+        if (claim := _claim(self)) is not None:
+            lines.append(f"{claim.sentence('B', 'A')}.")
+        if self.a.accuracy is not None and self.b.accuracy is not None:
+            lines.append(_accuracy_sentence(self.a.accuracy, self.b.accuracy))
+        elif self.agreement is not None:
+            lines += _agreement_sentences(self.agreement)
+        a, b = self.a.bytes, self.b.bytes
+        if a and b and a != b:
+            lines.append(f"B takes {share(b / a, 0)} of A's space." if b < a else f"B is {times(b / a)} A's size.")
+        if self.signature_differences:
+            lines.append("Their inputs or outputs differ.")
+        return tuple(lines) or ("Nothing that could be measured tells A and B apart.",)
 
     def __brief__(self) -> dict[str, Any]:
         return {"a": self.a.path, "b": self.b.path, "samples": self.samples, "verdict": " ".join(self.verdict())}
@@ -372,14 +190,8 @@ class Comparison(Page):
         return {**self.figures(), "verdict": self.verdict(), "limits": self.limits, "missed": self.missed()}
 
     def figures(self) -> dict[str, Any]:
-        """All that was measured, plain values."""
-        latency = None
-        if self.measurement is not None:
-            latency = {
-                A: dict(self.measurement.latency(A)),
-                B: dict(self.measurement.latency(B)),
-                "ratio": dict(self.measurement.ratio(B)),
-            }
+        """Return all that was measured, plain values."""
+        timed = self.measurement
         found: dict[str, Any] = plain(
             {
                 "a": self.a,
@@ -388,12 +200,130 @@ class Comparison(Page):
                 "signature_differences": self.signature_differences,
                 "samples": self.samples,
                 "agreement": self.agreement,
-                "latency": latency,
-                "bench": self.measurement,
+                "latency": timed and {A: timed.latency(A), B: timed.latency(B), "ratio": timed.ratio(B)},
+                "bench": timed,
                 "notes": self.notes,
             }
         )
         return found
+
+
+def _claim(found: Comparison) -> Claim | None:
+    return Claim.read(found.measurement.ratio(B)) if found.measurement is not None else None
+
+
+def _memories(found: Comparison) -> tuple[int | None, int | None]:
+    """Return the peak memory in bytes of either session, above the process without it; None where it is not known."""
+    models = found.measurement.models if found.measurement is not None else {}
+    a, b = ((models.get(name, {}).get("memory") or {}).get("session_peak_bytes") for name in (A, B))
+    return a, b
+
+
+def _grown(what: str, a: int | None, b: int | None) -> list[Row]:
+    return [(what, size(a), size(b), times(b / a))] if a and b else []
+
+
+def _output_rows(output: OutputAgreement) -> Iterator[Row]:
+    follows = decibels(output.sqnr_db) if math.isfinite(output.sqnr_db) and output.elements else "–"
+    closeness = f"cosine {output.cosine:.5f}" if output.top1 is None else f"same top answer {share(output.top1)}"
+    yield f"output {output.name}", "", "", f"{'equal' if output.equal else follows}, {closeness}"
+    for part in output.slices:
+        shown = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else "–"
+        yield f"  {part.first}..{part.last} on axis {part.axis}", "", "", f"{shown}, cosine {part.cosine:.5f}"
+
+
+def _accuracy_sentence(a: Accuracy, b: Accuracy) -> str:
+    name, after = a.primary, b.metrics[a.primary]
+    if after == a.value:
+        return f"Both have a {metric_name(name)} of {metric(name, after)}."
+    change = difference(name, after - a.value).lstrip("+−")
+    verb = "better" if (after > a.value) == a.higher_is_better else "worse"
+    return f"B's {metric_name(name)} is {change} {verb}: {metric(name, after)}."
+
+
+def _agreement_sentences(agreement: Agreement) -> list[str]:
+    outputs, samples = agreement.outputs, f"of {agreement.count} samples"
+    if not outputs:
+        return ["They have no output in common."]
+    if all(output.equal for output in outputs):
+        return ["Their answers are equal."]
+    lines = []
+    compared = [output for output in outputs if output.compared]
+    parts = [part.sqnr_db for output in compared for part in output.slices]
+    if known := [db for db in (*parts, *(output.sqnr_db for output in compared)) if math.isfinite(db)]:
+        top1 = f"with the same top answer in {share(agreement.top1)} {samples}" if agreement.top1 is not None else ""
+        closeness = top1 or f"with a cosine of {min(output.least_cosine for output in compared):.5f}"
+        lines.append(f"B's outputs follow A's at {decibels(min(known))} SQNR, {closeness}.")
+    return lines + [
+        f"Of output {output.name}, {output.mismatched} {samples} have another size, and are left out."
+        for output in outputs
+        if output.mismatched
+    ]
+
+
+def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCheck, ...]:
+    """Say what became of each limit; `a` and `b` are what sentences call the two.
+
+    A limit on what could not be measured is missed, but for a speed that the machine was too busy to tell. Accuracy is
+    that of these samples, which is exact for them.
+    """
+    limits = found.limits
+    checks = []
+    if limits.max_drop is not None:
+        checks.append(_drop(found, limits.max_drop, b))
+    if limits.min_speedup is not None:
+        checks.append(_speedup(found, limits.min_speedup, a, b))
+    for what, values, limit in (
+        ("size", (found.a.bytes, found.b.bytes), limits.max_growth),
+        ("memory", _memories(found), limits.max_memory_growth),
+    ):
+        if limit is not None:
+            sentence = "" if found.same else _growth(what, *values, limit, a, b)
+            checks.append(LimitCheck(what, f"{share(limit)} more", MISSED if sentence else HELD, sentence))
+    return tuple(checks)
+
+
+def speed_outcome(found: Claim, limit: float) -> Outcome:
+    """Tell whether a speed is at least `limit`, at most below it, or neither is shown."""
+    interval = found.interval
+    if interval is None or interval[1] < limit <= interval[2]:
+        return UNSETTLED
+    return HELD if interval[1] >= limit else MISSED
+
+
+def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
+    required = f"less than the {times(limit)} required"
+    claim = _claim(found) or Claim.read({"reason": "it was not timed"})
+    outcome, said = speed_outcome(claim, limit), claim.sentence(b, a)
+    if found.same:
+        outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a}, as fast"
+    sentences = {
+        HELD: "",
+        MISSED: f"{said}, {required}",
+        UNSETTLED: f"that {b} is {times(limit)} as fast as {a} was not shown: {said}; try a longer --duration",
+    }
+    return LimitCheck("latency", f"at least {times(limit)} the speed", outcome, sentences[outcome])
+
+
+def _drop(found: Comparison, limit: float, b: str) -> LimitCheck:
+    before, after = found.a.accuracy, found.b.accuracy
+    if found.same or before is None or after is None:
+        sentence = "" if found.same else f"how much accuracy {b} loses could not be measured"
+        return LimitCheck("accuracy", f"a loss of {limit:g}", MISSED if sentence else HELD, sentence)
+    lost, name = after.loss_against(before), before.primary
+    shown, allowed = (difference(name, value).lstrip("+") for value in (lost, limit))
+    sentence = f"{b} loses {shown} of {metric_name(name)}, more than the {allowed} allowed" if lost > limit else ""
+    return LimitCheck("accuracy", f"a loss of {allowed}", MISSED if sentence else HELD, sentence)
+
+
+def _growth(what: str, before: int | None, after: int | None, limit: float, a: str, b: str) -> str:
+    """Say by how much too much it grew; "" where it did not."""
+    if before is None or after is None:
+        return f"the {what} could not be compared"
+    if after <= before * (1 + limit):
+        return ""
+    more = share(after / before - 1) if before else size(after)
+    return f"{b}'s {what} is {size(after)}, {more} more than {a}'s {size(before)}; {share(limit)} is allowed"
 
 
 class ComparePlace(Opener, Protocol):
@@ -514,7 +444,16 @@ def run_comparison(
         samples = _samples(request, a, b, progress)
         if samples is None:
             notes.append("without --data their answers are not compared")
-        evaluation = _evaluate(request, a, b, samples, progress) if samples is not None and fits else None
+        evaluation = None
+        if samples is not None and fits:
+            evaluation = evaluate_sessions(
+                {A: a.session, B: b.session},
+                samples,
+                task=as_task(request.task, request.options),
+                reference=A,
+                settings={A: a.settings, B: b.settings},
+                progress=progress,
+            )
         here = place is None
         sides = [_side(loaded, key, samples, evaluation, notes, here=here) for key, loaded in ((A, a), (B, b))]
         # The same bytes run the same way: timing them would measure the machine's noise.
@@ -544,19 +483,6 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
         labels=request.labels,
         count=request.count,
         model=request.a if a.variant is None else None,
-        progress=progress,
-    )
-
-
-def _evaluate(
-    request: CompareRequest, a: LoadedModel, b: LoadedModel, samples: Samples, progress: Progress
-) -> Evaluation:
-    return evaluate_sessions(
-        {A: a.session, B: b.session},
-        samples,
-        task=as_task(request.task, request.options),
-        reference=A,
-        settings={A: a.settings, B: b.settings},
         progress=progress,
     )
 

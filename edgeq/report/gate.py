@@ -165,7 +165,7 @@ def gate(
             place=place,
             progress=progress,
         )
-        checks = check_limits(found.figures(), found.limits, "the baseline", "the model")
+        checks = check_limits(found, "the baseline", "the model")
     elif not update:
         raise UsageError(f"there is no baseline at {baseline}", "Write it once with --update, and keep it")
     if update:
