@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from edgeq_device.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
@@ -42,14 +43,35 @@ class Saturation:
 
 
 @dataclass(frozen=True)
-class VariantRecord:
-    """What `edgeq package --json` says of a variant, with `title`, `layers`, `kernels` and `histograms`.
+class Metric:
+    """One accuracy metric; `primary` is the one that decides."""
+
+    name: str
+    float32: float | None
+    int8: float | None
+    primary: bool = False
+    higher_is_better: bool = True
+
+    @property
+    def gain(self) -> float | None:
+        """Return int8 minus float32."""
+        return None if self.float32 is None or self.int8 is None else self.int8 - self.float32
+
+
+_MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the model, and its proof: what `edgeq package --json` says of it, with its name, `title`,
+    `layers`, `kernels` and `histograms`. All but the name may be missing.
 
     Attributes:
         sqnr_db, top1_agreement: what the manifest says where there is no `agreement`.
         checked: which checks were made on whose kernels.
     """
 
+    name: str = ""
     title: str = ""
     target: str | None = None
     profile: str | None = None
@@ -75,6 +97,72 @@ class VariantRecord:
     histograms: tuple[TensorHistogram, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def facts(self) -> Pairs:
+        """Return where it runs and what was checked."""
+        known = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
+        sums = self.saturation.why if self.saturation else ""
+        return pairs({**known, "checked": self.checked, "16-bit sums": sums}, 10)
+
+    @property
+    def scheme_facts(self) -> Pairs:
+        """Return how it is quantized, without what says nothing in its mode."""
+        unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
+        shown = pairs(self.scheme, 30)
+        return tuple((key.replace("_", " "), value) for key, value in shown if key not in ("exclude", unused))
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Return the nodes that were kept in float on request."""
+        nodes = self.scheme.get("exclude")
+        return tuple(string(node) for node in nodes[:500]) if isinstance(nodes, list | tuple) else ()
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return the metrics of both models, in the order of the int8 model's."""
+        found = [self.accuracy.get(name) for name in (INT8, FLOAT)]
+        after, before = (one.metrics if one else {} for one in found)
+        names = list(dict.fromkeys([*after, *before]))[:_MOST_METRICS]
+        known = found[0] or found[1]
+        if known is None or not names:
+            return ()
+        primary = known.primary if known.primary in names else names[0]
+        return tuple(
+            Metric(n[:100], before.get(n), after.get(n), n == primary, known.higher_is_better or n != primary)
+            for n in names
+        )
+
+    @property
+    def primary(self) -> Metric | None:
+        """Return the metric that decides."""
+        return next((metric for metric in self.metrics if metric.primary), None)
+
+    @property
+    def outputs(self) -> tuple[OutputAgreement, ...]:
+        """Return how each output follows float32's."""
+        return self.agreement.outputs[:_MOST_OUTPUTS] if self.agreement else ()
+
+    @property
+    def worst_db(self) -> float | None:
+        """Return the SQNR of the worst output or slice, dB."""
+        known = [one.least_db for one in self.outputs if math.isfinite(one.least_db) and one.same is None]
+        return min(known, default=self.sqnr_db)
+
+    @property
+    def top1(self) -> float | None:
+        """Return the share of samples in which the worst output has float32's top answer."""
+        return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
+
+    @property
+    def timing(self) -> Timing | None:
+        """Return the latencies of its proof."""
+        return speed_timing(self.speed) if self.speed else None
+
+    @cached_property
+    def drawn_layers(self) -> tuple[tuple[Layer, ...], float | None]:
+        """Return its layers in execution order, and what conversions between float and int8 take, microseconds."""
+        return layer_rows(self.layers, self.kernels)
+
 
 @dataclass(frozen=True)
 class ReportRecord:
@@ -82,7 +170,7 @@ class ReportRecord:
 
     name: str = ""
     model: ModelRecord | None = None
-    variants: Mapping[str, VariantRecord] = field(default_factory=dict)
+    variants: Mapping[str, Variant] = field(default_factory=dict)
     tuning: TuningRecord | None = None
     bench: BenchReport | None = None
     fleet: FleetRecord | None = None
@@ -91,59 +179,6 @@ class ReportRecord:
     identity: Mapping[str, Any] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One accuracy metric; `primary` is the one that decides."""
-
-    name: str
-    float32: float | None
-    int8: float | None
-    primary: bool = False
-    higher_is_better: bool = True
-
-    @property
-    def gain(self) -> float | None:
-        """int8 minus float32."""
-        return None if self.float32 is None or self.int8 is None else self.int8 - self.float32
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to run the model that the bundle carries, and its proof, as drawn.
-
-    Attributes:
-        sqnr_db, top1: of the worst output; SQNR of its worst slice.
-        excluded: nodes that were kept in float on request.
-        conversion_us: what conversions between float and int8 take, microseconds.
-    """
-
-    name: str
-    title: str = ""
-    bytes: float | None = None
-    native: bool | None = None
-    facts: Pairs = ()
-    scheme: Pairs = ()
-    session_options: Pairs = ()
-    excluded: tuple[str, ...] = ()
-    coverage: Coverage | None = None
-    metrics: tuple[Metric, ...] = ()
-    outputs: tuple[OutputAgreement, ...] = ()
-    sqnr_db: float | None = None
-    top1: float | None = None
-    samples: Count | None = None
-    held_out: bool | None = None
-    timing: Timing | None = None
-    layers: tuple[Layer, ...] = ()
-    conversion_us: float | None = None
-    histograms: tuple[TensorHistogram, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def primary(self) -> Metric | None:
-        """The metric that decides; the first where none is named."""
-        return next((m for m in self.metrics if m.primary), self.metrics[0] if self.metrics else None)
 
 
 @dataclass(frozen=True)
@@ -164,29 +199,26 @@ class ReportData:
 
     @property
     def main(self) -> Variant | None:
-        """What the verdict is about: the variant that was timed, else one checked on its own kernels, else any."""
+        """Return the variant of the verdict: one that was timed, else one checked on its own kernels, else any."""
         timed = {m.name for m in self.timing.models} if self.timing else set()
         by_name = [v for v in self.variants if v.name in timed]
         native = [v for v in self.variants if v.native]
         return next(iter([*by_name, *native, *self.variants]), None)
 
 
-_MOST_VARIANTS = 40
-_MOST_HISTOGRAMS = 24
 _MACHINE = ("cpu_name", "cpu", "board", "architecture", "cores", "threads", "memory_bytes", "os", "system", "governors")
 
 
 def read_report(plain: Mapping[str, Any]) -> ReportData:
-    """Whatever of a record makes sense. Nothing in it is an error: what cannot be used is left out."""
+    """Read whatever of a record makes sense. Nothing in it is an error: what cannot be used is left out."""
     record = readable(plain, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
     timing = (bench_timing(record.bench) if record.bench else None) or finalists_timing(tuning)
     model = record.model or tuning.model or ModelRecord()
     identity = {**record.identity, "float32 model, sha256": model.sha256 or ""}
-    variants = list(record.variants.items())[:_MOST_VARIANTS]
     return ReportData(
         name=record.name or model.name or "model",
-        variants=tuple(_variant(name, body) for name, body in variants),
+        variants=tuple(replace(body, name=name) for name, body in list(record.variants.items())[:_MOST_VARIANTS]),
         float_bytes=model.bytes,
         tuning=tuning_of(tuning),
         timing=timing,
@@ -196,70 +228,6 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
         identity=pairs(identity, 20),
         commands=record.commands[:20],
         notes=record.notes[:40],
-    )
-
-
-def _variant(name: str, record: VariantRecord) -> Variant:
-    layers, conversion = layer_rows(record.layers, record.kernels)
-    outputs = record.agreement.outputs[:50] if record.agreement else ()
-    sqnr = [output.least_db for output in outputs if math.isfinite(output.least_db) and output.same is None]
-    top1 = [output.top1 for output in outputs if output.top1 is not None]
-    facts = {
-        "target": record.target,
-        "profile": record.profile,
-        "provider": record.provider,
-        "engine": record.engine,
-        "min_onnxruntime": record.min_onnxruntime,
-        "checked": record.checked,
-        "16-bit sums": record.saturation.why if record.saturation else "",
-    }
-    excluded = record.scheme.get("exclude")
-    return Variant(
-        name=name,
-        title=record.title,
-        bytes=record.bytes,
-        native=record.native,
-        facts=pairs(facts, 10),
-        scheme=_scheme(record.scheme),
-        session_options=pairs(record.session_options, 30),
-        excluded=tuple(string(node) for node in excluded[:500]) if isinstance(excluded, list | tuple) else (),
-        coverage=record.coverage,
-        metrics=_metrics(record.accuracy),
-        outputs=outputs,
-        sqnr_db=min(sqnr) if sqnr else record.sqnr_db,
-        top1=min(top1) if top1 else record.top1_agreement,
-        samples=record.samples,
-        held_out=record.held_out,
-        timing=speed_timing(record.speed) if record.speed else None,
-        layers=layers,
-        conversion_us=conversion,
-        histograms=record.histograms[:_MOST_HISTOGRAMS],
-        warnings=record.warnings[:20],
-    )
-
-
-def _scheme(scheme: Mapping[str, Any]) -> Pairs:
-    unused = "dynamic_weight_types" if scheme.get("mode") == "static" else "method"
-    return tuple((k.replace("_", " "), v) for k, v in pairs(scheme, 30) if k not in ("exclude", unused))
-
-
-def _metrics(accuracy: Mapping[str, Accuracy]) -> tuple[Metric, ...]:
-    before, after = accuracy.get(FLOAT), accuracy.get(INT8)
-    known = after or before
-    if known is None:
-        return ()
-    values = [found.metrics if found else {} for found in (before, after)]
-    names = list(dict.fromkeys([*values[1], *values[0]]))[:20]
-    primary = known.primary if known.primary in names else names[0] if names else ""
-    return tuple(
-        Metric(
-            name[:100],
-            values[0].get(name),
-            values[1].get(name),
-            name == primary,
-            known.higher_is_better or name != primary,
-        )
-        for name in names
     )
 
 
@@ -308,13 +276,18 @@ class Verdict:
 
 
 def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
-    """The verdict on one variant; on the tuning run alone where there is no variant."""
+    """Judge one variant; the tuning run alone where there is no variant."""
     timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
-    speed, accuracy, agreement = _speed(timing, variant), _accuracy(variant, tuning), _agreement(variant)
-    shown = (speed, accuracy, agreement, _size(data, variant), _coverage(variant))
-    parts = [p for p in (_speed_text(timing, variant), _accuracy_text(variant), _size_text(data, variant)) if p]
-    slow, poor = _is_bad(speed), _is_bad(accuracy) or _is_bad(agreement)
-    warnings = variant.warnings if variant else ()
+    variant = variant or Variant()
+    claim = _claim(timing, variant)
+    speed, accuracy, agreement = _speed(claim), _accuracy(variant, tuning), _agreement(variant)
+    ratio = variant.bytes / data.float_bytes if variant.bytes and data.float_bytes else None
+    shown = (speed, accuracy, agreement, _size(data, variant, ratio), _coverage(variant.coverage))
+    of_space = "" if ratio is None else f"takes {share(ratio, 0)} of its space"
+    parts = [part for part in (_speed_text(claim), _accuracy_text(variant), of_space) if part]
+    slow, *poor_figures = (figure is not None and figure.tone == "bad" for figure in (speed, accuracy, agreement))
+    poor = any(poor_figures)
+    warnings = variant.warnings[:20]
     tone: Tone = "neutral" if warnings else "good"
     status, sentence = "Result", f"The int8 model {_listed(parts)}."
     if tuning is not None and tuning.met is False:
@@ -325,7 +298,6 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
     elif slow or poor:
         tone, status = "bad", "Look closer"
     elif tuning is not None and tuning.met:
-        claim = _claim(timing, variant)
         unknown = claim is not None and claim.verdict == UNKNOWN
         tone, status = ("neutral", "Speed unknown") if unknown else ("good", "Goal met")
     return Verdict(
@@ -334,24 +306,20 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
         sentence,
         tuple(figure for figure in shown if figure is not None),
         warnings,
-        target=(variant.title or variant.name) if variant is not None and len(data.variants) > 1 else "",
-        commands=_closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met"),
+        target=(variant.title or variant.name) if len(data.variants) > 1 else "",
+        commands=tuple(_closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met")),
     )
 
 
-def _is_bad(figure: Figure | None) -> bool:
-    return figure is not None and figure.tone == "bad"
-
-
-def _closer(data: ReportData, variant: Variant | None, *, slow: bool, poor: bool, missed: bool) -> tuple[str, ...]:
-    """The command lines that show what is behind a bad verdict. MODEL.onnx is the float32 model."""
-    named = f" --variant {shlex.quote(variant.name)}" if variant is not None and len(data.variants) > 1 else ""
-    lines = {
-        f"edgeq debug MODEL.onnx BUNDLE{named} --data SAMPLES": poor,
-        f"edgeq report BUNDLE --bench{named}": slow,
-        "edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume -o BUNDLE": missed,
-    }
-    return tuple(line for line, wanted in lines.items() if wanted)
+def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, missed: bool) -> Iterator[str]:
+    """Yield the command lines that show what is behind a bad verdict. MODEL.onnx is the float32 model."""
+    named = f" --variant {shlex.quote(variant.name)}" if variant.name and len(data.variants) > 1 else ""
+    if poor:
+        yield f"edgeq debug MODEL.onnx BUNDLE{named} --data SAMPLES"
+    if slow:
+        yield f"edgeq report BUNDLE --bench{named}"
+    if missed:
+        yield "edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume -o BUNDLE"
 
 
 def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
@@ -364,24 +332,22 @@ def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
     return timing if any(m.name == variant.name for m in timing.models) else variant.timing
 
 
-def compared(timing: Timing | None, variant: Variant | None) -> tuple[Latency, Latency] | None:
-    """The baseline's latency and the int8 model's."""
-    if timing is None:
-        return None
-    base = next((m for m in timing.models if m.name == timing.baseline), None)
-    others = [m for m in timing.models if m.name != timing.baseline]
-    mine = [m for m in others if variant is not None and m.name == variant.name] or others
+def compared(timing: Timing | None, variant: Variant) -> tuple[Latency, Latency] | None:
+    """Return the baseline's latency and the int8 model's."""
+    models = timing.models if timing is not None else ()
+    base = next((m for m in models if timing and m.name == timing.baseline), None)
+    others = [m for m in models if m is not base]
+    mine = [m for m in others if m.name == variant.name] or others
     return (base, mine[0]) if base is not None and mine else None
 
 
-def _claim(timing: Timing | None, variant: Variant | None) -> Claim | None:
-    """What can be claimed of its speed; None where it was not timed beside float32."""
+def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
+    """Return what can be claimed of its speed; None where it was not timed beside float32."""
     pair = compared(timing, variant)
     return timing.ratios.get(pair[1].name) if timing is not None and pair is not None else None
 
 
-def _speed(timing: Timing | None, variant: Variant | None) -> Figure | None:
-    found = _claim(timing, variant)
+def _speed(found: Claim | None) -> Figure | None:
     if found is None:
         return None
     if found.interval is None:
@@ -390,8 +356,7 @@ def _speed(timing: Timing | None, variant: Variant | None) -> Figure | None:
     return Figure("Speed", times(found.interval[0]), found.figures(), tone)
 
 
-def _speed_text(timing: Timing | None, variant: Variant | None) -> str:
-    found = _claim(timing, variant)
+def _speed_text(found: Claim | None) -> str:
     if found is None or found.interval is None:
         return ""
     if found.verdict == UNSETTLED:
@@ -400,22 +365,19 @@ def _speed_text(timing: Timing | None, variant: Variant | None) -> str:
     return f"runs {ratio} as fast as float32" if found.verdict == FASTER else f"is slower than float32 ({ratio})"
 
 
-def _accuracy(variant: Variant | None, tuning: Tuning | None) -> Figure | None:
-    primary = variant.primary if variant else None
+def _accuracy(variant: Variant, tuning: Tuning | None) -> Figure | None:
+    primary = variant.primary
     if primary is None or primary.int8 is None:
         return None
+    name, shown = metric_name(primary.name), metric(primary.name, primary.int8)
     if primary.gain is None:
-        return Figure(metric_name(primary.name), metric(primary.name, primary.int8))
-    return Figure(
-        metric_name(primary.name),
-        metric(primary.name, primary.int8),
-        f"{difference(primary.name, primary.gain)} against float32's {metric(primary.name, primary.float32 or 0.0)}",
-        _accuracy_tone(primary, tuning),
-    )
+        return Figure(name, shown)
+    change, before = difference(primary.name, primary.gain), metric(primary.name, primary.float32 or 0.0)
+    return Figure(name, shown, f"{change} against float32's {before}", _accuracy_tone(primary, tuning))
 
 
 def _accuracy_tone(primary: Metric, tuning: Tuning | None) -> Tone:
-    """By what was asked of the tuning run; where nothing was asked, by what is usually put up with."""
+    """Judge by what was asked of the tuning run; where nothing was asked, by what is usually put up with."""
     gain = primary.gain or 0.0
     lost = -gain if primary.higher_is_better else gain
     if lost <= 0:
@@ -426,9 +388,7 @@ def _accuracy_tone(primary: Metric, tuning: Tuning | None) -> Tone:
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
 
 
-def _accuracy_text(variant: Variant | None) -> str:
-    if variant is None:
-        return ""
+def _accuracy_text(variant: Variant) -> str:
     primary = variant.primary
     if primary is not None and primary.gain is not None and primary.int8 is not None:
         shown = metric(primary.name, primary.int8)
@@ -440,44 +400,34 @@ def _accuracy_text(variant: Variant | None) -> str:
         return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({shown})"
     if variant.top1 is not None:
         return f"gives float32's top answer in {share(variant.top1)} of the samples"
-    if variant.sqnr_db is not None:
-        return f"follows float32's outputs at {decibels(variant.sqnr_db)} SQNR"
+    if variant.worst_db is not None:
+        return f"follows float32's outputs at {decibels(variant.worst_db)} SQNR"
     return ""
 
 
-def _agreement(variant: Variant | None) -> Figure | None:
-    if variant is None or (variant.sqnr_db is None and variant.top1 is None):
+def _agreement(variant: Variant) -> Figure | None:
+    if variant.worst_db is None and variant.top1 is None:
         return None
     seen = f"{variant.samples} samples" if variant.samples else ""
     if variant.samples and variant.held_out is False:
         seen = f"{seen}, those of the calibration"
-    if variant.sqnr_db is None:
+    if variant.worst_db is None:
         return Figure("Same top answer", share(variant.top1 or 0.0), seen)
-    tone: Tone = "bad" if variant.primary is None and variant.sqnr_db < HEALTHY_DB else "neutral"
+    tone: Tone = "bad" if variant.primary is None and variant.worst_db < HEALTHY_DB else "neutral"
     top = f"same top answer in {share(variant.top1)}" if variant.top1 is not None else ""
-    return Figure("Output SQNR", decibels(variant.sqnr_db), ", ".join(x for x in (top, seen) if x), tone)
+    return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, seen) if x), tone)
 
 
-def _size(data: ReportData, variant: Variant | None) -> Figure | None:
-    if variant is None or variant.bytes is None:
+def _size(data: ReportData, variant: Variant, ratio: float | None) -> Figure | None:
+    if variant.bytes is None:
         return None
-    if data.float_bytes is None:
-        return Figure("Size", size(variant.bytes))
-    ratio = variant.bytes / data.float_bytes
-    return Figure("Size", size(variant.bytes), f"{ratio:.2f} of float32's {size(data.float_bytes)}")
+    note = "" if ratio is None else f"{ratio:.2f} of float32's {size(data.float_bytes or 0)}"
+    return Figure("Size", size(variant.bytes), note)
 
 
-def _size_text(data: ReportData, variant: Variant | None) -> str:
-    if variant is None or variant.bytes is None or data.float_bytes is None:
-        return ""
-    ratio = variant.bytes / data.float_bytes
-    return f"takes {share(ratio, 0)} of its space"
-
-
-def _coverage(variant: Variant | None) -> Figure | None:
-    if variant is None or variant.coverage is None:
+def _coverage(coverage: Coverage | None) -> Figure | None:
+    if coverage is None:
         return None
-    coverage = variant.coverage
     if coverage.int8_mac_share is None:
         return Figure("In int8", "not known", coverage.how)
     origin = coverage.origin or "as they really run"

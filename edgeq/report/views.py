@@ -99,7 +99,7 @@ def _variant_row(data: ReportData, variant: Variant) -> Row:
         verdict_of(data, variant).status,
         milliseconds(pair[1].p50) if pair else DASH,
         metric(primary.name, primary.int8) if primary and primary.int8 is not None else DASH,
-        or_dash(variant.sqnr_db, decibels),
+        or_dash(variant.worst_db, decibels),
         _coverage_cell(variant.coverage),
         or_dash(variant.bytes, size),
         {True: "on its own kernels", False: "on others' kernels", None: DASH}[variant.native],
@@ -278,7 +278,7 @@ class LayersView:
 
 def layers_view(variant: Variant) -> LayersView | None:
     """The worst layers where errors are known, else the slowest; None without layers."""
-    layers = variant.layers
+    layers, conversion_us = variant.drawn_layers
     if not layers:
         return None
     alone = measured_alone(layers)
@@ -310,7 +310,7 @@ def layers_view(variant: Variant) -> LayersView | None:
         alone=alone,
         top=max([0.0, *errors]),
         slowest=max(times, default=0.0) or 1.0,
-        conversions=_conversions(variant),
+        conversions=_conversions(layers, conversion_us),
         slower=_slower(layers),
         exclude=" ".join(f"--exclude {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED]),
         folded="" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else first,
@@ -344,12 +344,12 @@ def _lead(by_error: bool, alone: bool) -> str:
     return "How much of each layer's output is signal, compared with float32's, with all errors so far."
 
 
-def _conversions(variant: Variant) -> str:
-    total = sum(layer.int8_us or 0.0 for layer in variant.layers)
-    if not variant.conversion_us or not total:
+def _conversions(layers: Sequence[Layer], conversion_us: float | None) -> str:
+    total = sum(layer.int8_us or 0.0 for layer in layers)
+    if not conversion_us or not total:
         return ""
-    part = variant.conversion_us / (total + variant.conversion_us)
-    shown = f"{significant(variant.conversion_us)} µs, {share(part)} of the int8 model's kernel time"
+    part = conversion_us / (total + conversion_us)
+    shown = f"{significant(conversion_us)} µs, {share(part)} of the int8 model's kernel time"
     return f"Converting between float and int8 takes {shown}."
 
 
@@ -367,6 +367,6 @@ def layer_table(variant: Variant) -> Table:
             or_dash(layer.float_us, significant),
             or_dash(layer.int8_us, significant),
         )
-        for layer in variant.layers[:_TABLE_LAYERS]
+        for layer in variant.drawn_layers[0][:_TABLE_LAYERS]
     ]
     return known_columns(heads, rows, always=2)
