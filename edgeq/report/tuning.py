@@ -270,15 +270,12 @@ def pareto(tuning: Tuning, width: float, height: float) -> Markup:
     )
 
 
-def describe(candidate: Candidate, tuning: Tuning) -> str:
-    """One candidate in a sentence, for those who cannot see the plot."""
-    parts = [candidate.name]
-    if candidate.latency_ms is not None:
-        parts.append(milliseconds(candidate.latency_ms))
+def measured_texts(candidate: Candidate, tuning: Tuning) -> list[str]:
+    """Write latency and accuracy, as far as they are known."""
+    texts = [milliseconds(candidate.latency_ms)] if candidate.latency_ms else []
     if candidate.accuracy is not None:
-        parts.append(f"{metric_name(tuning.metric)} {metric(tuning.metric, candidate.accuracy)}")
-    parts.append(candidate.reason or NAMES.get(candidate.status, candidate.status))
-    return ", ".join(parts)
+        texts.append(f"{metric_name(tuning.metric)} {metric(tuning.metric, candidate.accuracy)}")
+    return texts
 
 
 def _y(candidate: Candidate, factor: float) -> float:
@@ -346,7 +343,10 @@ def _labels(points: Sequence[_Point], frame: Box) -> Markup:
 
 
 def _mark(point: _Point, tuning: Tuning) -> Markup:
-    text = describe(point.candidate, tuning)
+    found = point.candidate
+    text = ", ".join(
+        [found.name, *measured_texts(found, tuning), found.reason or NAMES.get(found.status, found.status)]
+    )
     if point.off:
         text += ", off the scale"
         # An arrow at the edge, pointing out of the plot.
@@ -354,7 +354,7 @@ def _mark(point: _Point, tuning: Tuning) -> Markup:
         y = point.y - 6 if tuning.higher_is_better else point.y + 6
         shape = tag("path", d="M-5,-4H5L0,5Z", class_="mark off", transform=f"translate({point.x:.1f} {y:.1f}){turn}")
     else:
-        around = ring(point.candidate.engine, tuning.engines, point.x, point.y)
+        around = ring(found.engine, tuning.engines, point.x, point.y)
         shape = join([mark(point.candidate.status, point.x, point.y), around])
     target = tag("circle", cx=point.x, cy=point.y, r=12, class_="target")
     return tag("g", target, shape, tabindex=0, role="img", aria_label=text, data_candidate=point.index, class_="point")
