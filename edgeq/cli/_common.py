@@ -19,7 +19,7 @@ from edgeq_device.relay import json_text, printable, printable_lines, unfiltered
 
 from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import OutputError
-from edgeq.util.display import SILENT, Advance, Progress
+from edgeq.util.display import Advance, Progress
 from edgeq.util.process import check_threads, ends_in_one_line
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Printer:
         self.result(record, draw)
 
     def console(self) -> Console:
-        """A rich console on stdout that raises on a broken pipe; lines are not wrapped where stdout is no terminal.
+        """Return a rich console on stdout that raises on a broken pipe; off a terminal it wraps no lines.
 
         Each text, in a line or in a cell of a table, stays on its line and moves no cursor.
         """
@@ -89,13 +89,12 @@ class Printer:
         )
 
     def progress(self) -> Progress:
-        """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
-        shown = SILENT if self.quiet else _StderrProgress()
-        return shown if self.budget is None else _Renewing(shown, self.budget)
+        """Return a display on stderr: bars when a person is watching, else notes alone; nothing with --quiet."""
+        return _StderrProgress(self.budget, quiet=self.quiet)
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **how: Any) -> Table:
-    """A table for people.
+    """Make a table for people.
 
     Args:
         numbers_from: the column from which on all are aligned to the right.
@@ -124,69 +123,63 @@ def watched_console() -> Console:
 
 
 def styled(text: str, style: str) -> Text:
-    """A line in a colour, or bold."""
+    """Return a line in a colour, or bold."""
     from rich.text import Text
 
     return Text(printable(text), style=style)
 
 
-@dataclass(frozen=True)
-class _Renewing:
-    """Progress of which each step gives the process its time again."""
-
-    shown: Progress
-    budget: Budget
-
-    @contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """See `Progress.stage`."""
-        with self.shown.stage(title, total) as advance:
-            renew(self.budget)
-
-            def renewing(steps: int) -> None:
-                renew(self.budget)
-                advance(steps)
-
-            yield renewing
-        renew(self.budget)
-
-    def note(self, text: str) -> None:
-        """See `Progress.note`."""
-        self.shown.note(text)
-
-
 class _StderrProgress:
-    def __init__(self) -> None:
+    """Bars and notes on stderr. Each step of progress gives a process under limits its time again."""
+
+    def __init__(self, budget: Budget | None, *, quiet: bool) -> None:
+        self._budget, self._quiet = budget, quiet
         self._printed: set[str] = set()
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """See `Progress.stage`: a bar with speed and remaining time on a terminal, else nothing."""
-        if not sys.stderr.isatty():
+        """See `Progress.stage`."""
+        with self._bar(title, total) as advance:
+            self._renew()
+
+            def renewing(steps: int) -> None:
+                self._renew()
+                advance(steps)
+
+            yield renewing
+        self._renew()
+
+    def _renew(self) -> None:
+        if self._budget is not None:
+            renew(self._budget)
+
+    @contextmanager
+    def _bar(self, title: str, total: int | None) -> Iterator[Advance]:
+        """Draw a bar with speed and remaining time on a terminal, else nothing."""
+        if self._quiet or not sys.stderr.isatty():
             yield lambda steps: None
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        from rich import progress
         from rich.text import Text
 
-        class Speed(ProgressColumn):
-            def render(self, task: Task) -> Text:
+        class Speed(progress.ProgressColumn):
+            def render(self, task: progress.Task) -> Text:
                 return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
         columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
             Speed(),
-            TimeRemainingColumn(),
+            progress.TimeRemainingColumn(),
         )
-        with Bar(*columns, console=watched_console(), transient=True) as bar:
+        with progress.Progress(*columns, console=watched_console(), transient=True) as bar:
             task = bar.add_task(printable(title), total=total)
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
         """Print `text` on stderr once: notes on calibration and validation data are often the same."""
-        if text not in self._printed:
+        if not self._quiet and text not in self._printed:
             self._printed.add(text)
             click.echo(printable(text), err=True)
 
@@ -337,7 +330,7 @@ def choose_next(line: Callable[[], str | None], **words: object) -> None:
 
 
 def next_line(context: click.Context) -> str | None:
-    """The line to type after the command of `context`, with its own arguments filled in; None where there is none."""
+    """Return the line to type after the command of `context`, with its own arguments filled in; None for none."""
     if _CHOSEN in context.meta:
         chosen = context.meta[_CHOSEN]()
         line = f"edgeq {chosen}" if chosen else None
@@ -356,7 +349,7 @@ def next_line(context: click.Context) -> str | None:
 
 
 def _keys(context: click.Context) -> Iterator[str]:
-    """The keys of `NEXT` that fit the running command, the most particular first."""
+    """Yield the keys of `NEXT` that fit the running command, the most particular first."""
     names = typed_names(context)
     chosen = [str(context.params["action"])] if "action" in context.params else []
     chosen += [name for name in ("files", "dry_run", "on") if context.params.get(name)]
@@ -366,7 +359,7 @@ def _keys(context: click.Context) -> Iterator[str]:
 
 
 def _carried(context: click.Context, line: str) -> Iterator[str]:
-    """The options that were typed and that the command of `line` takes too, but for those that stand there."""
+    """Yield the options that were typed and that the command of `line` takes too, but for those that stand there."""
     there = line.split()
     group: Any = context.find_root().command
     taken = {option.name: option for option in group.get_command(context, there[1]).params}
