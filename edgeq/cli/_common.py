@@ -8,9 +8,10 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -327,6 +328,19 @@ def choose_next(line: Callable[[], str | None], **words: object) -> None:
     """
     fill_next(**words)
     click.get_current_context().meta[_CHOSEN] = line
+
+
+def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
+    """Propose, as the next line, the command that checks as much of `bundle` as this machine can run."""
+
+    def line() -> str | None:
+        """Look into the bundle, where the line is printed at all."""
+        from edgeq.emulate.check import next_check
+        from edgeq.jobs.emulated import SIMULATORS
+
+        return next_check(bundle, SIMULATORS, targets)
+
+    choose_next(line, bundle=bundle)
 
 
 def next_line(context: click.Context) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from edgeq_device.errors import DeviceError
@@ -13,6 +13,10 @@ from edgeq_device.options import MOST_THREADS
 
 from edgeq.errors import UsageError
 from edgeq.util.registry import DECODERS, METHODS, TASKS
+
+if TYPE_CHECKING:
+    from edgeq.remote.devices import Board
+    from edgeq.run.engines import EngineChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,6 +70,20 @@ def on_board(function: F) -> F:
         shell_complete=complete_board,
         help="Do it on this board: ssh://user@host[:port], or a name of devices.toml.",
     )(function)
+
+
+def board_of(name: str) -> Board:
+    """Return the board that `--on` names."""
+    from edgeq.remote.devices import one_board
+
+    return one_board(name)
+
+
+def engines_of(texts: Sequence[str]) -> list[EngineChoice]:
+    """Return the engines that `--engine` names."""
+    from edgeq.run.engines import choose_engine
+
+    return [choose_engine(text) for text in texts]
 
 
 def _checked_workers(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, choose_next, command, styled, table
+from edgeq.cli._common import Lines, Printer, command, propose_check, styled, table
 from edgeq.cli._options import (
     ENGINE,
     FORCE,
@@ -19,6 +19,7 @@ from edgeq.cli._options import (
     build_options,
     complete_board,
     data_options,
+    engines_of,
     output_beside,
     target_option,
 )
@@ -131,13 +132,12 @@ def quantize_command(
     """
     from edgeq.jobs.job import build_arguments
     from edgeq.jobs.quantize import quantize
-    from edgeq.run.engines import choose_engine
     from edgeq.tune.recover.closer import recovering
 
     result = quantize(
         **{name: options[name] for name in ("model", "output", "target")},
         builder=recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None,
-        engine=choose_engine(engine) if engine else None,
+        engine=engines_of([engine])[0] if engine else None,
         progress=printer.progress(),
         **build_arguments(options),
     )
@@ -194,21 +194,17 @@ def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) 
     edgeq package model.onnx --data calib/ --engine openvino -o dist/
     python dist/edgeq_run.py verify
     """
-    from edgeq.emulate.check import next_check
-    from edgeq.jobs.emulated import SIMULATORS
     from edgeq.jobs.job import build_arguments
     from edgeq.jobs.package import package
-    from edgeq.run.engines import choose_engine
 
     result = package(
         **{name: options[name] for name in ("model", "output", "targets", "with_float", "selftest", "split")},
-        engines=[choose_engine(text) for text in engines],
+        engines=engines_of(engines),
         progress=printer.progress(),
         **build_arguments(options),
     )
     printer.lines(result, _package_lines(result, verbose=printer.verbose))
-    bundle = next(iter(result.bundles.values()))
-    choose_next(lambda: next_check(bundle, SIMULATORS, options["targets"]), bundle=bundle)
+    propose_check(next(iter(result.bundles.values())), options["targets"])
 
 
 def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
@@ -290,12 +286,11 @@ def tune_command(
     """
     from edgeq.errors import GoalNotMetError, UsageError
     from edgeq.jobs.job import tune_arguments
-    from edgeq.run.engines import choose_engine
     from edgeq.tune.goal import Goal, parse_budget
     from edgeq.tune.plan import plan
     from edgeq.tune.run import tune
 
-    arguments = {**tune_arguments(options), "engines": [choose_engine(text) for text in engines]}
+    arguments = {**tune_arguments(options), "engines": engines_of(engines)}
     drop = arguments.pop("max_drop")
     limits = (Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
     goal = Goal(options["objective"], *limits, options["thorough"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeq.cli._common import Lines, Printer, command, fill_next, styled, table
-from edgeq.cli._options import FORCE, OUTPUT, PATH, Output, comparison_arguments, comparison_options, on_board
+from edgeq.cli._options import FORCE, OUTPUT, PATH, Output, board_of, comparison_arguments, comparison_options, on_board
 from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -135,9 +135,8 @@ def _gate(
     known = gate.read_limits(limits) if limits is not None else gate.GateLimits()
     if on is not None:
         from edgeq.remote.bench import gate_on
-        from edgeq.remote.devices import one_board
 
-        found = gate_on(one_board(on), request, known, update=update, progress=printer.progress())
+        found = gate_on(board_of(on), request, known, update=update, progress=printer.progress())
     else:
         found = gate.gate(request, known, update=update, progress=printer.progress())
     if junit is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, command, fill_next
-from edgeq.cli._options import PATH, complete_board
+from edgeq.cli._options import PATH, board_of, complete_board
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
 
@@ -39,10 +39,9 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     edgeq device setup ssh://pi@10.0.0.5
     edgeq device setup pi5 --wheels wheels/
     """
-    from edgeq.remote.devices import one_board
     from edgeq.remote.machine import set_up
 
-    found = set_up(one_board(board), wheels=wheels, progress=printer.progress())
+    found = set_up(board_of(board), wheels=wheels, progress=printer.progress())
     printer.lines(found, found.lines())
 
 
@@ -50,10 +49,9 @@ def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
 @BOARD
 def clean_board(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, its programs, the environment."""
-    from edgeq.remote.devices import one_board
     from edgeq.remote.machine import clean
 
-    found = clean(one_board(board))
+    found = clean(board_of(board))
     printer.lines(found, found.lines())
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, choose_next, command, fill_next, styled, table
+from edgeq.cli._common import Lines, Printer, choose_next, command, fill_next, propose_check, styled, table
 from edgeq.cli._options import (
     OUTPUT,
     OWN_PREPROCESS,
@@ -24,6 +24,7 @@ from edgeq.cli._options import (
     THREADS,
     VARIANT,
     Output,
+    engines_of,
     target_option,
 )
 from edgeq.cli.build import closeness
@@ -315,14 +316,12 @@ def report_command(printer: Printer, bundle: Path, output: Path | None, opened: 
     edgeq report dist/ --bench -o report.html
     edgeq report tuning.json --open
     """
-    from edgeq.emulate.check import next_check
-    from edgeq.jobs.emulated import SIMULATORS
     from edgeq.report.bundle import report_bundle
 
     result = report_bundle(bundle, output, progress=printer.progress(), **options)
     printer.lines(result, _report_lines(result))
     # Of a record there is nothing to verify.
-    choose_next(lambda: None if result.of_record else next_check(bundle, SIMULATORS), bundle=bundle)
+    choose_next(lambda: None) if result.of_record else propose_check(bundle)
     if opened:
         _open(result.page.absolute(), printer)
 
@@ -379,7 +378,6 @@ def audit_command(printer: Printer, model: Path, data: str | None, **options: An
     from edgeq.data.open_source import Data
     from edgeq.hardware.target import resolve
     from edgeq.jobs.audit import audit_saturation
-    from edgeq.run.engines import choose_engine
     from edgeq.run.session import given_options
 
     engine, target = options["engine"], options["target"]
@@ -390,7 +388,7 @@ def audit_command(printer: Printer, model: Path, data: str | None, **options: An
         reference=options["reference"],
         variant=options["variant"],
         config=given_options(options["session_options"]),
-        engine=choose_engine(engine).engine if engine is not None else None,
+        engine=engines_of([engine])[0].engine if engine is not None else None,
         target=resolve(target) if target is not None else None,
         progress=printer.progress(),
     )

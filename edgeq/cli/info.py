@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgeq.cli._common import Printer, command
-from edgeq.cli._options import complete_target, on_board
+from edgeq.cli._options import board_of, complete_target, on_board
 from edgeq.errors import UsageError
 
 
@@ -31,10 +31,9 @@ def detect_command(printer: Printer, on: str | None) -> None:
     if on is None:
         machine, installed, state = detect_machine(), None, None
     else:
-        from edgeq.remote.devices import one_board
         from edgeq.remote.machine import detect_board
 
-        board = detect_board(one_board(on))
+        board = detect_board(board_of(on))
         machine, installed, state = board.machine, board.engines, board.state
     match = match_profile(machine, profiles)
     engines = detect_engines(machine, load_engines(), installed)
@@ -62,12 +61,11 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
 
         found = doctor(gpu=gpu, progress=printer.progress())
     else:
-        from edgeq.remote.devices import one_board
         from edgeq.remote.machine import doctor_board
 
         if gpu:
             raise UsageError("--gpu is for this machine's GPU", "Leave it out, or run edgeq doctor on the board")
-        found = doctor_board(one_board(on), progress=printer.progress())
+        found = doctor_board(board_of(on), progress=printer.progress())
     width = max(len(check.name) for check in found.checks)
     printer.lines(found, [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in found.checks])
     found.check(gpu=gpu)

@@ -27,8 +27,10 @@ from edgeq.cli._options import (
     VARIANT,
     WORKERS,
     Renamed,
+    board_of,
     complete_board,
     complete_target,
+    engines_of,
     on_board,
     task_options,
 )
@@ -160,7 +162,6 @@ def bench_command(
     from edgeq_device.bench import bench_lines, parse_settings
 
     from edgeq.measure.bench import BenchData, bench
-    from edgeq.run.engines import choose_engine
     from edgeq.run.session import given_options
     from edgeq.util.resources import device_errors
 
@@ -170,8 +171,7 @@ def bench_command(
         settings = parse_settings(**options)
         data = BenchData(**of_data, shapes=parse_shapes(shapes))
     of_model["session_options"] = given_options(of_model["session_options"])
-    chosen = [choose_engine(text) for text in engines]
-    run = functools.partial(bench, model, engines=chosen, data=data, settings=settings, **of_model)
+    run = functools.partial(bench, model, engines=engines_of(engines), data=data, settings=settings, **of_model)
     if on:
         from edgeq.remote.bench import bench_on
         from edgeq.remote.devices import fleet_of
@@ -253,9 +253,8 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
         request = request_from_options(options)
         if on is not None:
             from edgeq.remote.bench import evaluate_on
-            from edgeq.remote.devices import one_board
 
-            there = evaluate_on(request, one_board(on), progress=printer.progress())
+            there = evaluate_on(request, board_of(on), progress=printer.progress())
             printer.lines(there, _eval_lines(there.result))
         elif trial:
             from edgeq.measure.preprocess_trial import try_preprocess

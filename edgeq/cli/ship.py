@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, choose_next, command, fill_next
+from edgeq.cli._common import Printer, command, fill_next, propose_check
 from edgeq.cli._options import FORCE, OUTPUT, PATH, REQUIRE_SIGNATURE, TRUST, checked_reference
 
 
@@ -76,12 +76,10 @@ def pull_command(printer: Printer, reference: str, output: Path, **options: Any)
     edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub
     """
     from edgeq.bundle.transfer import pull_bundle
-    from edgeq.emulate.check import next_check
-    from edgeq.jobs.emulated import SIMULATORS
 
     pulled = pull_bundle(reference, output, progress=printer.progress(), **options)
     lines = [f"{output}: pulled, all hashes right", f"manifest sha256 {pulled.manifest_sha256}"]
     if pulled.signer is not None:
         lines.append(f"signed by {pulled.signer['trusted_by']} ({pulled.signer['key']})")
     printer.lines(pulled, lines)
-    choose_next(lambda: next_check(output, SIMULATORS), bundle=output)
+    propose_check(output)
