@@ -33,14 +33,14 @@ class Renamed(click.Option):
         self.before = frozenset(before)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """What `--help` shows of it."""
+        """Return what `--help` shows of it."""
         shown = copy.copy(self)
         shown.opts = [name for name in self.opts if name not in self.before]
         return super(Renamed, shown).get_help_record(ctx)
 
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The shipped targets and profiles with `incomplete` anywhere in their names, for the shell."""
+    """Return the shipped targets and profiles with `incomplete` anywhere in their names, for the shell."""
     from edgeq.util.resources import shipped
 
     del ctx, parameter
@@ -55,7 +55,7 @@ def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The names of the devices files that begin with `incomplete`, for the shell."""
+    """Return the names of the devices files that begin with `incomplete`, for the shell."""
     from edgeq.remote.devices import known_boards
 
     del ctx, parameter
@@ -87,7 +87,7 @@ def engines_of(texts: Sequence[str]) -> list[EngineChoice]:
 
 
 def _checked_workers(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
-    """`given` as it is, checked before anything is read."""
+    """Return `given` as it is, checked before anything is read."""
     if given is not None:
         from edgeq.distributed.workers import check_workers
 
@@ -326,7 +326,7 @@ def comparison_options(function: F) -> F:
 
 
 def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options`, with those of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
+    """Return `options`, with those of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
     from edgeq.measure.task import split_task_options
     from edgeq.run.session import given_options
 

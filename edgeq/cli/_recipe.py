@@ -40,7 +40,7 @@ def typed_names(context: click.Context) -> list[str]:
 
 
 def written(context: click.Context) -> str:
-    """The recipe of the command that is being run: what was given for it, as TOML."""
+    """Return the recipe of the command that is being run: what was given for it, as TOML."""
     given = {
         key: context.params[parameter.name or ""]
         for key, parameter in parameters_of(context.command).items()
@@ -55,7 +55,7 @@ def written(context: click.Context) -> str:
 
 
 def read(path: Path, group: click.Group) -> list[Step]:
-    """The commands of the recipe at `path`, in its order, each checked as its command line would be.
+    """Return the commands of the recipe at `path`, in its order, each checked as its command line would be.
 
     Raises:
         UsageError: it is no recipe; the file, the key, and what to do.
@@ -77,7 +77,7 @@ def read(path: Path, group: click.Group) -> list[Step]:
 def _tables(
     content: Mapping[str, Any], group: click.Group, place: tuple[str, ...], path: Path
 ) -> Iterator[tuple[tuple[str, ...], click.Command, Mapping[str, Any]]]:
-    """The tables that name commands: place, command and content."""
+    """Return the tables that name commands: place, command and content."""
     context = click.Context(group)
     for key, value in content.items():
         if not isinstance(value, Mapping):
@@ -119,7 +119,7 @@ def _step(
 
 
 def parameters_of(command: click.Command) -> dict[str, click.Parameter]:
-    """What a recipe may say of a command: the longest name of each option, without dashes, and each argument's."""
+    """Return what a recipe may say: the longest name of each option, without dashes, and each argument's."""
     return {
         (_long(p) if isinstance(p, click.Option) else p.name or "").lstrip("-").replace("-", "_"): p
         for p in command.params
@@ -147,7 +147,7 @@ def _field(key: str, parameter: click.Parameter) -> tuple[Any, ...]:
 
 
 def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[str, ...]:
-    """The command line that says the same."""
+    """Return the command line that says the same."""
     options, positional = [], []
     for key, parameter in parameters.items():
         value = getattr(step, key)

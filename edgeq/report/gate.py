@@ -67,7 +67,7 @@ class GateLimits:
                 raise UsageError(f"{name} is {value:g}", "Give a share of 0 or more, such as 0.05 for 5 %")
 
     def limits(self, *, task: bool) -> Limits:
-        """The same as limits of a comparison; accuracy has one where there is a task to measure it by.
+        """Return the same as limits of a comparison; accuracy has one where there is a task to measure it by.
 
         Raises:
             UsageError: `max_drop` is set and there is no task.
@@ -79,7 +79,7 @@ class GateLimits:
 
 
 def read_limits(path: Path) -> GateLimits:
-    """Limits from a TOML file.
+    """Read limits from a TOML file.
 
     Raises:
         UsageError: not TOML, an unknown key, or a value that makes no sense.
@@ -124,7 +124,7 @@ class Gated(Displayed):
             raise InconclusiveError("; ".join(sentences[UNSETTLED]), "Run it on a quiet machine, or see docs/gate.md")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table: what, the baseline, the model, the model against the baseline."""
+        """Return the table: what, the baseline, the model, the model against the baseline."""
         return [tuple(row) for row in self.comparison.rows()] if self.comparison is not None else []
 
 
@@ -186,7 +186,7 @@ def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, fo
 
 
 def _read_paths(request: CompareRequest) -> Iterator[Path]:
-    """Files and folders that are read. Text that names none (a preprocessing, a pattern) is left out."""
+    """Yield the files and folders that are read. Text that names none (a preprocessing, a pattern) is left out."""
     for model in (request.a, request.b):
         if model.exists():
             yield from (model,) if is_bundle(model) else model_files(model)
@@ -243,7 +243,7 @@ def _cell(text: str) -> str:
 
 
 def junit(found: Gated) -> bytes:
-    """The same as JUnit XML: a test case for each limit. What is inconclusive is skipped where that passes."""
+    """Return the same as JUnit XML: a test case for each limit. What is inconclusive is skipped where that passes."""
     cases = {outcome: [c for c in found.checks if c.outcome == outcome] for outcome in (HELD, MISSED, UNSETTLED)}
     strict = found.limits.inconclusive == "fail"
     failed = len(cases[MISSED]) + (len(cases[UNSETTLED]) if strict else 0)

@@ -142,7 +142,7 @@ def _described(
 
 
 def _values(histogram: Histogram) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
-    """Centres and counts of the bins without zero's, and how many are zero."""
+    """Return centres and counts of the bins without zero's, and how many are zero."""
     lower, upper = histogram.edges()
     zero = histogram.keys == 0
     return ((lower + upper) / 2)[~zero], histogram.counts[~zero], int(histogram.counts[zero].sum())

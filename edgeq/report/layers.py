@@ -78,7 +78,7 @@ def layer_record(
     *,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """What `edgeq debug` would say of each activation, cut to what the report draws, and the error sources.
+    """Record what `edgeq debug` would say of each activation, cut to what the report draws, and the error sources.
 
     Args:
         float_model: the prepared model that `quantized` was made from.
@@ -155,14 +155,14 @@ class Layer:
 
 
 def measured_alone(layers: Sequence[Layer]) -> bool:
-    """Whether it is known what layers add by themselves."""
+    """Tell whether it is known what layers add by themselves."""
     return any(layer.own_db is not None for layer in layers)
 
 
 def layer_rows(
     record: LayersRecord | None, kernels: Mapping[str, Sequence[KernelTime]]
 ) -> tuple[tuple[Layer, ...], float | None]:
-    """Layers in execution order, and what conversions (Q/DQ) take, microseconds; None where there are none.
+    """Return layers in execution order, and what conversions (Q/DQ) take, microseconds; None where there are none.
 
     Args:
         kernels: by "float32" and "int8", in execution order.
@@ -209,13 +209,13 @@ def _layer(
 
 
 def _advice(source: ErrorSource) -> str:
-    """Why, and which nodes to keep in float."""
+    """Say why, and which nodes to keep in float."""
     flags = f"float: {', '.join(source.exclude[:8])}" if source.exclude else ""
     return "; ".join(part for part in (source.reason, flags) if part)
 
 
 def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
-    """By node name; several kernels of one node count together, under the first one's type."""
+    """Add up times by node name; several kernels of one node count together, under the first one's type."""
     found: dict[str, KernelTime] = {}
     for time in times:
         known = found.get(time.name)

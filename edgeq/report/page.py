@@ -58,13 +58,13 @@ def or_dash(value: float | None, shown: Callable[..., str], *before: str) -> str
 
 
 def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
-    """Without the columns that hold nothing but dashes, but for the first `always`."""
+    """Leave out the columns that hold nothing but dashes, but for the first `always`."""
     kept = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
     return [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def ordered_candidates(tuning: Tuning) -> list[Candidate]:
-    """The chosen one, float32, then what meets the limits, then what was ruled out, each by latency."""
+    """Return the chosen one, float32, then what meets the limits, then what was ruled out, each by latency."""
     sign = 1.0 if tuning.higher_is_better else -1.0
 
     def rank(candidate: Candidate) -> tuple[int, float, str]:
@@ -78,7 +78,7 @@ def ordered_candidates(tuning: Tuning) -> list[Candidate]:
 
 
 def statuses_drawn(tuning: Tuning, chart: str) -> list[tuple[str, str]]:
-    """The legend: statuses whose marks are in `chart`, with their names."""
+    """Return the legend: statuses whose marks are in `chart`, with their names."""
     present = {c.status if c.status in NAMES else "short" for c in tuning.candidates}
     return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
 
@@ -133,7 +133,7 @@ def latency_table(timing: Timing) -> Table:
 
 
 def metric_rows(variant: Variant) -> list[Row]:
-    """One row a metric."""
+    """Return a row for each metric."""
     rows: list[Row] = []
     for m in variant.metrics:
         values = (or_dash(value, metric, m.name) for value in (m.float32, m.int8))
@@ -142,7 +142,7 @@ def metric_rows(variant: Variant) -> list[Row]:
 
 
 def output_table(variant: Variant) -> Table:
-    """One row an output, and one for each of its slices of unlike scale."""
+    """Return a row for each output, and one for each of its slices of unlike scale."""
     heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
     rows = [row for output in variant.outputs[:24] for row in (_output_row(output), *_slice_rows(output))]
     return known_columns(heads, rows)
@@ -171,7 +171,7 @@ def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
 
 
 def coverage_text(coverage: Coverage) -> str:
-    """What the share is and what it rests on."""
+    """Say what the share is and what it rests on."""
     if coverage.int8_mac_share is None:
         return f"How much runs on integers is not known: {coverage.how}."
     own = "as ONNX Runtime's own profile of the optimised graph shows, which is not always what the file asks for"
@@ -182,14 +182,14 @@ def coverage_text(coverage: Coverage) -> str:
 
 
 def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
-    """All MACs (at least 1), and the operators that have any; all operators where none has."""
+    """Return all MACs (at least 1), and the operators that have any; all operators where none has."""
     total = sum(o.int8_macs + o.float_macs for o in coverage.operators) or 1
     with_macs = [o for o in coverage.operators if o.int8_macs + o.float_macs > 0]
     return total, (with_macs or list(coverage.operators))[:_SHOWN_OPERATORS]
 
 
 def reason_rows(coverage: Coverage) -> list[Row]:
-    """Nodes in float, grouped by why."""
+    """Return the nodes in float, grouped by why."""
     groups: dict[str, list[FloatNode]] = {}
     for node in coverage.float_nodes:
         groups.setdefault(node.reason or "no reason recorded", []).append(node)
@@ -204,7 +204,7 @@ def reason_rows(coverage: Coverage) -> list[Row]:
 
 
 def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
-    """A title, and the nodes in float with the most MACs."""
+    """Return a title, and the nodes in float with the most MACs."""
     nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
     shown = nodes[:_TABLE_NODES]
     more = f" (the {len(shown)} largest of {len(nodes)})" if len(nodes) > len(shown) else ""
@@ -216,7 +216,7 @@ def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
 
 
 def histogram_texts(tensor: TensorHistogram) -> list[str]:
-    """What the histogram does not show: zeros, and what is clipped."""
+    """Say what the histogram does not show: zeros, and what is clipped."""
     texts = [f"{share(tensor.zeros)} are exactly zero, not drawn"] if tensor.zeros >= 0.0005 else []
     if tensor.clipped is not None:
         texts.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
@@ -274,7 +274,7 @@ def layers_view(variant: Variant) -> dict[str, Any] | None:
 
 
 def _made_slower(layers: Sequence[Layer]) -> list[Layer]:
-    """What int8 made slower, the most time lost first."""
+    """Return what int8 made slower, the most time lost first."""
     return sorted((layer for layer in layers if layer.made_slower), key=lambda layer: -layer.time_lost)
 
 
@@ -310,7 +310,7 @@ def _conversions(layers: Sequence[Layer], conversion_us: float | None) -> str:
 
 
 def layer_table(variant: Variant) -> Table:
-    """One row a layer, in execution order."""
+    """Return a row for each layer, in execution order."""
     heads = ("layer", "operator", "alone dB", "SQNR dB", "cosine", "clipped", "float32 µs", "int8 µs")
     rows: list[Row] = []
     for layer in variant.drawn_layers[0][:_TABLE_LAYERS]:
@@ -328,7 +328,7 @@ _DETAILED = 8
 
 
 def render(data: ReportData) -> str:
-    """The report as one HTML document: the same data give the same text."""
+    """Return the report as one HTML document: the same data give the same text."""
     script = (_HERE / "script.js").read_text("utf-8")
     main = data.main
     title = (main.title or main.name) if main and len(data.variants) == 1 else ""
@@ -415,7 +415,7 @@ def make_record(
     commands: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The record that report.json holds; keys as docs/report.md lists them.
+    """Return the record that report.json holds; keys as docs/report.md lists them.
 
     Args:
         variants: by name, what `edgeq package --json` says of each, with `title`, `histograms`, `layers` and `kernels`
@@ -449,7 +449,7 @@ def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = N
 
 
 def page_of(record: Mapping[str, Any]) -> bytes:
-    """The HTML page of a record, which may come from anywhere."""
+    """Return the HTML page of a record, which may come from anywhere."""
     return render(read_report(record)).encode("utf-8")
 
 

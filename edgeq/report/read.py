@@ -323,7 +323,7 @@ def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, misse
 
 
 def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
-    """The variant's own timing, else the report's where it is about this variant."""
+    """Return the variant's own timing, else the report's where it is about this variant."""
     if variant is not None and variant.timing is not None and data.timing is None:
         return variant.timing
     timing = data.timing

@@ -82,12 +82,12 @@ class Tuning:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Those that run candidates, besides onnxruntime's own kernels."""
+        """Return those that run candidates, besides onnxruntime's own kernels."""
         return tuple(dict.fromkeys(c.engine for c in self.candidates if c.engine))
 
 
 def tuning_of(record: TuningRecord) -> Tuning | None:
-    """None where there are no candidates."""
+    """Read what was searched; None where there are no candidates."""
     trials = record.candidates
     if not trials:
         return None
@@ -222,7 +222,7 @@ class _Point:
 
 
 def mark(status: str, x: float = 0, y: float = 0) -> Markup:
-    """The shape of a status."""
+    """Return the shape of a status."""
     shown = status if status in SHAPES else "behind"
     moved = f"translate({x:.1f} {y:.1f})" if x or y else None
     return tag("path", d=SHAPES[shown], class_=f"mark {shown}", transform=moved)
@@ -310,7 +310,7 @@ def _bar(tuning: Tuning, ys: Scale, xs: Scale, factor: float) -> Markup | None:
 
 
 def _front(points: Sequence[_Point]) -> Markup | None:
-    """The border of what can be had, as a staircase."""
+    """Return the border of what can be had, as a staircase."""
     on = sorted((p for p in points if p.candidate.status in ("front", "chosen")), key=lambda p: p.x)
     if len(on) < 2:
         return None
@@ -326,7 +326,7 @@ def _whisker(point: _Point, xs: Scale) -> Markup | None:
 
 
 def _labels(points: Sequence[_Point], frame: Box) -> Markup:
-    """Names of what matters, where there is space: the chosen one and float32 first, then the front."""
+    """Write the names of what matters, where there is space: the chosen one and float32 first, then the front."""
     taken = [Box(p.x - 6, p.y - 6, 12, 12) for p in points]
     parts = []
     wanted = [p for status in ("chosen", "float32", "front") for p in points if p.candidate.status == status]
