@@ -23,8 +23,7 @@ from edgeq.cli._options import (
 )
 
 if TYPE_CHECKING:
-    from edgeq.measure.evaluation import EvalResult
-    from edgeq.measure.preprocess_trial import Trial
+    from edgeq.measure.evaluation import EvalResult, Trial
 
 
 @click.command("eval")
@@ -80,7 +79,7 @@ def command(printer: Printer, on: str | None, **options: Any) -> None:
             there = evaluate_on(request, one_board(on), progress=printer.progress())
             printer.lines(there, _draw(there.result))
         elif trial:
-            from edgeq.measure.preprocess_trial import try_preprocess
+            from edgeq.measure.evaluation import try_preprocess
 
             tried = try_preprocess(request, progress=printer.progress())
             printer.lines(tried, _draw_trial(tried))

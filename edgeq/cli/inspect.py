@@ -28,7 +28,7 @@ def command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], prin
     """Show a model's operators, shapes, MACs and what runs in int8 where."""
     from edgeq_device.arrays import parse_shapes
 
-    from edgeq.measure.inspect import inspect
+    from edgeq.measure.coverage import inspect
     from edgeq.util.resources import device_errors
 
     with device_errors():

@@ -14,7 +14,7 @@ from edgeq.cli._options import OUTPUT, PATH, build_options, target_option
 
 if TYPE_CHECKING:
     from edgeq.jobs.package import Packaged
-    from edgeq.measure.checks import Check
+    from edgeq.measure.coverage import Check
 
 
 @click.command("package")
@@ -92,7 +92,7 @@ def _draw(result: Packaged, *, verbose: bool) -> Lines:
 
 def _draw_checks(checks: Sequence[Check], *, verbose: bool) -> Lines:
     """What was checked, and on whose kernels; in one line, or one line each."""
-    from edgeq.measure.checks import summarise
+    from edgeq.measure.coverage import summarise
 
     if verbose:
         for check in checks:

@@ -13,8 +13,7 @@ import numpy as np
 from edgeq.compat._evaluator import DetectionEvaluator, chooses, printed
 from edgeq.data.records import read_text
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.boxes import Detections
-from edgeq.measure.coco import load_annotations, load_package, score_guesses
+from edgeq.measure.boxes import Detections, load_annotations, load_package, score_guesses
 from edgeq.measure.latency import Outputs
 from edgeq.measure.task import TaskOptions
 from edgeq.measure.tasks.detection import Detection

@@ -5,12 +5,19 @@ Accuracy and latency of several models in one pass over the samples.
 Both need each model to run about a hundred times, so the runs that are timed are the evaluation's: what the race asks
 for next is the next sample. Models take turns in bursts and go at their own pace, so samples wait until all have run
 them; a model that has run all that wait runs the very first one again. Decoding and judging happen between rounds.
+
+Which preprocessing a model was trained with, by its accuracy on labelled data under each candidate.
+
+Measured on the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
+samples gives wrong ranges without a message.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,19 +31,21 @@ from edgeq_device.cuda import shapes_of
 from edgeq_device.engines import FLOAT
 from edgeq_device.latency import Distribution, Runner
 from edgeq_device.scenarios import query_runner
+from numpy.typing import NDArray
 
+from edgeq.data.preprocess import Preprocess, choices, load_preprocess, names
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import Files, Workers, files_for, open_workers
-from edgeq.errors import DataError, UsageError
+from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Collected, Evaluation, RunningEvaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.bench import LoadedModel, Opener, is_bundle, open_model, race, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.measure.latency import Outputs, Session, infer
 from edgeq.measure.task import Task, TaskOptions, make_task, split_task_options
-from edgeq.model.load import model_files
+from edgeq.model.load import model_files, model_signature
 from edgeq.run.engines import choose_engine, described
-from edgeq.run.session import SessionSettings, given_options
+from edgeq.run.session import SessionSettings, given_options, open_session
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.registry import names_function
 
@@ -442,3 +451,190 @@ class _Line:
         while self._waiting:
             self._complete(self._waiting[0], self._sessions)
             self.move_on()
+
+
+_PROPOSED_ON = 10
+_IMAGENET = "mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225]"
+_RESIZE = "resize=exact:model:bilinear"
+
+PLAIN = {
+    "divide=255,layout=model": "0..1",
+    f"{_RESIZE},layout=model": "0..255, RGB, resized to the model",
+    f"{_RESIZE},channels=BGR,layout=model": "0..255, BGR, resized to the model",
+    f"{_RESIZE},divide=255,layout=model": "0..1, RGB, resized to the model",
+    f"{_RESIZE},divide=255,channels=BGR,layout=model": "0..1, BGR, resized to the model",
+    f"{_RESIZE},divide=255,{_IMAGENET},layout=model": "ImageNet mean and deviation, RGB, resized to the model",
+    f"channels=L,{_RESIZE},layout=model": "0..255, grey, resized to the model",
+    f"channels=L,{_RESIZE},divide=255,layout=model": "0..1, grey, resized to the model",
+    f"channels=L,{_RESIZE},divide=127.5,subtract=1,layout=model": "-1..1, grey, resized to the model",
+}
+"""What models are also fed, beside the preprocessings that have a name. As `--preprocess` takes them, with titles."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """One candidate: its accuracy, or the reason why it does not fit the data and the model."""
+
+    preprocess: str
+    title: str
+    accuracy: Accuracy | None
+    reason: str | None
+
+    def __record__(self) -> dict[str, Any]:
+        metrics = self.accuracy.metrics if self.accuracy else {}
+        return {"preprocess": self.preprocess, "title": self.title, "metrics": metrics, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All candidates, the best first, those that do not fit last.
+
+    Attributes:
+        tied: the candidates (the best among them) whose difference so many samples cannot show.
+    """
+
+    request: EvalRequest
+    task: str
+    primary: str
+    count: int
+    tries: tuple[Try, ...]
+    tied: tuple[str, ...]
+
+    def __record__(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "model": str(self.request.model),
+            "data": str(self.request.data),
+            "count": self.count,
+            "task": self.task,
+            "primary": self.primary,
+            "best": self.tries[0].preprocess,
+            "tied": self.tied,
+            "candidates": self.tries,
+        }
+
+
+def try_preprocess(
+    request: EvalRequest, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
+) -> Trial:
+    """Evaluate `request` once for each candidate.
+
+    Args:
+        request: with a task. Its own preprocessing, where it has one, is a candidate too, and its source options
+            (key, label, layout …) hold for all of them.
+        candidates: as `--preprocess` takes them; None takes every named one and `PLAIN`.
+
+    Raises:
+        UsageError: no task, or a reference.
+        EdgeqError: no candidate fits; the first one's reason.
+    """
+    if request.task is None:
+        raise UsageError("preprocessings are compared by accuracy", "Give a --task, and labelled data")
+    if request.reference is not None:
+        raise UsageError("--try-preprocess takes one model", "Leave --reference out")
+    done: list[Try] = []
+    failures: list[EdgeqError] = []
+    for name, preprocess in _candidates(request, candidates).items():
+        title = preprocess.title or PLAIN.get(name, "")
+        try:
+            found = run_evaluation(dataclasses.replace(request, preprocess=preprocess), progress=progress)
+        except (DataError, CheckFailedError) as error:
+            done.append(Try(name, title, None, error.problem))
+            failures.append(error)
+        else:
+            done.append(Try(name, title, found.accuracy, None))
+    measured = [(one, one.accuracy) for one in done if one.accuracy is not None]
+    if not measured:
+        raise failures[0]
+    sign = -1 if measured[0][1].higher_is_better else 1
+    ranked = sorted(measured, key=lambda pair: sign * pair[1].value)  # stable: named ones first among equals
+    best = ranked[0][1]
+    tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= _noise(best)]
+    tries = (*(one for one, _ in ranked), *(one for one in done if one.accuracy is None))
+    return Trial(request, best.task, best.primary, best.count, tries, tuple(tied))
+
+
+def propose(model: Path, data: Any, *, progress: Progress = SILENT) -> str:
+    """What to type for images whose preprocessing is not known: the likely ones, the likeliest first.
+
+    Without labels, a preprocessing is the likelier the more the model's scores say about the images: the mutual
+    information of image and class, H(mean of p) - mean of H(p) with p the softmax. It is low for scores that are about
+    equal, and for the one class that wrongly scaled images all fall into. A model without class scores gets the names.
+
+    Args:
+        model: float model.
+        data: as `open_samples` takes it; the first few are run.
+    """
+    signature = model_signature(model)
+    session = open_session(model)
+    found: list[tuple[float, str]] = []
+    with progress.stage("Trying preprocessings", len(names()) + len(PLAIN)) as advance:
+        for name in (*names(), *PLAIN):
+            advance(1)
+            try:
+                samples = open_samples(data, signature, preprocess=name, count=_PROPOSED_ON)
+                scores = [_scores(infer(session, sample)) for sample in samples]
+            except (DataError, CheckFailedError):
+                continue
+            found.append((_information([row for row in scores if row is not None]), name))
+    ranked = sorted(found, key=lambda pair: -pair[0])  # stable: named ones first among equals
+    if not ranked:
+        return choices()
+    if not ranked[0][0]:
+        return f"Give the one that the model was trained with; these fit: {', '.join(f'{n!r}' for _, n in ranked[:5])}"
+    best = ", ".join(f"{name!r} {bits:.2f}" for bits, name in ranked[:3])
+    return (
+        f"Type --preprocess {shlex.quote(ranked[0][1])} if the model was trained so; the likely ones, by the bits that "
+        f"its scores tell {_PROPOSED_ON} of the images apart: {best}"
+    )
+
+
+def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
+    """The first output's class scores of one image, [classes]; None where it has none."""
+    array = next(iter(outputs.values()), None)
+    if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
+        return None
+    row = np.asarray(array[0], np.float64)
+    if not np.isfinite(row).all():
+        return None
+    if (row >= 0).all() and abs(row.sum() - 1) < 1e-3:
+        return row
+    grown = np.exp(row - row.max())
+    probabilities: NDArray[np.float64] = grown / grown.sum()
+    return probabilities
+
+
+def _information(rows: Sequence[NDArray[np.float64]]) -> float:
+    """Mutual information of image and class, in bits."""
+    if not rows:
+        return 0.0
+
+    def entropy(p: NDArray[np.float64]) -> float:
+        """Of a distribution that sums to one, bits."""
+        kept = p[p > 0]
+        return float(-(kept * np.log2(kept)).sum())
+
+    return max(0.0, entropy(np.mean(rows, axis=0)) - float(np.mean([entropy(row) for row in rows])))
+
+
+def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
+    """What to call each candidate → the preprocessing, reading the data as the request's own does."""
+    listed = list(given) if given is not None else [*names(), *PLAIN]
+    if request.preprocess is None:
+        return {name: load_preprocess(name) for name in listed}
+    own = load_preprocess(request.preprocess)
+    found: dict[str, Preprocess] = {own.name: own}
+    for name in listed:
+        other = load_preprocess(name)
+        if other.spec is not None:
+            spec = dataclasses.replace(other.spec, source=own.source)
+            found.setdefault(name, dataclasses.replace(other, spec=spec, source=own.source))
+    return found
+
+
+def _noise(best: Accuracy) -> float:
+    """Twice the standard error of a share among so many samples; 0 for a metric that is no share."""
+    share = best.value
+    if not 0 <= share <= 1:
+        return 0.0
+    return 2 * math.sqrt(share * (1 - share) / best.count)

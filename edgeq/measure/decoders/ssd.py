@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.measure.boxes import Detections, best_class
-from edgeq.measure.decoders._base import Decoder
-from edgeq.measure.decoders._outputs import single_image, wrong_head
+from edgeq.measure.decoders import Decoder, single_image, wrong_head
 from edgeq.measure.latency import Outputs
 
 LAYOUT = "boxes [1, N, 4] and scores [1, N, 1 + classes]"

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
-from edgeq.measure.decoders._base import Decoder
-from edgeq.measure.decoders._outputs import wrong_head
+from edgeq.measure.decoders import Decoder, wrong_head
 from edgeq.measure.latency import Outputs
 
 LAYOUT = "[1, 3 * (5 + classes), H, W] for strides of 8, 16 and 32"

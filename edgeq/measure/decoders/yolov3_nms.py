@@ -13,8 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgeq.measure.boxes import Detections
-from edgeq.measure.decoders._base import Decoder
-from edgeq.measure.decoders._outputs import wrong_head
+from edgeq.measure.decoders import Decoder, wrong_head
 from edgeq.measure.latency import Outputs
 
 LAYOUT = "boxes [1, N, 4], scores [1, classes, N] and integers [K, 3]"

@@ -5,8 +5,7 @@ input, then objectness and class scores after their sigmoid. Further outputs (th
 from __future__ import annotations
 
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
-from edgeq.measure.decoders._base import Decoder
-from edgeq.measure.decoders._outputs import only_head, wrong_head
+from edgeq.measure.decoders import Decoder, only_head, wrong_head
 from edgeq.measure.latency import Outputs
 
 LAYOUT = "[1, N, 5 + classes]"

@@ -6,8 +6,7 @@ longer axis is N.
 from __future__ import annotations
 
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
-from edgeq.measure.decoders._base import Decoder
-from edgeq.measure.decoders._outputs import only_head, wrong_head
+from edgeq.measure.decoders import Decoder, only_head, wrong_head
 from edgeq.measure.latency import Outputs
 
 LAYOUT = "[1, 4 + classes, N]"

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.measure.boxes import Detections, best_class, centre_to_corners
-from edgeq.measure.decoders._base import Decoder
-from edgeq.measure.decoders._outputs import only_head, wrong_head
+from edgeq.measure.decoders import Decoder, only_head, wrong_head
 from edgeq.measure.latency import Outputs
 
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))

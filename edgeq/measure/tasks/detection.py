@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from edgeq.data.records import to_original
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.boxes import Detections, Floats, suppress
-from edgeq.measure.coco import (
+from edgeq.measure.boxes import (
     CocoAnnotations,
+    Detections,
+    Floats,
     Image,
     Matches,
     guesses,
@@ -23,6 +24,7 @@ from edgeq.measure.coco import (
     match_image,
     mean_average_precision,
     mean_average_precisions,
+    suppress,
 )
 from edgeq.measure.decoders import Decode, load_decoder
 from edgeq.measure.latency import Outputs

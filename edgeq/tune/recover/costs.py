@@ -35,11 +35,11 @@ from numpy.typing import NDArray
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
 from edgeq.jobs.job import Job
+from edgeq.measure.coverage import KernelRun, timed_profile
 from edgeq.measure.effects import group_effects
 from edgeq.measure.latency import Outputs
 from edgeq.measure.layer_runs import MEMORY, floats_only
 from edgeq.measure.match_layers import match_activations
-from edgeq.measure.node_runs import KernelRun, timed_profile
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_own
 from edgeq.model.macs import node_macs
