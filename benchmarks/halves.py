@@ -34,9 +34,8 @@ from edgeq.hardware.target import resolve
 from edgeq.jobs.job import open_job
 from edgeq.measure.boxes import Detections, suppress
 from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.error_sources import ResampledMeter
 from edgeq.measure.latency import Outputs, infer
-from edgeq.measure.task import Task
+from edgeq.measure.task import ResampledMeter, Task
 from edgeq.measure.tasks.detection import Detection, input_size
 from edgeq.model.macs import node_macs
 from edgeq.report.tuning_record import Screening

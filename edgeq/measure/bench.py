@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 from edgeq_device.bench import BenchSettings
 from edgeq_device.bench_models import Shapes
 from edgeq_device.engines import FLOAT, plugin_of
@@ -17,7 +16,6 @@ from edgeq_device.latency import Distribution, Runner, WarmUp, measure_interleav
 from edgeq_device.scenarios import Feed, query_runner
 from edgeq_device.select import precision_of
 from edgeq_device.variants import EXTERNAL_FOLDER
-from numpy.typing import NDArray
 
 from edgeq.data.open_source import Data
 from edgeq.errors import BundleError, UsageError
@@ -413,41 +411,6 @@ def _samples(data: BenchData, signature: Signature, model: Path, progress: Progr
         progress=progress,
     )
     return [sample.inputs for sample in samples]
-
-
-Collected = tuple[list[NDArray[Any]], ...]
-
-
-class PairedMeter:
-    """Rows of samples: what a model makes of each, beside its label. See `edgeq.measure.task.Meter`."""
-
-    def __init__(self) -> None:
-        self._found: list[NDArray[Any]] = []
-        self._wanted: list[NDArray[Any]] = []
-
-    def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
-        """Add the rows of one sample, [N] each."""
-        self._found.append(found)
-        self._wanted.append(wanted)
-
-    def collected(self) -> Collected:
-        """What was found and what is right, an array a sample each."""
-        return self._found, self._wanted
-
-    def take(self, collected: Collected) -> None:
-        """Add the samples of another meter."""
-        self._found += collected[0]
-        self._wanted += collected[1]
-
-    def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What was found and what is right, [N] each, over all samples."""
-        return np.concatenate(self._found), np.concatenate(self._wanted)
-
-    def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """`rows` of each of the halves [H, samples]."""
-        found, wanted = self.rows()
-        for chosen in np.repeat(halves, [len(one) for one in self._wanted], axis=1):
-            yield found[chosen], wanted[chosen]
 
 
 _TIMED_SECONDS = 0.5

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,11 +42,10 @@ from numpy.typing import NDArray
 
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, SliceAgreement
-from edgeq.measure.latency import Outputs, Session, inferences
-from edgeq.util.display import SILENT, Progress
+from edgeq.measure.latency import Outputs
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
+    from edgeq.data.samples import Sample
     from edgeq.measure.task import Task
 
 Floats = NDArray[np.float64]
@@ -450,44 +448,6 @@ class Comparison:
             return alone and output.classes.plausible(output.name, one_unit=not output.parts())
         named = getattr(self.task, "output", None)
         return getattr(self.task, "classes", False) and named in (None, output.name)
-
-
-def compare_many(
-    reference: Session,
-    candidates: Mapping[str, Session],
-    samples: Samples,
-    progress: Progress = SILENT,
-    *,
-    count: int | None = None,
-) -> dict[str, Agreement]:
-    """Agreement of each candidate with the reference, in one pass over the samples."""
-    comparisons = {name: Comparison() for name in candidates}
-    key = "reference"
-    while key in candidates:
-        key += "'"
-    runs = inferences({key: reference, **candidates}, samples, count=count, progress=progress)
-    for sample, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
-        for name, comparison in comparisons.items():
-            comparison.update(outputs[key], outputs[name], sample.inputs)
-    return {name: comparison.result() for name, comparison in comparisons.items()}
-
-
-def compare_sessions(
-    reference_session: Session,
-    candidate_session: Session,
-    samples: Samples,
-    progress: Progress = SILENT,
-    *,
-    count: int | None = None,
-) -> Agreement:
-    """Agreement of the candidate with the reference over `samples` (at most `count`).
-
-    Raises:
-        DataError: there are no samples, or a session refuses one.
-    """
-    return compare_many(reference_session, {"candidate": candidate_session}, samples, progress, count=count)[
-        "candidate"
-    ]
 
 
 def decibels(signal: float, noise: float) -> float:

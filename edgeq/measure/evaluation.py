@@ -1,135 +1,40 @@
 """`edgeq eval` as a function: a model or bundle, data, a task, perhaps a reference, to figures.
 
-Accuracy and latency of several models in one pass over the samples.
-
-Both need each model to run about a hundred times, so the runs that are timed are the evaluation's: what the race asks
-for next is the next sample. Models take turns in bursts and go at their own pace, so samples wait until all have run
-them; a model that has run all that wait runs the very first one again. Decoding and judging happen between rounds.
-
-Which preprocessing a model was trained with, by its accuracy on labelled data under each candidate.
-
-Measured on the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
+Which preprocessing a model was trained with shows in its accuracy on labelled data under each candidate. That is
+measured on the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
 samples gives wrong ranges without a message.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import shlex
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from edgeq_device.cuda import shapes_of
 from edgeq_device.engines import FLOAT
-from edgeq_device.latency import Distribution, Runner
-from edgeq_device.scenarios import query_runner
 from numpy.typing import NDArray
 
 from edgeq.data.preprocess import Preprocess, choices, load_preprocess, names
-from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples, open_samples
-from edgeq.distributed.workers import Files, Workers, files_for, open_workers
+from edgeq.data.samples import open_samples
+from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
-from edgeq.measure.accuracy import Accuracy, Collected, Evaluation, RunningEvaluation, evaluate_sessions
+from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.bench import LoadedModel, Opener, is_bundle, open_model, race, refuse_ignored
+from edgeq.measure.bench import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
-from edgeq.measure.latency import Outputs, Session, infer
-from edgeq.measure.task import Task, TaskOptions, make_task, split_task_options
-from edgeq.model.load import model_files, model_signature
+from edgeq.measure.latency import Outputs, infer
+from edgeq.measure.task import TaskOptions, make_task, split_task_options
+from edgeq.model.load import model_signature
 from edgeq.run.engines import choose_engine, described
 from edgeq.run.session import SessionSettings, given_options, open_session
-from edgeq.util.display import SILENT, Advance, Progress
+from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import names_function
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
-
-
-@dataclass(frozen=True)
-class ModelAt:
-    """A model file or bundle, and how it is opened; without a number of threads, with one."""
-
-    path: Path
-    settings: SessionSettings
-    variant: str | None = None
-
-
-@dataclass(frozen=True)
-class EvaluationJob:
-    """What a worker does: the figures of `models` over a shard.
-
-    Attributes:
-        task: one, or name and options of one that only a user's own file can make.
-    """
-
-    models: Mapping[str, tuple[Files, ModelAt]]
-    samples: SourceSamples | None
-    task: Task | tuple[str, TaskOptions] | None
-    reference: str | None
-
-    def open(self, stack: ExitStack) -> Callable[[Shard], Collected]:
-        """See `edgeq.distributed.workers.Job`."""
-        task = make_task(*self.task) if isinstance(self.task, tuple) else self.task
-        sessions = {}
-        for name, (files, model) in self.models.items():
-            settings = replace(model.settings, intra_op_threads=model.settings.intra_op_threads or 1)
-            opened = open_model(files.place(stack), settings, variant=model.variant)
-            sessions[name] = stack.enter_context(opened).session
-
-        def run(shard: Shard) -> Collected:
-            running = RunningEvaluation(tuple(sessions), task, self.reference)
-            for sample in shard.read(self.samples):
-                running.update(sample, {name: infer(s, sample, model=name) for name, s in sessions.items()})
-            return running.collected()
-
-        return run
-
-
-def evaluate_on(
-    workers: Workers,
-    models: Mapping[str, ModelAt],
-    samples: Samples,
-    *,
-    task: Task | None = None,
-    made_of: tuple[str, TaskOptions] | None = None,
-    reference: str | None = None,
-    settings: Mapping[str, SessionSettings] | None = None,
-    count: int | None = None,
-    progress: Progress = SILENT,
-) -> Evaluation:
-    """`edgeq.measure.accuracy.evaluate_sessions` on workers, with the same result.
-
-    Args:
-        made_of: name and options of `task`, where workers are to make it themselves.
-
-    Raises:
-        UsageError: the task's meters cannot be shared.
-        EdgeqError: as `evaluate_sessions`, and what workers raise.
-    """
-    running = RunningEvaluation(tuple(models), task, reference)
-    sharded = Sharded(samples, workers, count)
-    needed = {
-        name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
-        for name, m in models.items()
-    }
-    job = EvaluationJob(needed, sharded.reference, made_of or task, reference)
-    seen = 0
-    with progress.stage("Evaluating", sharded.total) as advance:
-        for part in workers.map(job, sharded.shards()):
-            running.take(part)
-            seen += part.count
-            advance(part.count)
-    if not seen:
-        raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-    return running.result(settings or {}, progress)
 
 
 @dataclass(frozen=True)
@@ -322,135 +227,6 @@ def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
 
 def _plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
-
-
-# Samples that wait at most, and the bytes of them with their outputs.
-_MOST_WAITING, _MOST_BYTES = 16, 2**26
-
-
-def evaluate_timed(
-    sessions: Mapping[str, Sequence[Any]],
-    samples: Samples,
-    *,
-    task: Task | None = None,
-    reference: str | None = None,
-    settings: Mapping[str, SessionSettings] | None = None,
-    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
-    progress: Progress = SILENT,
-) -> tuple[Evaluation, Mapping[str, Distribution]]:
-    """`evaluate_sessions` in the same pass as `race`, which may end before or after the samples do.
-
-    Samples of another shape than the first one's are judged, not timed: the models would be timed on different work.
-    So are all where a session is in another process, which is timed there, on the first sample.
-
-    Args:
-        sessions: name → sessions of that model, which are timed in turns and answer alike.
-        task, reference, settings, known: as `evaluate_sessions` has them; what is known is run to be timed alone.
-
-    Returns:
-        The figures, and latencies by name.
-
-    Raises:
-        DataError, CheckFailedError: as `evaluate_sessions`.
-    """
-    running = RunningEvaluation(tuple(sessions), task, reference)
-    with progress.stage("Evaluating and timing", len(samples)) as advance:
-        line = _Line(sessions, samples, running, advance, known)
-        timed = race({name: [line.runner(name, s) for s in own] for name, own in sessions.items()}, line.move_on)
-        line.finish()
-    return running.result(settings or {}, progress), timed
-
-
-@dataclass
-class _Waiting:
-    """A sample, and what the models that have run it made of it."""
-
-    sample: Sample
-    outputs: dict[str, Outputs]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the sample's inputs and of all outputs that are held."""
-        made = (array for outputs in self.outputs.values() for array in outputs.values())
-        return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *made))
-
-
-class _Line:
-    """The samples that wait, in order.
-
-    Args:
-        running: is given each sample that all models have run.
-        advance: is called with the number of those.
-        known: outputs by model, for each sample.
-    """
-
-    def __init__(
-        self,
-        sessions: Mapping[str, Sequence[Any]],
-        samples: Samples,
-        running: RunningEvaluation,
-        advance: Advance,
-        known: Mapping[str, Sequence[Outputs]],
-    ) -> None:
-        self._known, self._joined = known, itertools.count()
-        self._sessions = {name: own[0] for name, own in sessions.items()}
-        self._elsewhere = {name for name, own in self._sessions.items() if hasattr(own, "query_runner")}
-        self._samples: Iterator[Sample] = iter(samples)
-        self._running, self._advance = running, advance
-        first = next(self._samples, None)
-        if first is None:
-            raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-        self._again = dict(first.inputs)
-        self._shapes = shapes_of(first.inputs)
-        self._waiting: deque[_Waiting] = deque()
-        self._largest = 0  # bytes; known when the first sample is judged, until which no other joins
-        self._join(first)
-
-    def runner(self, name: str, session: Any) -> Runner:
-        """Runs the next sample on a session of the model `name`."""
-        if name in self._elsewhere:
-            elsewhere: Runner = query_runner(session, [self._again])
-            return elsewhere
-        return lambda: self._run(name, session)
-
-    def _run(self, name: str, session: Session) -> None:
-        for waiting in self._waiting:
-            if name not in waiting.outputs:
-                waiting.outputs[name] = infer(session, waiting.sample, model=name)
-                return
-        session.run(None, self._again)
-
-    def move_on(self) -> None:
-        """Judge the samples that all models have run, and let others join."""
-        done = 0
-        while self._waiting and len(self._waiting[0].outputs) == len(self._sessions):
-            first = self._waiting.popleft()
-            self._largest = max(self._largest, first.nbytes)
-            self._running.update(first.sample, first.outputs)
-            done += 1
-        self._advance(done)
-        while len(self._waiting) < max(1, min(_MOST_WAITING, _MOST_BYTES // max(1, self._largest))):
-            sample = next(self._samples, None)
-            if sample is None:
-                return
-            self._join(sample)
-
-    def _join(self, sample: Sample) -> None:
-        place = next(self._joined)
-        self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known.items()}))
-        untimed = self._elsewhere if shapes_of(sample.inputs) == self._shapes else self._sessions
-        self._complete(self._waiting[-1], untimed)
-
-    def _complete(self, waiting: _Waiting, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in waiting.outputs:
-                waiting.outputs[name] = infer(self._sessions[name], waiting.sample, model=name)
-
-    def finish(self) -> None:
-        """Run what the race has left."""
-        while self._waiting:
-            self._complete(self._waiting[0], self._sessions)
-            self.move_on()
 
 
 _PROPOSED_ON = 10

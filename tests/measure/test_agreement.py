@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.errors import DataError
-from edgeq.measure.comparison import Comparison, OutputComparison, compare_many, compare_sessions, decibels
+from edgeq.measure.accuracy import compare_many, compare_sessions
+from edgeq.measure.comparison import Comparison, OutputComparison, decibels
 from edgeq.util.records import plain
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edgeq.measure.layer_runs import instrumented_session
+from edgeq.measure.layers import instrumented_session
 from edgeq.measure.match_layers import (
     WeightComparison,
     compare_weights,

@@ -9,9 +9,8 @@ import pytest
 
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError
-from edgeq.measure.error_sources import HALVES, ResampledMeter, loss_error, random_halves
 from edgeq.measure.latency import Outputs
-from edgeq.measure.task import Task
+from edgeq.measure.task import HALVES, ResampledMeter, Task, loss_error, random_halves
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.measure.tasks.similarity import Similarity

@@ -12,8 +12,8 @@ import pytest
 from edgeq.data.samples import Sample
 from edgeq.measure.agreement import probabilities
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.error_sources import Measured, ResampledMeter
 from edgeq.measure.latency import Outputs
+from edgeq.measure.task import Measured, ResampledMeter
 from edgeq.measure.tasks.anomaly import Anomaly
 from edgeq.measure.tasks.classification import Classification
 from edgeq.report.tuning_record import Assessment

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from edgeq.data.sample import Sample
 from edgeq.errors import DataError
-from edgeq.measure.bench import PairedMeter
 from edgeq.measure.latency import Outputs
-from edgeq.measure.task import TaskKind, TaskOptions, integer_labels, only_input, pick_output
+from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
 from edgeq.measure.tasks.similarity import mean_ranks
 from edgeq.util.display import Displayed
 
