@@ -36,7 +36,7 @@ from edgeq.measure.boxes import Detections, suppress
 from edgeq.measure.comparison import Comparison, rows
 from edgeq.measure.latency import Outputs, infer
 from edgeq.measure.task import ResampledMeter, Task
-from edgeq.measure.tasks.detection import Detection, input_size
+from edgeq.measure.tasks import Detection, input_size
 from edgeq.model.macs import node_macs
 from edgeq.report.tuning_record import Screening
 from edgeq.run.session import open_session

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeq.errors import UsageError
 from edgeq.measure.task import Task, TaskOptions
-from edgeq.measure.tasks.detection import Detection, DetectionMeter, detection
+from edgeq.measure.tasks import Detection, DetectionMeter, detection
 from edgeq.run.session import SessionSettings, open_session
 
 if TYPE_CHECKING:

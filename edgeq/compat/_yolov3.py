@@ -16,7 +16,7 @@ from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections, load_annotations, load_package, score_guesses
 from edgeq.measure.latency import Outputs
 from edgeq.measure.task import TaskOptions
-from edgeq.measure.tasks.detection import Detection
+from edgeq.measure.tasks import Detection
 
 if TYPE_CHECKING:
     from edgeq.compat.readers import YoloDataReader

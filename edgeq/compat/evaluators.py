@@ -49,7 +49,7 @@ class ClassificationEvaluator(Evaluator):
         *,
         class_offset: int = 0,
     ) -> None:
-        from edgeq.measure.tasks.classification import Classification
+        from edgeq.measure.tasks import Classification
 
         super().__init__(model_path, data_reader, Classification(class_offset=class_offset), providers)
 

@@ -97,8 +97,30 @@ class Group:
 
 
 METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
-DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER", also="path.py:function")
-TASKS = Group("task", "edgeq.tasks", "edgeq.measure.tasks", "TASK", also="path.py:factory")
+DECODERS = Group(
+    "decoder",
+    "edgeq.decoders",
+    own={
+        "ssd": "edgeq.measure.decoders:SSD",
+        "yolov3": "edgeq.measure.decoders:YOLOV3",
+        "yolov3-nms": "edgeq.measure.decoders:YOLOV3_NMS",
+        "yolov5": "edgeq.measure.decoders:YOLOV5",
+        "yolov8": "edgeq.measure.decoders:YOLOV8",
+        "yolox": "edgeq.measure.decoders:YOLOX",
+    },
+    also="path.py:function",
+)
+TASKS = Group(
+    "task",
+    "edgeq.tasks",
+    own={
+        "anomaly": "edgeq.measure.tasks:ANOMALY",
+        "classification": "edgeq.measure.tasks:CLASSIFICATION",
+        "detection": "edgeq.measure.tasks:DETECTION",
+        "similarity": "edgeq.measure.tasks:SIMILARITY",
+    },
+    also="path.py:factory",
+)
 STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
 RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
 IMPROVEMENTS = Group("improvement", "edgeq.improvements", "edgeq.tune.improvements", "IMPROVEMENT")

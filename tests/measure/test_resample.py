@@ -11,9 +11,7 @@ from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.latency import Outputs
 from edgeq.measure.task import HALVES, ResampledMeter, Task, loss_error, random_halves
-from edgeq.measure.tasks.anomaly import Anomaly
-from edgeq.measure.tasks.classification import Classification
-from edgeq.measure.tasks.similarity import Similarity
+from edgeq.measure.tasks import Anomaly, Classification, Similarity
 
 
 class F1:

@@ -16,7 +16,7 @@ from edgeq.errors import DataError
 from edgeq.measure import accuracy
 from edgeq.measure.accuracy import evaluate_sessions, evaluate_timed
 from edgeq.measure.latency import infer
-from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks import Classification
 from edgeq.util.display import SILENT
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.measure.decoders import load_decoder
-from edgeq.measure.decoders.yolov3 import ANCHORS
-from edgeq.measure.decoders.yolox import anchors
+from edgeq.measure.decoders import ANCHORS, anchors, load_decoder
 from edgeq.util.registry import DECODERS
 
 SIZE = (64, 96)  # width, height: not square, so that a swap shows

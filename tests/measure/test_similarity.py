@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edgeq.errors import DataError
 from edgeq.measure.task import TaskOptions, make_task
-from edgeq.measure.tasks.similarity import Similarity, embeddings, mean_ranks
+from edgeq.measure.tasks import Similarity, embeddings, mean_ranks
 from tests.measure.fakes import FakeSample
 
 

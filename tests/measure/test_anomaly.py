@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.errors import DataError
-from edgeq.measure.tasks.anomaly import Anomaly, roc_auc
+from edgeq.measure.tasks import Anomaly, roc_auc
 from tests.measure.fakes import FakeSample
 
 
