@@ -11,18 +11,15 @@ import re
 import secrets
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-
-from distributed import WorkerPlugin, get_worker
 
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
@@ -183,10 +180,11 @@ class Workers:
             RuntimeUnavailableError: the scheduler went away.
             EdgeqError: whatever the job raises.
         """
+        from edgeq.distributed.plugin import JobPlugin, run_item
 
         name = f"edgeq-{secrets.token_hex(8)}"
         try:
-            self._client.register_plugin(JobPlugin(job, versions()), name=name)
+            self._client.register_plugin(JobPlugin(job, partial(check_versions, versions())), name=name)
         except ImportError as error:
             raise RuntimeUnavailableError(
                 f"a worker cannot import {error.name}",
@@ -475,36 +473,3 @@ def _digest(folder: Path, names: Iterable[str]) -> str:
             # Names that are not UTF-8 hold lone surrogates.
             digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
-
-
-class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
-    """Keeps a job open in a worker, from its first item on.
-
-    Args:
-        expected: versions that the worker must have.
-    """
-
-    def __init__(self, job: Job[Any, Any], expected: Mapping[str, str]) -> None:
-        self._job, self._expected = job, dict(expected)
-
-    def setup(self, worker: Any) -> None:
-        """Called by Dask in the worker, when it has got the plugin."""
-        self._stack, self._lock = ExitStack(), threading.Lock()
-        self._opened: Callable[[Any], Any] | None = None
-
-    def teardown(self, worker: Any) -> None:
-        """Called by Dask in the worker, when it ends or no more items come."""
-        self._stack.close()
-
-    def run(self, item: Any) -> Any:
-        """The job's result for one item."""
-        with self._lock:  # a worker with several threads opens it once
-            if self._opened is None:
-                check_versions(self._expected)
-                self._opened = self._job.open(self._stack)
-        return self._opened(item)
-
-
-def run_item(name: str, item: Any) -> Any:
-    """The result of the job called `name` for `item`, in a worker."""
-    return get_worker().plugins[name].run(item)
