@@ -187,8 +187,19 @@ class RunningEvaluation:
         accuracy: dict[str, Accuracy] = {}
         for name, meter in self._meters.items():
             assert self._task is not None
-            how = settings.get(name) or SessionSettings()
-            accuracy[name] = _accuracy(name, meter.result(), self._seen, self._task, how)
+            metrics = MappingProxyType(dict(meter.result()))
+            bad = [metric for metric, value in metrics.items() if not math.isfinite(value)]
+            if bad:
+                fix = "Look for NaN in the model's outputs"
+                raise CheckFailedError(f"{name}: {self._task.name} {bad[0]} is not finite", fix)
+            accuracy[name] = Accuracy(
+                metrics,
+                self._seen,
+                self._task.name,
+                self._task.primary,
+                self._task.higher_is_better,
+                settings.get(name) or SessionSettings(),
+            )
             for note in meter.notes() if hasattr(meter, "notes") else ():
                 progress.note(f"{name}: {note}")
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
@@ -482,17 +493,3 @@ def evaluate(
             samples = open_samples(samples, signature, preprocess=preprocess, model=beside, progress=progress)
         found = evaluate_many({name: session}, samples, chosen, settings={name: how}, progress=progress, count=count)
     return found[name]
-
-
-def _accuracy(name: str, metrics: Mapping[str, float], count: int, task: Task, settings: SessionSettings) -> Accuracy:
-    bad = [metric for metric, value in metrics.items() if not math.isfinite(value)]
-    if bad:
-        raise CheckFailedError(f"{name}: {task.name} {bad[0]} is not finite", "Look for NaN in the model's outputs")
-    return Accuracy(
-        metrics=MappingProxyType(dict(metrics)),
-        count=count,
-        task=task.name,
-        primary=task.primary,
-        higher_is_better=task.higher_is_better,
-        settings=settings,
-    )

@@ -7,31 +7,41 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import onnx
+import onnx_ir as ir
 from edgeq_device.bench import BenchSettings
-from edgeq_device.bench_models import Shapes
+from edgeq_device.bench_models import Shapes, bundle_feeds, bundle_models, bundle_variants
 from edgeq_device.engines import FLOAT, plugin_of
 from edgeq_device.latency import Distribution, Runner, WarmUp, measure_interleaved
+from edgeq_device.opening import open_best
+from edgeq_device.package import MAIN, Bundle, open_bundle
 from edgeq_device.scenarios import Feed, query_runner
 from edgeq_device.select import precision_of
-from edgeq_device.variants import EXTERNAL_FOLDER
+from edgeq_device.sessions import read_device
+from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 
 from edgeq.data.open_source import Data
+from edgeq.data.samples import open_samples
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.latency import Measurement, Session, bench_model, measure_models
 from edgeq.model.clean import is_named_bundle
-from edgeq.model.load import model_signature, own_signature, path_of
+from edgeq.model.load import (
+    check_sizes,
+    data_folder,
+    in_memory,
+    load_model,
+    model_signature,
+    own_signature,
+    path_of,
+    signature_of,
+)
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, with_carried
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.resources import device_errors
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from edgeq_device.package import Bundle
-    from edgeq_device.variants import Variant
 
 
 @dataclass(frozen=True)
@@ -125,8 +135,6 @@ def open_model(
         return
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
-    from edgeq.model.load import check_sizes, data_folder, in_memory, load_model, signature_of
-
     proto = load_model(path, external_data="none")
     check_sizes(proto, path.parent, path)
     settings = with_carried(path, settings)
@@ -146,13 +154,6 @@ def open_model(
 def _open_variant(
     path: Path, settings: SessionSettings, name: str | None, opener: Opener | None
 ) -> Iterator[LoadedModel]:
-    import onnx
-    from edgeq_device.opening import open_best
-    from edgeq_device.package import MAIN, open_bundle
-    from edgeq_device.sessions import read_device
-
-    from edgeq.model.load import in_memory, signature_of
-
     with device_errors():
         bundle = open_bundle(path)
     with bundle:
@@ -186,10 +187,6 @@ def check_models(bundle: Bundle) -> None:
     Raises:
         ModelError: as `edgeq.model.load.check_sizes`.
     """
-    import onnx
-
-    from edgeq.model.load import check_sizes
-
     variants = [variant for variants in bundle.components.values() for variant in variants]
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
     for model, folder in places.items():
@@ -325,7 +322,8 @@ def bench(
         if name == other and not engines:
             raise UsageError(f"{path} would be compared with itself", "Name another model")
         models[other] = (against, plain)
-    models |= _in_engines(name, path, engines, plain) or {name: (path, plain)}
+    in_engines = {f"{name}, {e.name}": replace(plain, engine=e.engine, precision=e.precision) for e in engines}
+    models |= {label: (path, how) for label, how in (in_engines or {name: plain}).items()}
     if against is not None or len(models) > 1:
         settings = replace(settings, baseline=next(iter(models)))
     samples = _samples(data, signature, path, progress) if data.source is not None else None
@@ -335,16 +333,10 @@ def bench(
         return measure_models(
             [bench_model(name, p, how, processes.open) for name, (p, how) in models.items()],
             settings,
-            feeds=_feeds(samples) if samples is not None else None,
+            feeds=None if samples is None else lambda session: samples,
             shapes=data.shapes,
             progress=progress,
         )
-
-
-def _in_engines(
-    name: str, model: Path, engines: Sequence[EngineChoice], plain: SessionSettings
-) -> dict[str, tuple[Path, SessionSettings]]:
-    return {f"{name}, {e.name}": (model, replace(plain, engine=e.engine, precision=e.precision)) for e in engines}
 
 
 def _bench_bundle(
@@ -355,10 +347,6 @@ def _bench_bundle(
     place: BenchPlace | None,
     progress: Progress,
 ) -> Measurement:
-    from edgeq_device.bench_models import bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.package import MAIN, open_bundle
-    from edgeq_device.sessions import read_device
-
     with device_errors(), open_bundle(path) as bundle:
         check_models(bundle)
         if place is None:
@@ -378,16 +366,14 @@ def _bench_bundle(
             samples = _samples(data, signature, chosen.model, progress)
         if place is not None:
             return place.bundle(path, variant, Workload(settings, samples, data.shapes))
-        own = None if data.shapes else bundle_feeds(variants)
-        feeds = _feeds(samples) if samples is not None else own
         return measure_models(
-            bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
+            bundle_models(variants),
+            settings,
+            feeds=(lambda session: samples) if samples is not None else None if data.shapes else bundle_feeds(variants),
+            shapes=data.shapes,
+            notes=notes,
+            progress=progress,
         )
-
-
-def _feeds(samples: Sequence[Feed]) -> Callable[[Any], Sequence[Feed]]:
-    """The same samples for every session."""
-    return lambda session: samples
 
 
 def _refuse_unused(data: BenchData) -> None:
@@ -400,8 +386,6 @@ def _refuse_unused(data: BenchData) -> None:
 
 
 def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:
-    from edgeq.data.samples import open_samples
-
     samples = open_samples(
         data.source,
         signature,

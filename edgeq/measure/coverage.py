@@ -14,7 +14,7 @@ import math
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,7 +105,15 @@ def profile(
             run_feed(session, None, feed, "one sample", model=str(model))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
         graph = onnx.load(optimized, load_external_data=False).graph
-        return Profile(kernel_runs(events), _weight_shapes(graph), frozenset(_expanded(graph)))
+    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    weights = {
+        node.name: max((constants[i] for i in node.input if i in constants), key=math.prod, default=())
+        for node in graph.node
+    }
+    products = (node for node in graph.node if node.op_type == "MatMulNBits")
+    levels = {node.name: next((a.i for a in node.attribute if a.name == "accuracy_level"), 0) for node in products}
+    expanded = frozenset(name for name, level in levels.items() if level != _INTEGER_LEVEL)
+    return Profile(kernel_runs(events), weights, expanded)
 
 
 def timed_profile(
@@ -151,22 +159,6 @@ def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
         for event in events
         if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_SUFFIX)
     )
-
-
-def _expanded(graph: onnx.GraphProto) -> Iterator[str]:
-    for node in graph.node:
-        if node.op_type == "MatMulNBits":
-            level = {attribute.name: attribute.i for attribute in node.attribute}.get("accuracy_level", 0)
-            if level != _INTEGER_LEVEL:
-                yield node.name
-
-
-def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    return {
-        node.name: max((constants[i] for i in node.input if i in constants), key=math.prod, default=())
-        for node in graph.node
-    }
 
 
 @dataclass(frozen=True)

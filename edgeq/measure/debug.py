@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -426,10 +426,10 @@ def compare_engine(
     Raises:
         EngineError, RuntimeUnavailableError: the engine refuses a model.
     """
-    observed = _Observed(model)
+    observed, places = _observed(model)
     few = _SIMULATED if choice.engine.simulated else len(samples)
     chosen = [sample for sample, _ in zip(samples, range(few), strict=False)]
-    sums = {name: OutputComparison(name) for name in observed.places}
+    sums = {name: OutputComparison(name) for name in places}
     first: Outputs = {}
     title = f"Comparing {choice.engine.name} with the CPU's kernels"
     with Engines() as engines, progress.stage(title, len(chosen)) as advance:
@@ -440,7 +440,7 @@ def compare_engine(
             there = SessionSettings(engine=choice.engine, precision=choice.precision)
             return engines.open(file, SessionSettings(optimization="none")), engines.open(file, there)
 
-        cpu, engine = opened(observed.model, folder / "observed.onnx")
+        cpu, engine = opened(observed, folder / "observed.onnx")
         for sample in chosen:
             here = infer(cpu, sample, model="the quantized model")
             there = infer(engine, sample, model="the engine")
@@ -448,46 +448,40 @@ def compare_engine(
             for name, found in sums.items():
                 found.update(here[name + _SEEN], there[name + _SEEN])
             advance(1)
-        layers = {name: place.layer(sums) for name, place in observed.places.items()}
+        layers = {name: place.layer(name, sums) for name, place in places.items()}
         suspects = sorted((x for x in layers.values() if x.lost_db > 0), key=lambda x: -x.lost_db)[:most]
         for number, layer in enumerate(suspects):
-            place = observed.places[layer.name]
+            place = places[layer.name]
             if place.node is None or not place.reads or place.open:
                 continue
             fed = replace(chosen[0], inputs={name: first[name + _SEEN] for name in place.reads})
             alone = OutputComparison(layer.name)
             answers = [
                 infer(session, fed, model="a layer")[layer.name + _SEEN]
-                for session in opened(observed.part(place, fed.inputs), folder / f"layer-{number}.onnx")
+                for session in opened(_layer_alone(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx")
             ]
             alone.update(answers[0], answers[1])
             layers[layer.name] = replace(layer, alone_db=alone.result().sqnr_db, steps=place.steps(alone))
     return tuple(layers.values())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Place:
     """A tensor that is quantized.
 
     Attributes:
-        quantizer: its QuantizeLinear.
         node: what makes it; None for an input.
-        pairs: the nodes between what `node` reads and the tensors `reads`, which are quantized too.
-        open: whether `node` reads a float tensor besides.
+        reads: the tensors that it reads quantized; `open`: whether it reads a float tensor besides.
         step: its scale; 0 where that is not constant.
     """
 
-    tensor: ir.Value
-    quantizer: ir.Node
     node: ir.Node | None
-    pairs: tuple[ir.Node, ...]
     reads: tuple[str, ...]
     open: bool
     step: float
 
-    def layer(self, sums: Mapping[str, OutputComparison]) -> EngineLayer:
+    def layer(self, name: str, sums: Mapping[str, OutputComparison]) -> EngineLayer:
         """Return the figures of this tensor, beside the worst of those that its node reads."""
-        name = name_of(self.tensor)
         least = min((sums[read].result().sqnr_db for read in self.reads if read in sums), default=math.inf)
         node, op_type = ("", INPUT) if self.node is None else (str(self.node.name), self.node.op_type)
         return EngineLayer(name, node, op_type, sums[name].result().sqnr_db, least, None, self.steps(sums[name]))
@@ -497,66 +491,36 @@ class _Place:
         return sums.max_abs_error / self.step if self.step else 0.0
 
 
-class _Observed:
-    """A copy of a model that gives every quantized activation, dequantized, and nothing else."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self.model = model.clone()
-        editor = Editor(self.model)
-        self.places = {name_of(place.tensor): place for place in _places(self.model)}
-        self._seen: dict[str, ir.Value] = {}
-        for name, place in self.places.items():
-            integers, scale, zero = place.quantizer.outputs[0], *place.quantizer.inputs[1:3]
-            self._seen[name] = editor.node(
-                "DequantizeLinear",
-                [integers, scale, zero],
-                name + _SEEN,
-                like=place.tensor,
-                dtype=ir.DataType.FLOAT,
-                domain=place.quantizer.domain,
-            )
-        self.model.graph.outputs[:] = self._seen.values()
-
-    def part(self, place: _Place, fed: Outputs) -> ir.Model:
-        """The layer that makes a tensor, from quantizing what it reads to dequantizing what it makes."""
-        seen = self._seen[name_of(place.tensor)]
-        maker = seen.producer()
-        assert place.node is not None
-        assert maker is not None
-        wanted = {*place.pairs, place.node, place.quantizer, maker}
-        nodes = [node for node in self.model.graph if node in wanted]
-        values = {name_of(v): v for node in place.pairs for v in node.inputs if v is not None}
-        used = {value for node in nodes for value in node.inputs if value is not None}
-        view = ir.GraphView(
-            [values[name] for name in fed],
-            [seen],
-            nodes=nodes,
-            initializers=[v for v in self.model.graph.initializers.values() if v in used],
-            opset_imports=self.model.graph.opset_imports,
-            name="layer",
-        )
-        part = view.clone()
-        for value in part.inputs:
-            value.shape, value.type = ir.Shape(fed[name_of(value)].shape), ir.TensorType(ir.DataType.FLOAT)
-        return ir.Model(part, ir_version=self.model.ir_version)
-
-
-def _places(model: ir.Model) -> Iterator[_Place]:
-    known: set[ir.Value] = set()
-    for node in model.graph:
+def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
+    """Return a copy of a model that gives every quantized activation, dequantized, and nothing else; and these."""
+    observed = model.clone()
+    editor, places, seen = Editor(observed), {}, []
+    for node in list(observed.graph):
         tensor = node.inputs[0] if is_op(node, "QuantizeLinear") else None
-        if tensor is None or tensor in known or is_constant(tensor):
+        if tensor is None or name_of(tensor) in places or is_constant(tensor):
             continue
-        known.add(tensor)
-        maker = tensor.producer()
-        pairs, reads, floats = _reads(maker) if maker is not None else ((), (), False)
-        step = node.inputs[1].const_value if node.inputs[1] is not None else None
-        yield _Place(tensor, node, maker, pairs, reads, floats, float(step.numpy().max()) if step is not None else 0.0)
+        maker, (scale, zero) = tensor.producer(), node.inputs[1:3]
+        reads, floats = _reads(maker) if maker is not None else ((), False)
+        step = scale.const_value if scale is not None else None
+        places[name_of(tensor)] = _Place(maker, reads, floats, float(step.numpy().max()) if step is not None else 0.0)
+        given, name = [node.outputs[0], scale, zero], name_of(tensor) + _SEEN
+        seen.append(
+            editor.node("DequantizeLinear", given, name, like=tensor, dtype=ir.DataType.FLOAT, domain=node.domain)
+        )
+    observed.graph.outputs[:] = seen
+    return observed, places
 
 
-def _reads(node: ir.Node) -> tuple[tuple[ir.Node, ...], tuple[str, ...], bool]:
-    """(pairs in front of a node, the tensors that they quantize, whether it reads a float that is not constant)."""
-    pairs: list[ir.Node] = []
+def _layer_alone(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
+    """Return the layer that makes a tensor, from quantizing what it reads to dequantizing what it makes."""
+    part = ir.convenience.extract(observed.graph, list(fed), [name + _SEEN])
+    for value in part.inputs:
+        value.shape, value.type = ir.Shape(fed[name_of(value)].shape), ir.TensorType(ir.DataType.FLOAT)
+    return ir.Model(part, ir_version=observed.ir_version)
+
+
+def _reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
+    """Return the tensors that a node reads quantized, and whether it reads a float that is not constant."""
     reads: list[str] = []
     floats = False
     for value in node.inputs[:1] if is_op(node, "DequantizeLinear") else node.inputs:
@@ -565,9 +529,6 @@ def _reads(node: ir.Node) -> tuple[tuple[ir.Node, ...], tuple[str, ...], bool]:
             floats |= value is not None and not is_constant(value)
             continue
         source = maker.inputs[0].producer() if maker.inputs[0] is not None else None
-        pairs.append(maker)
-        if source is not None and is_op(source, "QuantizeLinear") and source.inputs[0] is not None:
-            pairs.append(source)
-            if not is_constant(source.inputs[0]):
-                reads.append(name_of(source.inputs[0]))
-    return tuple(dict.fromkeys(pairs)), tuple(dict.fromkeys(reads)), floats
+        if source is not None and is_op(source, "QuantizeLinear") and not is_constant(source.inputs[0]):
+            reads.append(name_of(source.inputs[0]))
+    return tuple(dict.fromkeys(reads)), floats
