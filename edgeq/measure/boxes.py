@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import io
 import json
 import math
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -233,10 +233,10 @@ def _overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
 
 MAX_FILE_BYTES = 512 << 20
 
-# Module, class of the annotations, class of the evaluation, in order of preference.
+# Class of the annotations, class of the evaluation, in order of preference.
 PACKAGES = (
-    ("faster_coco_eval", "COCO", "COCOeval_faster"),
-    ("pycocotools", "coco.COCO", "cocoeval.COCOeval"),
+    ("faster_coco_eval:COCO", "faster_coco_eval:COCOeval_faster"),
+    ("pycocotools.coco:COCO", "pycocotools.cocoeval:COCOeval"),
 )
 
 # Metric → its place in COCO's twelve summary figures.
@@ -352,26 +352,20 @@ def _identity(value: Any) -> int:
     return number
 
 
-def load_package(packages: Iterable[tuple[str, str, str]] = PACKAGES) -> tuple[Any, Any]:
-    """The classes (annotations, evaluation) of the first COCO package that is installed.
+def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, Any]:
+    """Return the classes (annotations, evaluation) of the first COCO package that is installed.
 
     Raises:
         RuntimeUnavailableError: none is.
     """
-    for package, truth, evaluation in packages:
+    for truth, evaluation in packages:
         try:
-            importlib.import_module(package)
+            return pkgutil.resolve_name(truth), pkgutil.resolve_name(evaluation)
         except ImportError:
             continue
-        return _resolve(package, truth), _resolve(package, evaluation)
     raise RuntimeUnavailableError(
         "neither faster-coco-eval nor pycocotools is installed", "Install one: pip install 'edgeq[coco]'"
     )
-
-
-def _resolve(package: str, name: str) -> Any:
-    module, _, attribute = f"{package}.{name}".rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def mean_average_precision(
@@ -430,19 +424,17 @@ def score_guesses(
 
 
 def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:
-    """COCO's list of results: {image_id, category_id, bbox (left, top, width, height), score}."""
-    return [guess for image, detections in found for guess in _guesses(annotations, image, detections)]
-
-
-def _guesses(annotations: CocoAnnotations, image: Image, detections: Detections) -> Iterable[dict[str, Any]]:
-    for box, score, index in zip(detections.boxes, detections.scores, detections.classes, strict=True):
-        x1, y1, x2, y2 = (float(number) for number in box)
-        yield {
+    """Return COCO's list of results: {image_id, category_id, bbox (left, top, width, height), score}."""
+    return [
+        {
             "image_id": image.id,
-            "category_id": annotations.categories[int(index)],
+            "category_id": annotations.categories[index],
             "bbox": [x1, y1, x2 - x1, y2 - y1],
-            "score": float(score),
+            "score": score,
         }
+        for image, d in found
+        for (x1, y1, x2, y2), score, index in zip(d.boxes.tolist(), d.scores.tolist(), d.classes.tolist(), strict=True)
+    ]
 
 
 def match_image(annotations: CocoAnnotations, image: Image, detections: Detections) -> dict[int, Matches]:

@@ -40,12 +40,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, SliceAgreement
 from edgeq.measure.latency import Outputs
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
     from edgeq.measure.task import Task
 
 Floats = NDArray[np.float64]

@@ -23,7 +23,7 @@ from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, closeness
 from edgeq.measure.bench import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.comparison import OutputComparison
-from edgeq.measure.error_sources import ErrorSource, nodes_to_exclude, sets_to_exclude
+from edgeq.measure.error_sources import ErrorSource, LayerNoise, nodes_to_exclude, sets_to_exclude
 from edgeq.measure.exclusions import SAMPLES as FEW
 from edgeq.measure.exclusions import Exclusion, find_exclusions
 from edgeq.measure.latency import Outputs, infer
@@ -190,6 +190,16 @@ class Diagnosis(Page):
             part = f" in output {worst.name!r}, {worst.worst_slice.where}" if worst.worst_slice is not None else ""
             figure = f"{worst.least_db:.1f} dB SQNR{part}"
         return f"{self.verdict}: {_VERDICTS[self.verdict]} ({figure})"
+
+    @property
+    def noise(self) -> tuple[LayerNoise, ...]:
+        """What each activation's layer adds itself, in the order of the comparison."""
+        return tuple(activation.noise for activation in self.comparison.activations)
+
+    @property
+    def effects(self) -> dict[str, Agreement]:
+        """The float model's outputs with the error of one layer alone, for the layers that may cause the error."""
+        return {a.name: a.effect for a in self.comparison.activations if a.effect is not None}
 
     @property
     def exclude(self) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ class EvalResult:
             "primary": accuracy.primary if accuracy else None,
             "higher_is_better": accuracy.higher_is_better if accuracy else None,
             "metrics": dict(accuracy.metrics) if accuracy else {},
-            "options": {name: _plain(value) for name, value in self.request.options.given().items()},
+            "options": self.request.options.given(),
             "settings": self.settings,
             "coverage": self.coverage,
             "reference": {
@@ -196,7 +196,10 @@ def run_evaluation(
                 settings=settings,
                 progress=progress,
             )
-        coverage = _coverage(loaded, next(iter(samples)).inputs) if opener is None else None
+        coverage = None
+        if opener is None and described(loaded.settings.engine) is not None:
+            feed = next(iter(samples)).inputs
+            coverage = measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op_type: "")
     reference = loaded_models.get("reference")
     return EvalResult(
         request=request,
@@ -211,22 +214,11 @@ def run_evaluation(
     )
 
 
-def _coverage(loaded: LoadedModel, feed: Mapping[str, Any]) -> Coverage | None:
-    """What of a model runs in which precision, where a plug-in runs it."""
-    if described(loaded.settings.engine) is None:
-        return None
-    return measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op_type: "")
-
-
 def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
     names: Mapping[str, list[str]] = {s.name: sorted(i.name for i in s.signature.inputs) for s in (loaded, reference)}
     if len({tuple(inputs) for inputs in names.values()}) > 1:
         listed = "; ".join(f"{name} takes {', '.join(inputs)}" for name, inputs in names.items())
         raise UsageError(f"the models' inputs differ: {listed}", "Compare models with the same inputs")
-
-
-def _plain(value: object) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 _PROPOSED_ON = 10
@@ -308,25 +300,26 @@ def try_preprocess(
         raise UsageError("preprocessings are compared by accuracy", "Give a --task, and labelled data")
     if request.reference is not None:
         raise UsageError("--try-preprocess takes one model", "Leave --reference out")
-    done: list[Try] = []
-    failures: list[EdgeqError] = []
+    measured: list[tuple[Try, Accuracy]] = []
+    failed: list[tuple[Try, EdgeqError]] = []
     for name, preprocess in _candidates(request, candidates).items():
         title = preprocess.title or PLAIN.get(name, "")
         try:
             found = run_evaluation(dataclasses.replace(request, preprocess=preprocess), progress=progress)
         except (DataError, CheckFailedError) as error:
-            done.append(Try(name, title, None, error.problem))
-            failures.append(error)
+            failed.append((Try(name, title, None, error.problem), error))
         else:
-            done.append(Try(name, title, found.accuracy, None))
-    measured = [(one, one.accuracy) for one in done if one.accuracy is not None]
+            assert found.accuracy is not None, "there is a task"
+            measured.append((Try(name, title, found.accuracy, None), found.accuracy))
     if not measured:
-        raise failures[0]
+        raise failed[0][1]
     sign = -1 if measured[0][1].higher_is_better else 1
     ranked = sorted(measured, key=lambda pair: sign * pair[1].value)  # stable: named ones first among equals
     best = ranked[0][1]
-    tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= _noise(best)]
-    tries = (*(one for one, _ in ranked), *(one for one in done if one.accuracy is None))
+    # Twice the standard error of a share among so many samples; none for a metric that is no share.
+    noise = 2 * math.sqrt(best.value * (1 - best.value) / best.count) if 0 <= best.value <= 1 else 0.0
+    tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
+    tries = tuple(one for one, _ in (*ranked, *failed))
     return Trial(request, best.task, best.primary, best.count, tries, tuple(tied))
 
 
@@ -406,11 +399,3 @@ def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[st
             spec = dataclasses.replace(other.spec, source=own.source)
             found.setdefault(name, dataclasses.replace(other, spec=spec, source=own.source))
     return found
-
-
-def _noise(best: Accuracy) -> float:
-    """Twice the standard error of a share among so many samples; 0 for a metric that is no share."""
-    share = best.value
-    if not 0 <= share <= 1:
-        return 0.0
-    return 2 * math.sqrt(share * (1 - share) / best.count)

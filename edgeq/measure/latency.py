@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from edgeq_device.arrays import one_array
 from edgeq_device.bench import BenchSettings, OnProgress, format_bench
@@ -26,14 +26,12 @@ from edgeq_device.ranking import FEWEST_SESSIONS
 from edgeq_device.scenarios import Feed
 from numpy.typing import NDArray
 
+from edgeq.data.samples import Sample, Samples
 from edgeq.errors import BoardError, DataError, EngineError, RuntimeUnavailableError
 from edgeq.model.load import model_bytes
 from edgeq.run.session import SessionSettings, onnxruntime, open_request, open_session, with_carried
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.resources import device_errors
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
 
 _SMALL_BYTES = 2**25
 

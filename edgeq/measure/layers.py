@@ -303,6 +303,7 @@ class LayerPair:
         self.float_layers = cut_layers(float_graph, counterparts, self.exact)
         self.layers = GraphIndex(cut_layers(quantized_graph, self.matches))
         self.given = {given_name(match): (match, False) for match in self.matches}
+        self._whole: LayerRuns | None = None
         pairs = list(zip(counterparts, self.matches, strict=True))
         self.given_to_float = {given_name(counterpart): (match, True) for counterpart, match in pairs}
         self.given_to_float |= {exact_name(counterpart): (match, False) for counterpart, match in pairs}
@@ -350,6 +351,8 @@ class LayerPair:
         with self.progress.stage("Comparing layers", len(samples) * len(parts)) as advance:
             for part in parts:
                 runs = LayerRuns(self, part)
+                # What fits into the memory as a whole is opened once.
+                self._whole = runs if len(parts) == 1 else None
                 names = [match.computed for match in part if not match.is_input]
                 whole = self.session(self.quantized_graph.model, names)
                 sums = [self._sums(match) for match in part]
@@ -418,8 +421,8 @@ class LayerPair:
         disturbed = _Disturbed(self, [match.name for match in chosen])
         found: dict[str, list[T]] = {}
         with self.progress.stage("Following errors to the outputs", min(count, len(samples)) * len(chosen)) as advance:
-            for part in self.parts(chosen, first):
-                runs = LayerRuns(self, part)
+            for part in self.parts(chosen, first) if self._whole is None else [chosen]:
+                runs = self._whole or LayerRuns(self, part)
                 tensors: dict[str, list[str]] = {}
                 for match in part:
                     tensors.setdefault(group_of[match.name], []).append(match.name)

@@ -19,18 +19,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.sample import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.latency import Outputs
 from edgeq.util.display import Displayed
 from edgeq.util.registry import TASKS, Registry, load_function, names_function
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
 
 
 class Meter(Protocol):
