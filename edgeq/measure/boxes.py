@@ -69,20 +69,14 @@ def centre_to_corners(boxes: NDArray[Any]) -> Floats:
 
 
 def overlap(box: Floats, boxes: Floats) -> Floats:
-    """Intersection over union of one box [4] with each of [N, 4]; 0 where the union has no area."""
-    low = np.maximum(box[:2], boxes[:, :2])
-    high = np.minimum(box[2:], boxes[:, 2:])
-    common: Floats = np.clip(high - low, 0, None).prod(axis=1)
-    union = areas(box[None]) + areas(boxes) - common
+    """Return the intersection over union of one box [4] with each of [N, 4]; 0 where the union has no area. A box that
+    is turned inside out has none."""
+    edges = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
+    sizes = (high - low for low, high in (edges, (box[:2], box[2:]), (boxes[:, :2], boxes[:, 2:])))
+    common, own, others = (np.clip(size, 0, None).prod(axis=-1) for size in sizes)
+    union = own + others - common
     shared: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return shared
-
-
-def areas(boxes: Floats) -> Floats:
-    """Areas [N]; 0 for a box turned inside out."""
-    size: Floats = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None)
-    area: Floats = size.prod(axis=1)
-    return area
 
 
 def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions
-from edgeq.measure.agreement import Agreement
+from edgeq.measure.agreement import Agreement, probabilities
 from edgeq.measure.bench import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
 from edgeq.measure.latency import Outputs, infer
@@ -359,18 +359,11 @@ def propose(model: Path, data: Any, *, progress: Progress = SILENT) -> str:
 
 
 def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
-    """The first output's class scores of one image, [classes]; None where it has none."""
+    """Return the first output's class scores of one image, [classes]; None where it has none."""
     array = next(iter(outputs.values()), None)
     if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
         return None
-    row = np.asarray(array[0], np.float64)
-    if not np.isfinite(row).all():
-        return None
-    if (row >= 0).all() and abs(row.sum() - 1) < 1e-3:
-        return row
-    grown = np.exp(row - row.max())
-    probabilities: NDArray[np.float64] = grown / grown.sum()
-    return probabilities
+    return probabilities(np.asarray(array, np.float64))[0] if np.isfinite(array).all() else None
 
 
 def _information(rows: Sequence[NDArray[np.float64]]) -> float:

@@ -28,6 +28,7 @@ from edgeq.model.graph import (
     channel_axis,
     constant,
     constant_tensor,
+    constant_values,
     consumers,
     integer_inputs,
     is_constant,
@@ -212,12 +213,12 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
     tensor, per channel and per block; QDQ (constants before or behind QuantizeLinear), QOperator and dynamic operators.
     """
     found: dict[str, WeightMatch] = {}
-    for quantized, node, place, params in _quantized_weights(quantized_graph):
-        name = _float_name(float_graph, quantized, node, place)
+    for use in _quantized_weights(quantized_graph):
+        name = _float_name(float_graph, use)
         if name is None or name in found:
             continue
         weight = float_graph.values[name]
-        transposed = _is_transposed(weight, quantized, params)
+        transposed = _is_transposed(weight, use)
         if transposed is not None:
             reader, position = _layer_reader(weight)
             found[name] = WeightMatch(
@@ -226,8 +227,8 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
                 op_type=reader.op_type if reader is not None else "",
                 place=position,
                 channel_axis=_channel_axis(reader, len(_shape(weight))),
-                quantized=name_of(quantized),
-                params=params,
+                quantized=name_of(use.value),
+                params=use.params,
                 transposed=transposed,
             )
     order = {name_of(v): rank for rank, node in enumerate(float_graph.graph) for v in reversed(node.inputs)}
@@ -244,67 +245,51 @@ def compare_weights(
 def weight_values(
     float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """(float weight, what the quantized model computes with), both float32 and of the float weight's shape."""
-    return float_graph.constant(match.name), dequantized(quantized_graph, match)
-
-
-def dequantized(graph: GraphIndex, match: WeightMatch) -> NDArray[np.float32]:
-    """The numbers (float32) that the quantized model computes with, in the float weight's shape."""
-    values = _dequantized(graph.constant(match.quantized), match.params)
-    return np.swapaxes(values, -1, -2) if match.transposed else values
+    """Return the float weight and what the quantized model computes with, both float32 and of the float weight's
+    shape."""
+    values = _dequantized(quantized_graph.constant(match.quantized), match.params)
+    return float_graph.constant(match.name), np.swapaxes(values, -1, -2) if match.transposed else values
 
 
 def count_quantized_weights(graph: GraphIndex) -> int:
-    """How many constants of a quantized model stand for weights, matched or not."""
-    return len({weight for weight, _, _, _ in _quantized_weights(graph)})
+    """Count the constants of a quantized model that stand for weights, matched or not."""
+    return len({use.value for use in _quantized_weights(graph)})
 
 
 def _dequantized(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float32]:
-    unrounded = stored.dtype.kind == "f"
-    return params.fake_quant(stored) if unrounded else params.dequantize(stored)
+    return params.fake_quant(stored) if stored.dtype.kind == "f" else params.dequantize(stored)
 
 
-def _quantized_weights(graph: GraphIndex) -> Iterator[tuple[ir.Value, ir.Node, int, QuantParams]]:
-    """(constant, node that computes with it, place among that node's inputs, parameters)."""
+def _quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
+    """Give each constant that stands for a weight, with the node that computes with it."""
     for use in integer_uses(graph):
-        weight: ir.Value | None = use.value
-        if not is_constant(weight):
-            # A float constant that goes through QuantizeLinear at run time, as TensorRT wants it.
-            maker = use.value.producer()
-            weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else None
-        if weight is None or not is_constant(weight):
-            continue
-        node, place = use.node, use.place
-        if node.op_type == "DequantizeLinear":
-            readers = consumers(node.outputs[0])
-            if not readers:
-                continue
-            node, place = readers[0]
-        yield weight, node, place, use.params
+        # A float constant may go through QuantizeLinear at run time, as TensorRT wants it.
+        maker = use.value.producer()
+        weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else use.value
+        readers = [(use.node, use.place)]
+        if use.node.op_type == "DequantizeLinear":
+            readers = consumers(use.node.outputs[0])
+        if weight is not None and is_constant(weight) and readers:
+            yield IntegerUse(weight, *readers[0], use.params)
 
 
-def _float_name(float_graph: GraphIndex, quantized: ir.Value, node: ir.Node, place: int) -> str | None:
-    """Name of the float constant that a quantized one, read by `node` at `place`, was made from."""
-    read_as, stored_as = name_of(node.inputs[place]), name_of(quantized)
+def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
+    """Name the float constant that a quantized one was made from."""
+    read_as, stored_as = name_of(use.node.inputs[use.place]), name_of(use.value)
     for candidate in (read_as, _WEIGHT_SUFFIX.sub("", read_as), _WEIGHT_SUFFIX.sub("", stored_as), stored_as):
         tensor = constant_tensor(float_graph.values.get(candidate))
         if tensor is not None and tensor.dtype in _FLOATS:
             return candidate
-    name = node.name or ""
+    name = use.node.name or ""
     counterpart = float_graph.nodes.get(name) or float_graph.nodes.get(NODE_SUFFIX.sub("", name))
-    weight = node_input(counterpart, _float_place(node, place)) if counterpart is not None else None
+    if counterpart is None:
+        return None
+    # The float form of a node may have the weight at another place.
+    row = operator_of(use.node)
+    own, its = ((*r.activations, *r.weights, r.bias) for r in (row, OPERATORS.get(row.float_form, row)))
+    place = dict(zip(own, its, strict=False)).get(use.place)
+    weight = node_input(counterpart, use.place if place is None else place)
     return name_of(weight) if is_constant(weight) else None
-
-
-def _float_place(node: ir.Node, place: int) -> int:
-    """Where the float form of a node has what this one has at `place`."""
-    row = operator_of(node)
-    form = OPERATORS.get(row.float_form)
-    if form is None:
-        return place
-    own, its = ((*r.activations, *r.weights, r.bias) for r in (row, form))
-    found = dict(zip(own, its, strict=False)).get(place)
-    return place if found is None else found
 
 
 def _layer_reader(weight: ir.Value) -> tuple[ir.Node | None, int]:
@@ -320,20 +305,17 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
     return tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
 
 
-def _is_transposed(weight: ir.Value, quantized: ir.Value, params: QuantParams) -> bool | None:
-    """Whether the last two axes are swapped; None where the shapes do not fit either way."""
-    shape, other = _shape(weight), _shape(quantized)
+def _is_transposed(weight: ir.Value, use: IntegerUse) -> bool | None:
+    """Tell whether the last two axes are swapped; None where the shapes do not fit either way."""
+    shape, other = _shape(weight), _shape(use.value)
     swapped = (*other[:-2], *reversed(other[-2:]))
     if shape not in (other, swapped):
         return None
     if other != swapped or len(other) < 2:
         return shape != other
-    values, stored = constant(weight), constant(quantized)
-    assert values is not None
-    assert stored is not None
-    straight = _dequantized(stored, params)
-    off = np.abs(values.astype(np.float32) - straight).sum()
-    return bool(off > np.abs(values.astype(np.float32) - np.swapaxes(straight, -1, -2)).sum())
+    values, straight = constant_values(weight).astype(np.float32), _dequantized(constant_values(use.value), use.params)
+    off = np.abs(values - straight).sum()
+    return bool(off > np.abs(values - np.swapaxes(straight, -1, -2)).sum())
 
 
 def _compare(float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch) -> WeightComparison:
