@@ -41,7 +41,7 @@ from edgeq.util.records import Count, Finite
 
 @dataclass(frozen=True)
 class Accuracy(Displayed):
-    """What a task measured of one model.
+    """Accuracy of one model, as a task measured it.
 
     Attributes:
         metrics: metric name → value, in the order the task gives.
@@ -65,7 +65,7 @@ class Accuracy(Displayed):
         return self.metrics[self.primary]
 
     def loss_against(self, reference: Accuracy) -> float:
-        """How much worse this is than `reference` in the primary metric, in its unit; negative where it is better."""
+        """Return by how much this is worse than `reference` in the primary metric; negative where it is better."""
         if (self.task, self.primary) != (reference.task, reference.primary):
             raise UsageError(
                 f"{self.task} {self.primary} cannot be compared with {reference.task} {reference.primary}",
@@ -95,7 +95,7 @@ def evaluate_sessions(
     count: int | None = None,
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
 ) -> Evaluation:
-    """All figures of `sessions` from one pass over `samples`.
+    """Return all figures of `sessions` from one pass over `samples`.
 
     Args:
         sessions: name → session.
@@ -118,7 +118,7 @@ def evaluate_sessions(
 
 @dataclass(frozen=True)
 class Collected:
-    """What a `RunningEvaluation` holds, to be sent to another process: see `edgeq.measure.task.Meter`."""
+    """The sums of a `RunningEvaluation`, to be sent to another process: see `edgeq.measure.task.Meter`."""
 
     meters: Mapping[str, Any]
     comparisons: Mapping[str, Comparison]
@@ -126,7 +126,7 @@ class Collected:
 
 
 class RunningEvaluation:
-    """What several models show over the samples: of each a meter, and a comparison with the reference.
+    """A meter of each of several models, and its comparison with the reference, over the samples so far.
 
     Args:
         names: of the models.
@@ -153,7 +153,7 @@ class RunningEvaluation:
                 comparison.update(made[self._reference], made[name], row.inputs)
 
     def collected(self) -> Collected:
-        """All so far, but for the task.
+        """Return the sums so far, without the task.
 
         Raises:
             UsageError: the task's meters have no `collected`.
@@ -217,7 +217,7 @@ class ModelAt:
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """What a worker does: the figures of `models` over a shard.
+    """A worker's job: the figures of `models` over a shard.
 
     Attributes:
         task: one, or name and options of one that only a user's own file can make.
@@ -331,7 +331,7 @@ class _Waiting:
 
     @property
     def nbytes(self) -> int:
-        """Of the sample's inputs and of all outputs that are held."""
+        """Count the bytes of the sample's inputs and of all outputs that wait with it."""
         made = (array for outputs in self.outputs.values() for array in outputs.values())
         return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *made))
 

@@ -1,4 +1,4 @@
-"""What `edgeq bench` measures: a model file, alone or against another, or a bundle."""
+"""Open models for measuring, and measure what `edgeq bench` is given: model files, or a bundle."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class LoadedModel:
 
     @property
     def folder(self) -> Path:
-        """Where the external weights of `model` lie."""
+        """The folder of the external weights of `model`."""
         return Path(self.settings.config.get(EXTERNAL_FOLDER, self.model.parent))
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The path and the variant, for messages."""
         return str(self.path) if self.variant is None else f"{self.path} ({self.variant})"
 
 
@@ -89,7 +89,7 @@ class Opener(Protocol):
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether `path` is meant as a bundle: a directory, a zip, or named .edgeq."""
+    """Tell whether `path` is meant as a bundle: a directory, a zip, or named .edgeq."""
     return path.is_dir() or is_named_bundle(path) or (path.is_file() and zipfile.is_zipfile(path))
 
 
@@ -194,7 +194,7 @@ def check_models(bundle: Bundle) -> None:
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
-    """What a variant is opened with; of `settings` only the thread count is taken."""
+    """Return the settings of a variant; of `settings` only the thread count is taken."""
     engine = plugin_of(variant.ep)
     return replace(
         settings or SessionSettings(),
@@ -223,7 +223,7 @@ SAMPLES = 32
 
 @dataclass(frozen=True)
 class BenchData(Displayed):
-    """Where the samples come from.
+    """The source of the samples.
 
     Attributes:
         source: what `edgeq.data.samples.open_samples` takes; None makes inputs up, or takes a bundle's self-test's.
@@ -240,7 +240,7 @@ class BenchData(Displayed):
 
 @dataclass(frozen=True)
 class Workload:
-    """What models are timed with.
+    """Settings and samples to time models with.
 
     Attributes:
         samples: None takes those of a bundle's self-test, or made-up ones.
@@ -253,7 +253,7 @@ class Workload:
 
 
 class BenchPlace(Protocol):
-    """Where a benchmark runs, if not here."""
+    """A place other than this machine for a benchmark to run."""
 
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """Measure model files side by side."""
@@ -366,13 +366,10 @@ def _bench_bundle(
             samples = _samples(data, signature, chosen.model, progress)
         if place is not None:
             return place.bundle(path, variant, Workload(settings, samples, data.shapes))
+        own = None if data.shapes else bundle_feeds(variants)
+        feeds = own if samples is None else lambda session: samples
         return measure_models(
-            bundle_models(variants),
-            settings,
-            feeds=(lambda session: samples) if samples is not None else None if data.shapes else bundle_feeds(variants),
-            shapes=data.shapes,
-            notes=notes,
-            progress=progress,
+            bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
         )
 
 
@@ -408,7 +405,7 @@ _WARM_UP = WarmUp(window=3, min_s=0.1, max_s=2.0)
 
 
 def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Runner]]:
-    """What `race` takes, of models in some sessions each.
+    """Make the runners that `race` takes, of models in some sessions each.
 
     Args:
         feeds: what one query runs, all of them.

@@ -48,7 +48,7 @@ class Detections:
         return len(self.scores)
 
     def take(self, which: NDArray[Any]) -> Detections:
-        """Those at indices, or where a mask [N] holds."""
+        """Return those at indices, or where a mask [N] is true."""
         return Detections(self.boxes[which], self.scores[which], self.classes[which])
 
 
@@ -98,7 +98,7 @@ def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
 
 
 def suppress(candidates: Detections, *, confidence: float, iou: float, limit: int) -> Detections:
-    """What remains of a head's candidates: finite, scored above `confidence`, not suppressed, the best `limit`."""
+    """Keep the best `limit` of a head's candidates that are finite, scored above `confidence` and not suppressed."""
     usable = np.isfinite(candidates.boxes).all(axis=1) & (candidates.scores > confidence)
     strong = candidates.take(usable)
     return strong.take(nms(strong, iou, limit))
@@ -207,7 +207,7 @@ def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray
 
 @cache
 def _needed(objects: int) -> NDArray[np.int64]:
-    """How many of `objects` must be found for each of the 101 recalls, at least one."""
+    """Count how many of `objects` must be found for each of the 101 recalls, at least one."""
     if not objects:
         return np.ones(len(_RECALLS), np.int64)
     return np.maximum(np.searchsorted(np.arange(objects + 1) / objects, _RECALLS), 1)

@@ -67,7 +67,7 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class Profile:
-    """What ran, in execution order.
+    """Kernels that ran, in execution order.
 
     Attributes:
         kernels: of all runs, one after the other.
@@ -390,7 +390,7 @@ class FloatNode:
 
 @dataclass(frozen=True)
 class OperatorCoverage:
-    """How many kernels of one type ran on integers and in float, and their MACs."""
+    """Kernels of one type that ran on integers and in float: how many, and their MACs."""
 
     op_type: str
     int8_macs: Count = 0
@@ -449,7 +449,7 @@ class Coverage(Displayed):
 
     @property
     def measured(self) -> bool:
-        """Whether it is a fact about the target's kernels."""
+        """Tell whether it is a fact about the target's kernels."""
         return self.basis in ("native", "emulated", "modelled")
 
     @property
@@ -485,7 +485,7 @@ def _by_operator(nodes: Iterable[NodeRun]) -> tuple[OperatorCoverage, ...]:
 def coverage_of(
     nodes: Iterable[NodeRun], why: Callable[[NodeRun], str], *, basis: Basis, how: str, reason: str = ""
 ) -> Coverage:
-    """What runs of nodes amount to.
+    """Sum up runs of nodes.
 
     Args:
         why: the reason of each that is in float.
@@ -550,7 +550,7 @@ def measure_coverage(
 
 
 def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, int], how: str, reason: str) -> Coverage:
-    """What rules say of each node, in the terms of a measurement.
+    """Put what rules say of each node into the terms of a measurement.
 
     Args:
         macs: by node name, where they are other than predicted.

@@ -141,7 +141,7 @@ _VERDICTS: Mapping[Closeness, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis(Page):
-    """What was found.
+    """The outcome of `edgeq.debug`.
 
     Attributes:
         float_model, quantized, data: as `edgeq.debug` was given them.
@@ -193,7 +193,7 @@ class Diagnosis(Page):
 
     @property
     def noise(self) -> tuple[LayerNoise, ...]:
-        """What each activation's layer adds itself, in the order of the comparison."""
+        """The noise that each activation's layer adds itself, in the order of the comparison."""
         return tuple(activation.noise for activation in self.comparison.activations)
 
     @property
@@ -420,7 +420,7 @@ class EngineLayer:
 
     @property
     def lost_db(self) -> float:
-        """What is lost from the tensors that the node reads to the one that it makes."""
+        """The decibels lost from the tensors that the node reads to the one that it makes."""
         return min(self.inputs_db, _CLEAN_DB) - min(self.sqnr_db, _CLEAN_DB)
 
 
@@ -533,8 +533,9 @@ def _reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
     """Return the tensors that a node reads quantized, and whether it reads a float that is not constant."""
     reads: list[str] = []
     floats = False
-    for value in node.inputs[:1] if is_op(node, "DequantizeLinear") else node.inputs:
-        maker = node if is_op(node, "DequantizeLinear") else value.producer() if value is not None else None
+    restores = is_op(node, "DequantizeLinear")
+    for value in node.inputs[:1] if restores else node.inputs:
+        maker = node if restores or value is None else value.producer()
         if maker is None or not is_op(maker, "DequantizeLinear"):
             floats |= value is not None and not is_constant(value)
             continue

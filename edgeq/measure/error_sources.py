@@ -1,4 +1,4 @@
-"""Which layers cause the error of the outputs, by their weights or their range, and which nodes to keep in float.
+"""Find the layers that cause the error of the outputs, by their weights or their range, and the nodes to keep in float.
 
 In three steps, each on less and with more effort. The figures of all layers give the noise that each adds itself. Two
 rankings of it, by its size and by the share of the outputs' noise that can be traced back to it, give candidates. What
@@ -33,7 +33,7 @@ _UNEQUAL = 4.0
 
 @dataclass(frozen=True)
 class LayerArrays:
-    """What one sample makes of each layer, by name of the float tensor.
+    """The tensors that one sample gives in each layer, by name of the float tensor.
 
     Attributes:
         exact: the float model's tensor.
@@ -64,7 +64,7 @@ class LayerNoise:
 
     @property
     def own(self) -> float:
-        """Of the layer itself, whatever it inherits."""
+        """The noise of the layer itself, whatever it inherits."""
         return self.weights + self.range
 
     @property
@@ -284,7 +284,7 @@ def sets_to_exclude(
 
 
 def nodes_to_exclude(error_sources: Iterable[ErrorSource]) -> tuple[str, ...]:
-    """All nodes that the error sources name, worst error source first, each once."""
+    """Return all nodes that the error sources name, worst error source first, each once."""
     return tuple(dict.fromkeys(node for error_source in error_sources for node in error_source.exclude))
 
 
@@ -308,7 +308,7 @@ def _traced(
 
 
 def _share(effect: Agreement, outputs: Agreement) -> float:
-    """Of the noise in the output with the largest share."""
+    """Return the share of the noise in the output where that is largest."""
     whole = {output.name: _ratio(output) for output in outputs.outputs}
     parts = [(_ratio(output), whole.get(output.name, 0.0)) for output in effect.outputs]
     return max((min(1.0, part / total) for part, total in parts if total > 0), default=0.0)

@@ -39,7 +39,7 @@ from edgeq.util.registry import names_function
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What to evaluate.
+    """A model to evaluate, and on what.
 
     Attributes:
         model: model file or bundle.
@@ -84,8 +84,11 @@ def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What was found. `accuracy` and the reference's are None without a task, `agreement` without a reference;
-    `coverage` is of a plug-in engine's own execution graph, else None."""
+    """The outcome of an evaluation.
+
+    `accuracy` and the reference's are None without a task, `agreement` without a reference; `coverage` is of a plug-in
+    engine's own execution graph, else None.
+    """
 
     request: EvalRequest
     variant: str | None
@@ -99,7 +102,7 @@ class EvalResult:
 
     @property
     def loss(self) -> float | None:
-        """How much worse than the reference, in the primary metric's unit."""
+        """By how much it is worse than the reference, in the primary metric's unit."""
         if self.accuracy is None or self.reference_accuracy is None:
             return None
         return self.accuracy.loss_against(self.reference_accuracy)
@@ -255,7 +258,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Trial:
-    """All candidates, the best first, those that do not fit last.
+    """The candidates, the best first, those that do not fit last.
 
     Attributes:
         tied: the candidates (the best among them) whose difference so many samples cannot show.
@@ -324,7 +327,7 @@ def try_preprocess(
 
 
 def propose(model: Path, data: Any, *, progress: Progress = SILENT) -> str:
-    """What to type for images whose preprocessing is not known: the likely ones, the likeliest first.
+    """Say what to type for images whose preprocessing is not known: the likely ones, the likeliest first.
 
     Without labels, a preprocessing is the likelier the more the model's scores say about the images: the mutual
     information of image and class, H(mean of p) - mean of H(p) with p the softmax. It is low for scores that are about
@@ -372,7 +375,7 @@ def _information(rows: Sequence[NDArray[np.float64]]) -> float:
         return 0.0
 
     def entropy(p: NDArray[np.float64]) -> float:
-        """Of a distribution that sums to one, bits."""
+        """Return the bits of a distribution that sums to one."""
         kept = p[p > 0]
         return float(-(kept * np.log2(kept)).sum())
 
@@ -380,7 +383,7 @@ def _information(rows: Sequence[NDArray[np.float64]]) -> float:
 
 
 def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
-    """What to call each candidate → the preprocessing, reading the data as the request's own does."""
+    """Return the candidates by name, each reading the data as the request's own preprocessing does."""
     listed = list(given) if given is not None else [*names(), *PLAIN]
     if request.preprocess is None:
         return {name: load_preprocess(name) for name in listed}

@@ -1,4 +1,4 @@
-"""Which nodes of a quantized model help when they stay in float.
+"""Find the nodes of a quantized model that help when they stay in float.
 
 A quantized model with some nodes in float is made of the two models: no backend is needed, whatever wrote the file. The
 nodes come from the float model, with its weights. A tensor between two of them stays float unless a node outside

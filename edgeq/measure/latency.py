@@ -65,7 +65,7 @@ class Measurement(Page):
         return figures
 
     def ratio(self, name: str, scenario: str = "single-stream") -> Mapping[str, Any]:
-        """How many times faster `name` is than the baseline: estimate, low, high, confidence, pairs,
+        """Return how many times faster `name` is than the baseline: estimate, low, high, confidence, pairs,
         baseline_ms, ms, reason, verdict (`edgeq_device.claim`)."""
         ratio: Mapping[str, Any] = self.scenarios[scenario]["ratios"][name]
         return ratio
@@ -112,7 +112,7 @@ def bench_model(
 
 
 def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
-    """What a session takes, in a process of its own; `shapes` are those of inputs with open sizes.
+    """Measure what a session takes, in a process of its own; `shapes` are those of inputs with open sizes.
 
     Raises:
         RuntimeUnavailableError: the process failed, or the system does not report a process's memory.
@@ -155,8 +155,8 @@ def measurement(report: Mapping[str, Any]) -> Measurement:
 
 
 def sessions_to_time(model: Path, folder: Path | None = None) -> int:
-    """In how many sessions a model is timed, whose external data lie in `folder` (None: beside it): two of one small
-    model differ by up to a fifth, by where their memory happens to lie."""
+    """Return in how many sessions to time a model, whose external data lie in `folder` (None: beside it): two of one
+    small model differ by up to a fifth, by where their memory happens to lie."""
     return FEWEST_SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
 
 

@@ -110,8 +110,8 @@ def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
 
 
 def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParams | None:
-    """Of the weight of ConvInteger and MatMulInteger: the sums are cast and multiplied by activation scale x weight
-    scale behind the node."""
+    """Return the parameters of the weight of ConvInteger and MatMulInteger, whose sums are cast and multiplied by
+    activation scale x weight scale behind the node."""
     tensor = constant_tensor(weight)
     if tensor is None or tensor.dtype not in LIMITS:
         return None
@@ -178,7 +178,7 @@ def _channels(worst: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """How well a quantized weight stands for the float one.
+    """Figures of how well a quantized weight stands for the float one.
 
     Attributes:
         shape: of the float weight.
@@ -404,7 +404,7 @@ class ActivationMatch:
 
     @property
     def kind(self) -> Kind:
-        """How it is quantized; "float" where it is not."""
+        """The way it is quantized; "float" where it is not."""
         return "static" if self.params is not None else "dynamic" if self.dynamic else "float"
 
     @property
@@ -421,7 +421,7 @@ class ActivationMatch:
 
     @property
     def is_input(self) -> bool:
-        """Whether it is an input of the model, which no layer computes."""
+        """Tell whether it is an input of the model, which no layer computes."""
         return self.op_type == INPUT
 
 
@@ -512,7 +512,7 @@ class _Matcher:
         return ActivationMatch(name, layer.name or "", layer.op_type, computed, folded, integer, params, dynamic)
 
     def is_folded(self, before: ActivationMatch, activation: ir.Node) -> bool:
-        """Whether the range of the tensor in front of an activation, which is gone, has taken its place."""
+        """Tell whether the range of the tensor in front of an activation, which is gone, has taken its place."""
         params = before.params
         if params is None:
             return False

@@ -1,4 +1,4 @@
-"""What can be measured against labels: the protocol, the shipped tasks by name, and the hook for a user's own.
+"""Measure models against labels: the protocol, the shipped tasks by name, and the hook for a user's own.
 
 How much a loss depends on which samples it was measured on: the standard error of the difference of two models.
 
@@ -65,7 +65,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """The name on the command line."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class Task(Protocol):
 
     @property
     def higher_is_better(self) -> bool:
-        """Of the primary metric."""
+        """The direction of the primary metric."""
         ...
 
     def start(self) -> Meter:
@@ -129,14 +129,14 @@ class TaskOptions(Displayed):
 
 
 def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[str, Any]]:
-    """Of a command's flat options those of a task, whose `output` is `task_output` there, and all others."""
+    """Part a command's flat options into those of a task, whose `output` is `task_output` there, and all others."""
     others = dict(options)
     names = {f.name: option_of(f.name)[2:].replace("-", "_") for f in dataclasses.fields(TaskOptions)}
     return TaskOptions(**{name: others.pop(given) for name, given in names.items()}), others
 
 
 def option_of(name: str) -> str:
-    """How a field of `TaskOptions` is called on the command line, where --output is the file that is written."""
+    """Return the name of a field of `TaskOptions` on the command line, where --output is the file that is written."""
     return "--task-output" if name == "output" else f"--{name.replace('_', '-')}"
 
 
@@ -264,7 +264,7 @@ class PairedMeter:
         self._wanted.append(wanted)
 
     def collected(self) -> _Pairs:
-        """What was found and what is right, an array a sample each."""
+        """Return what was found and what is right, an array a sample each."""
         return self._found, self._wanted
 
     def take(self, collected: _Pairs) -> None:
@@ -273,7 +273,7 @@ class PairedMeter:
         self._wanted += collected[1]
 
     def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What was found and what is right, [N] each, over all samples."""
+        """Return what was found and what is right, [N] each, over all samples."""
         return np.concatenate(self._found), np.concatenate(self._wanted)
 
     def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
@@ -347,7 +347,7 @@ class ResampledMeter:
 
 
 def random_halves(rows: int) -> NDArray[np.bool_]:
-    """Which rows are in which half, [HALVES, rows]: the same for every model, and for the rows that come first."""
+    """Draw the rows of each half, [HALVES, rows]: the same for every model, and for the rows that come first."""
     return (np.random.default_rng(0).random((rows, HALVES)) < 0.5).T
 
 

@@ -119,7 +119,7 @@ class ClassificationMeter:
         self._beside = self._beside[0] + behind, self._beside[1] + before
 
     def notes(self) -> tuple[str, ...]:
-        """Whether the labels seem to be counted from another number than the model's classes."""
+        """Say where the labels seem to be counted from another number than the model's classes."""
         rows, right = len(self._ranks), sum(rank < 1 for rank in self._ranks)
         fixes = (
             ("plus", f"--class-offset {self._task.class_offset + 1} where the model has a class in front of theirs"),
@@ -132,7 +132,7 @@ class ClassificationMeter:
         )
 
     def scores(self) -> NDArray[np.float64]:
-        """For each row 1 where it is right, else 0."""
+        """Return for each row 1 where it is right, else 0."""
         return (np.array(self._ranks) < 1).astype(np.float64)
 
     def result(self) -> Mapping[str, float]:
@@ -145,7 +145,7 @@ class ClassificationMeter:
 
 
 def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many classes stand before the right one, [N], of scores [N, C] and labels [N].
+    """Count the classes that stand before the right one, [N], of scores [N, C] and labels [N].
 
     Of equal scores the lower index stands first, as with arg-max. A row with NaN ranks last: C.
     """
