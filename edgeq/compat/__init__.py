@@ -12,25 +12,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgeq.compat.calibration import calibrate, write_calibration_table
     from edgeq.compat.calibrators import CalibraterBase, CalibratorBase, create_calibrator
     from edgeq.compat.configs import quantize
-    from edgeq.compat.dynamic import quantize_dynamic
+    from edgeq.compat.files import quantize_dynamic, quantize_qat, quantize_static
     from edgeq.compat.legacy import quantize_model
     from edgeq.compat.preprocess import quant_pre_process
-    from edgeq.compat.qat import quantize_qat
-    from edgeq.compat.static import quantize_static
-    from edgeq.compat.tables import calibrate, write_calibration_table
 
 _OWN = {
     "CalibraterBase": "calibrators",
     "CalibratorBase": "calibrators",
     "create_calibrator": "calibrators",
     "quant_pre_process": "preprocess",
-    "quantize_dynamic": "dynamic",
+    "quantize_dynamic": "files",
     "quantize_model": "legacy",
-    "quantize_qat": "qat",
-    "quantize_static": "static",
-    "write_calibration_table": "tables",
+    "quantize_qat": "files",
+    "quantize_static": "files",
+    "write_calibration_table": "calibration",
     **dict.fromkeys(("ImageNetDataReader", "ResNet50DataReader", "YoloV3DataReader"), "readers"),
     **dict.fromkeys(("YoloV3VariantDataReader", "YoloV3VisionDataReader"), "readers"),
     **dict.fromkeys(("ImageClassificationEvaluator", "YoloV3Evaluator", "YoloV3VariantEvaluator"), "evaluators"),

@@ -3,7 +3,8 @@ memory)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from edgeq.calibrate.methods.entropy import entropy_range
 from edgeq.calibrate.methods.percentile import percentile_range
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, linear_of, mean_of_units
-from edgeq.compat.enums import METHODS, name_of_member
+from edgeq.calibrate.table import write_tables
+from edgeq.compat.source import METHODS, ModelInput, as_given, name_of_member, warn_unknown_nodes
 from edgeq.data.python_items import given_by
 from edgeq.data.samples import open_samples
 from edgeq.errors import CalibrationError, UsageError
-from edgeq.model.graph import name_of
+from edgeq.model.graph import name_of, single_reader_clamps
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.quant_params import dynamic_params
 from edgeq.model.shapes import element_types
 
 Span = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -234,3 +237,68 @@ def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
     for start in range(0, total, size):
         set_range(start_index=start, end_index=start + size)
         yield from given_by(reader)
+
+
+def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:
+    """Write calibration.flatbuffers, calibration.json and calibration.cache, replacing those that are there.
+
+    Each tensor gets its largest magnitude, which is what the TensorRT provider reads (onnxruntime's function writes the
+    upper end of the range, so a tensor of negative numbers loses its scale).
+
+    Args:
+        calibration_cache: what compute_data or compute_range gave, or a dict of pairs or of magnitudes.
+
+    Raises:
+        CalibrationError: a range is not finite, or a name has white space in it.
+    """
+    pairs = {
+        name: (-abs(float(value)), abs(float(value))) if np.ndim(value) == 0 and not _is_range(value) else value
+        for name, value in calibration_cache.items()
+    }
+    write_tables(Path(dir), as_ranges(pairs))
+
+
+def calibrate(
+    model_path: ModelInput,
+    data_reader: Any,
+    op_types: Sequence[str] = ("Conv", "MatMul"),
+    black_nodes: Sequence[str] = (),
+    white_nodes: Sequence[str] = (),
+    augmented_model_path: str = "augmented_model.onnx",
+) -> dict[str, list[Any]]:
+    """Scales and zero points of the inputs and outputs of some operators, for `quantize`'s quantization_params.
+
+    Args:
+        op_types: operator types; `white_nodes` are taken as well, `black_nodes` are not.
+        augmented_model_path: accepted; no augmented model is needed.
+
+    Returns:
+        {tensor: [zero point (uint8), scale (float32)]}, from minima and maxima. A tensor that only a Relu or Clip reads
+        has the range of what that gives, so that it can be dropped.
+    """
+    del augmented_model_path
+    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
+        prepared = as_given(model_path, Path(folder))
+        graph = prepared.model.graph
+        warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
+        ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", CalibratorOptions())
+        clamps = single_reader_clamps(prepared.model)
+    for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in clamps]:
+        if result in ranges:
+            ranges[source] = ranges[result]
+    names = [
+        name_of(value)
+        for node in graph
+        if (node.op_type in op_types or node.name in white_nodes) and node.name not in black_nodes
+        for value in (*node.inputs, *node.outputs)
+    ]
+    return {name: _params(ranges[name]) for name in dict.fromkeys(names) if name in ranges}
+
+
+def _params(span: Range) -> list[Any]:
+    params = dynamic_params(np.asarray([span.low, span.high]))
+    return [np.uint8(params.zero_point), np.float32(params.scale)]
+
+
+def _is_range(value: Any) -> bool:
+    return hasattr(value, "range_value")

@@ -19,8 +19,7 @@ import onnx
 
 from edgeq.calibrate.statistics import Statistics
 from edgeq.compat.calibration import CalibratorOptions, Span, as_ranges, spans_of, statistics_of
-from edgeq.compat.enums import member
-from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed
+from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed, member
 from edgeq.errors import CalibrationError
 from edgeq.model.edit import to_proto
 from edgeq.model.load import load_model, read_model, save_model

@@ -8,11 +8,10 @@ from typing import Any
 
 import onnx
 
-from edgeq.compat.dynamic import quantize_dynamic
+from edgeq.compat.files import quantize_dynamic, quantize_static
 from edgeq.compat.legacy import quantize_model
 from edgeq.compat.matmul_nbits_quantizer import in_blocks
 from edgeq.compat.source import ModelInput, Written
-from edgeq.compat.static import quantize_static
 from edgeq.errors import UsageError
 from edgeq.model.load import path_of
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from edgeq.compat._command import SETTINGS, Command, run_program, says
-from edgeq.compat.enums import METHODS
 from edgeq.compat.readers import DataReader, YoloDataReader
+from edgeq.compat.source import METHODS
 from edgeq.errors import UsageError
 from edgeq.util.registry import DECODERS
 
 if TYPE_CHECKING:
     from edgeq.calibrate.statistics import Statistics
-    from edgeq.data.samples import Sample
+    from edgeq.data.records import Sample
 
 TABLES = "calibration.flatbuffers, calibration.json and calibration.cache"
 

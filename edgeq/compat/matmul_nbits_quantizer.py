@@ -19,8 +19,7 @@ import onnx
 
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
 from edgeq.compat._onnxruntime import quantization_tools
-from edgeq.compat.enums import member
-from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
+from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, member, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.edit import from_proto
 from edgeq.model.load import load_model, path_of, save_model

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples
     from edgeq.signature import Signature
 
 Feed = dict[str, NDArray[Any]]

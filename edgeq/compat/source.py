@@ -1,4 +1,4 @@
-"""What the older functions take and give: a model by path or in memory, and a quantized file that was checked."""
+"""onnxruntime's enumerations by member, or by the name of one: scripts of several eras and packages mix them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,54 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from edgeq.backends.cpu import settle
-from edgeq.errors import ModelError, RuntimeUnavailableError
+from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.model.edit import from_proto
 from edgeq.model.graph import MAIN_DOMAINS
 from edgeq.model.load import data_beside, is_quantized, path_of, read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.run.session import SessionSettings, open_session
+
+METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
+"""CalibrationMethod that gives ranges of integers → edgeq's method."""
+
+
+def member(enumeration: str, value: Any) -> Any:
+    """The member of `onnxruntime.quantization.<enumeration>` that `value`, a member or its name, stands for.
+
+    Raises:
+        UsageError: there is none.
+    """
+    import onnxruntime.quantization
+
+    known = getattr(onnxruntime.quantization, enumeration)
+    name = name_of_member(value)
+    if name not in known.__members__:
+        raise UsageError(f"{enumeration} has no {name!r}", f"It can be {', '.join(known.__members__)}")
+    return known[name]
+
+
+def name_of_member(value: Any) -> str:
+    """The name of an enumeration's member, given as the member or as that name."""
+    return str(getattr(value, "name", value))
+
+
+def quant_type(value: Any) -> Any:
+    """A QuantType of integers, by member or name.
+
+    Raises:
+        UsageError: unknown, or a float type.
+    """
+    found = member("QuantType", value)
+    if "FLOAT" in found.name:
+        raise UsageError(f"{found.name} has no kernels on the CPU", "Choose an integer QuantType")
+    return found
+
 
 LOG = logging.getLogger("edgeq.compat")
 ModelInput = str | os.PathLike[str] | onnx.ModelProto

@@ -72,7 +72,7 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Sequence[str]) -> str:
     """Do what the arguments say; the line to print."""
-    from edgeq.compat.static import quantize_static
+    from edgeq.compat.files import quantize_static
 
     chosen = parser().parse_args(arguments)
     extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}

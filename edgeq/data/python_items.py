@@ -18,8 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from edgeq.data.fit import first_input
-from edgeq.data.records import Hash, Record, Rows, update_with_file
-from edgeq.data.sample import Sample
+from edgeq.data.records import Hash, Record, Rows, Sample, update_with_file
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 

@@ -26,8 +26,7 @@ from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
 from edgeq.data.labels import LabelOf, load_labels_from, plain_label
 from edgeq.data.open_source import Data, Opened, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Array, Picture, Record
-from edgeq.data.sample import Sample
+from edgeq.data.records import Array, Picture, Record, Sample
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature

@@ -24,7 +24,8 @@ from edgeq.util.records import Count, Finite
 
 if TYPE_CHECKING:
     from edgeq.data.open_source import Data
-    from edgeq.data.samples import Sample, Samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples
 
 
 @dataclass(frozen=True)

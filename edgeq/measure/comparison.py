@@ -47,7 +47,8 @@ from edgeq.measure.latency import Outputs, Session, inferences
 from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples
     from edgeq.measure.task import Task
 
 Floats = NDArray[np.float64]

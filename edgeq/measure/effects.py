@@ -67,7 +67,8 @@ from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import NullIsInfinite
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples
 
 _TYPES_OF_SPLICE = (None, ir.DataType.FLOAT)
 

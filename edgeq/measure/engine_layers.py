@@ -27,7 +27,8 @@ from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples
 
 _SEEN = "/seen"
 # Samples in a simulator, which takes seconds for one: a tensor has thousands of elements.

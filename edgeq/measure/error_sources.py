@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement, OutputAgreement, worst_db
 from edgeq.measure.comparison import OutputComparison

@@ -41,7 +41,7 @@ from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.registry import names_function
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
+    from edgeq.data.records import Sample
 
 
 @dataclass(frozen=True)

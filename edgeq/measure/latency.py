@@ -33,7 +33,8 @@ from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.resources import device_errors
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples
 
 _SMALL_BYTES = 2**25
 

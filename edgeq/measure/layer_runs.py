@@ -22,7 +22,8 @@ from edgeq.model.shapes import element_types
 from edgeq.run.session import OptimizationLevel, SessionSettings
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples
 
 
 def only_outputs(model: ir.Model, names: Iterable[str], *, inputs: Collection[str] | None = None) -> ir.Model:

@@ -68,7 +68,7 @@ from edgeq.run.session import SessionSettings
 from edgeq.util.display import SILENT, Progress
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
+    from edgeq.data.records import Sample
 
 
 def compare_activations(

@@ -19,7 +19,7 @@ from edgeq.util.display import Displayed
 from edgeq.util.registry import TASKS, Registry, load_function, names_function
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
+    from edgeq.data.records import Sample
 
 
 class Meter(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.errors import DataError
 from edgeq.measure.error_sources import HALVES, ResampledMeter, loss_error, random_halves
 from edgeq.measure.latency import Outputs

@@ -1,0 +1,231 @@
+"""Change images: channels, size, margins."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgeq.data.records import Geometry, State, check_size
+from edgeq.data.step import (
+    FEWER,
+    FILTER,
+    FILTERS,
+    ROUNDING,
+    SIZE,
+    Size,
+    Step,
+    UnfitError,
+    describe_size,
+    field_kind,
+    from_hwc,
+    image_size,
+    integer,
+    listed,
+    one_of,
+    rounded,
+    target_size,
+    through_pillow,
+    to_hwc,
+)
+from edgeq.errors import DataError
+from edgeq.signature import TensorSpec
+
+
+@dataclass(frozen=True)
+class Channels(Step):
+    """The order of the colour channels from here on; "L" turns colour to grey as Pillow does."""
+
+    name: ClassVar[str] = "channels"
+    help: ClassVar[str] = "RGB, BGR, or L for grey"
+    order: str = field(metadata=one_of("RGB", "BGR", "L"))
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The channels in the wanted order; an image that has it already is unchanged.
+
+        Raises:
+            DataError: the item is no image of three channels.
+        """
+        if self.order == "L":
+            if "C" not in state.axes:
+                return state
+            rgb = state if state.channels != "BGR" else Channels("RGB").apply(state, spec)
+            array = through_pillow(rgb, "channels = L", lambda image: image.convert("L"))
+            return State(array, state.axes, "", state.geometry)
+        if state.channels == self.order:
+            return state
+        if state.channels not in ("RGB", "BGR") or "C" not in state.axes:
+            raise DataError(f"channels = {self.order} needs an image with red, green and blue", "Leave the step out")
+        axis = state.axes.index("C")
+        return replace(state, array=np.flip(state.array, axis), channels=self.order)
+
+    def describe(self) -> str:
+        """The order, or the integer arithmetic of grey."""
+        return {
+            "RGB": "channels in order red, green, blue",
+            "BGR": "channels in order blue, green, red",
+            "L": "grey = (19595*R + 38470*G + 7471*B + 32768) >> 16, one channel",
+        }[self.order]
+
+
+RULES = ("exact", "short", "long", "fit")
+
+
+@dataclass(frozen=True)
+class Resize(Step):
+    """Resize by a rule; `rounding` turns the computed side into pixels."""
+
+    name: ClassVar[str] = "resize"
+    help: ClassVar[str] = "SIZE[:exact|short|long|fit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model"
+    size: Size = field(metadata=SIZE)
+    rule: str = field(default="exact", metadata=one_of(*RULES))
+    filter: str = field(default="bilinear", metadata=FILTER)
+    rounding: str = field(default="floor", metadata=ROUNDING)
+
+    def __post_init__(self) -> None:
+        if self.rule in ("short", "long") and isinstance(self.size, str):
+            raise DataError(f"resize by the {self.rule} side needs a number of pixels", "Give size = 256 or the like")
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The image in its new size; unchanged where it has that size, or where the model does not fix the wanted one.
+
+        Raises:
+            DataError: no uint8 image of 1 or 3 channels, or a size below one pixel.
+        """
+        size = target_size(self.size, spec)
+        if size is None:
+            return state
+        height, width = image_size(state)
+        x, y, new = self.plan(width, height, size)
+        if new == (width, height):
+            return state
+        if min(new) < 1:
+            raise DataError(f"an image of {width}x{height} would shrink to {new[0]}x{new[1]}", "Leave it out")
+        check_size(math.prod(new) * state.array.size // max(1, width * height), f"resized to {new[0]}x{new[1]}", FEWER)
+        array = through_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
+        geometry = state.geometry or Geometry((width, height))
+        return replace(state, array=array, geometry=geometry.scaled(x, y))
+
+    def plan(self, width: int, height: int, size: tuple[int, int]) -> tuple[float, float, tuple[int, int]]:
+        """The scales and the new (width, height) of an image of `width` x `height`."""
+        if self.rule == "exact":
+            return size[0] / width, size[1] / height, size
+        if self.rule == "fit":
+            scale = min(size[0] / width, size[1] / height)
+            return scale, scale, (rounded(width * scale, self.rounding), rounded(height * scale, self.rounding))
+        known = min(width, height) if self.rule == "short" else max(width, height)
+        scale = size[0] / known
+        # Integer product first, one division: the known side comes out exact.
+        sides = tuple(rounded(size[0] * side / known, self.rounding) for side in (width, height))
+        return scale, scale, (sides[0], sides[1])
+
+    def describe(self) -> str:
+        """How the new size is computed, and the filter."""
+        target = describe_size(self.size)
+        side = self.size if isinstance(self.size, str) else self.size[0]
+        how = {
+            "exact": f"resized to {target} (width x height), aspect not kept",
+            "fit": f"r = min(W/w, H/h) for {target}; resized to {self.rounding}(w*r) x {self.rounding}(h*r)",
+            "short": f"the shorter side becomes {side}, the other {self.rounding}({side} * longer / shorter)",
+            "long": f"the longer side becomes {side}, the other {self.rounding}({side} * shorter / longer)",
+        }[self.rule]
+        return f"{how}; Pillow filter {self.filter}; nothing where the size is that already or not fixed"
+
+
+POSITIONS = ("top-left", "center")
+
+
+def _read_pad(value: Any) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(v, int) and 0 <= v <= 255 for v in values):
+        raise UnfitError(value, "Give 0..255, or one a channel")
+    return tuple(values)
+
+
+def _pad_part(text: str) -> Any:
+    if not re.fullmatch(r"\d+|\[.*\]", text):
+        return None
+    values = listed([text])
+    return integer(values) if isinstance(values, str) else [integer(item) for item in values]
+
+
+@dataclass(frozen=True)
+class Letterbox(Step):
+    """Resize to fit, keep the aspect, and fill the rest with one value (or one a channel, in the current order)."""
+
+    name: ClassVar[str] = "letterbox"
+    help: ClassVar[str] = "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114"
+    size: Size = field(metadata=SIZE)
+    position: str = field(default="top-left", metadata=one_of(*POSITIONS))
+    value: tuple[int, ...] = field(default=(114,), metadata=field_kind(_read_pad, _pad_part))
+    filter: str = field(default="bilinear", metadata=FILTER)
+    rounding: str = field(default="floor", metadata=ROUNDING)
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """uint8 of exactly the size, the image inside it.
+
+        Raises:
+            DataError: no image, pad values that do not fit its channels, or no fixed model size where that is wanted.
+        """
+        size = target_size(self.size, spec)
+        if size is None:
+            raise DataError("letterbox = 'model' needs a model input of fixed height and width", "Give a size")
+        resized = Resize(size, "fit", self.filter, self.rounding).apply(state, spec)
+        height, width = image_size(resized)
+        left, top = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
+        array = to_hwc(resized.array, resized.axes)
+        if len(self.value) not in (1, array.shape[2]):
+            raise DataError(f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one a channel")
+        check_size(size[0] * size[1] * array.shape[2], f"padded to {size[0]}x{size[1]}", FEWER)
+        canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
+        canvas[:] = self.value
+        canvas[top : top + height, left : left + width] = array
+        geometry = resized.geometry or Geometry((width, height))
+        return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(left, top))
+
+    def describe(self) -> str:
+        """Scale, rounding, filter, position and pad value."""
+        target = describe_size(self.size)
+        pad = self.value[0] if len(self.value) == 1 else list(self.value)
+        place = "at the top left" if self.position == "top-left" else "in the centre, left = (W - w') // 2, top alike"
+        return (
+            f"r = min(W/w, H/h) for {target}; resized to {self.rounding}(w*r) x {self.rounding}(h*r) with Pillow "
+            f"filter {self.filter}, put {place} of W x H pixels of {pad}"
+        )
+
+
+@dataclass(frozen=True)
+class Crop(Step):
+    """Cut the centre; `rounding` turns half of an odd margin into pixels."""
+
+    name: ClassVar[str] = "crop"
+    help: ClassVar[str] = "SIZE[:floor|round|ceil]; the centre"
+    size: Size = field(metadata=SIZE)
+    rounding: str = field(default="floor", metadata=ROUNDING)
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """The centre of the image; unchanged where the model does not fix the size that is wanted.
+
+        Raises:
+            DataError: no image, or one smaller than the crop.
+        """
+        size = target_size(self.size, spec)
+        if size is None:
+            return state
+        height, width = image_size(state)
+        left, top = rounded((width - size[0]) / 2, self.rounding), rounded((height - size[1]) / 2, self.rounding)
+        if left < 0 or top < 0:
+            raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}", "Resize")
+        row, column = state.axes.index("H"), state.axes.index("W")
+        cut = [slice(None)] * state.array.ndim
+        cut[row], cut[column] = slice(top, top + size[1]), slice(left, left + size[0])
+        geometry = state.geometry or Geometry((width, height))
+        return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-left, -top))
+
+    def describe(self) -> str:
+        """The size, and how an odd margin is divided."""
+        target = describe_size(self.size, "the model's size")
+        return f"the centre {target} is kept; left = {self.rounding}((w - W) / 2), top = {self.rounding}((h - H) / 2)"
