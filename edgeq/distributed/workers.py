@@ -11,18 +11,15 @@ import re
 import secrets
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-
-from distributed import WorkerPlugin, get_worker
 
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
@@ -35,12 +32,6 @@ _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THRE
 # beside what this process does meanwhile. Elsewhere libraries of the system do not survive a fork.
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _SHARED = ("distributed", "onnx_ir", "onnxruntime", "PIL.Image")
-
-
-def imports_main() -> bool:
-    """Whether this process is one that multiprocessing has started, and still imports the script that started it: what
-    is not under `if __name__ == "__main__":` there runs again."""
-    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
 @contextmanager
@@ -92,7 +83,7 @@ def local_cluster(count: int) -> Iterator[Any]:
             local_directory=folder,
             silence_logs=logging.CRITICAL,
             security=True,
-            preload=["edgeq.distributed.preload"],
+            preload=["edgeq.distributed.plugin"],
         ) as cluster,
     ):
         yield cluster
@@ -183,10 +174,11 @@ class Workers:
             RuntimeUnavailableError: the scheduler went away.
             EdgeqError: whatever the job raises.
         """
+        from edgeq.distributed.plugin import JobPlugin, run_item
 
         name = f"edgeq-{secrets.token_hex(8)}"
         try:
-            self._client.register_plugin(JobPlugin(job, versions()), name=name)
+            self._client.register_plugin(JobPlugin(job.open, partial(check_versions, versions())), name=name)
         except ImportError as error:
             raise RuntimeUnavailableError(
                 f"a worker cannot import {error.name}",
@@ -372,8 +364,10 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
         return
     text = str(given)
     check_workers(text)
-    if imports_main():
-        raise SystemExit(1)  # the process that started this one has the error that says why
+    # A process that multiprocessing has started still imports the script that started it: what is not under
+    # `if __name__ == "__main__":` there runs again. The process that started this one has the error that says why.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(1)
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         settings = stack.enter_context(starting(modules)) if text.isdecimal() else {}
         try:
@@ -475,36 +469,3 @@ def _digest(folder: Path, names: Iterable[str]) -> str:
             # Names that are not UTF-8 hold lone surrogates.
             digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
-
-
-class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
-    """Keeps a job open in a worker, from its first item on.
-
-    Args:
-        expected: versions that the worker must have.
-    """
-
-    def __init__(self, job: Job[Any, Any], expected: Mapping[str, str]) -> None:
-        self._job, self._expected = job, dict(expected)
-
-    def setup(self, worker: Any) -> None:
-        """Called by Dask in the worker, when it has got the plugin."""
-        self._stack, self._lock = ExitStack(), threading.Lock()
-        self._opened: Callable[[Any], Any] | None = None
-
-    def teardown(self, worker: Any) -> None:
-        """Called by Dask in the worker, when it ends or no more items come."""
-        self._stack.close()
-
-    def run(self, item: Any) -> Any:
-        """The job's result for one item."""
-        with self._lock:  # a worker with several threads opens it once
-            if self._opened is None:
-                check_versions(self._expected)
-                self._opened = self._job.open(self._stack)
-        return self._opened(item)
-
-
-def run_item(name: str, item: Any) -> Any:
-    """The result of the job called `name` for `item`, in a worker."""
-    return get_worker().plugins[name].run(item)
