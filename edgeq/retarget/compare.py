@@ -249,9 +249,9 @@ def _output(node: ir.Node) -> Out | None:
     return Out(user, params, clamp) if params is not None and not params.per_channel else None
 
 
-def sides(node: ir.Node, places: tuple[int, ...]) -> Sides | str:
-    """Inputs and output of an operator, or the reason why it has no integer form as it stands."""
-    inputs = [_input(node, place) for place in places]
+def sides(node: ir.Node, count: int) -> Sides | str:
+    """Return the first `count` inputs and the output of an operator, or the reason why it has no integer form."""
+    inputs = [_input(node, place) for place in range(count)]
     out = _output(node)
     found = [i for i in inputs if i is not None]
     if len(found) < len(inputs):
@@ -267,12 +267,9 @@ def sides(node: ir.Node, places: tuple[int, ...]) -> Sides | str:
     return found, out
 
 
-def products(node: ir.Node) -> Sides | str:
-    """`sides` of a Conv, MatMul or Gemm."""
-    found = sides(node, (0, 1))
-    if isinstance(found, str):
-        return found
-    weight = found[0][1]
+def product_problem(node: ir.Node, found: list[In]) -> str:
+    """Return why a Conv, MatMul or Gemm of these inputs has no integer form; "" where it has one."""
+    data, weight = found
     if weight.params.block:
         return "its weight has a scale for each block"
     if weight.params.per_channel:
@@ -281,9 +278,9 @@ def products(node: ir.Node) -> Sides | str:
             return "its weight has a scale for each input channel"
         if node.op_type == "MatMul" and rank != 2:
             return "its weight has a scale per channel and is no matrix"
-    if [side.params.dtype for side in found[0]] == [ir.DataType.INT8, ir.DataType.UINT8]:
+    if (data.params.dtype, weight.params.dtype) == (ir.DataType.INT8, ir.DataType.UINT8):
         return "int8 activations with uint8 weights have no kernel"
-    return found
+    return ""
 
 
 def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
