@@ -92,15 +92,6 @@ def overlay(below: Document, above: Document) -> Document:
     return Document(above.name, merge(below.content, above.content), (*below.files, *above.files))
 
 
-def overlay_all(layers: Iterable[Mapping[str, Document]]) -> dict[str, Document]:
-    """Folders merged by document name, later ones over earlier ones."""
-    merged: dict[str, Document] = {}
-    for layer in layers:
-        for name, document in layer.items():
-            merged[name] = overlay(merged[name], document) if name in merged else document
-    return merged
-
-
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Tables key by key, recursively; everything else from `above`."""
     merged = dict(below)
@@ -269,8 +260,11 @@ def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str,
     first, *later = (read_folder(folder, kind) for folder in folders)
     for document in [*first.values(), *(document for layer in later for document in layer.values())]:
         check_values(document)
-    own = [{name: explain_override(document) for name, document in layer.items()} for layer in later]
-    return MappingProxyType(overlay_all([first, *own]))
+    merged = dict(first)
+    for name, document in (item for layer in later for item in layer.items()):
+        own = explain_override(document)
+        merged[name] = overlay(merged[name], own) if name in merged else own
+    return MappingProxyType(merged)
 
 
 def check_values(document: Document) -> None:
@@ -427,26 +421,19 @@ class Profile(Displayed):
 
 
 @dataclass(frozen=True)
-class RunnerUp:
-    """A profile that ranks above the winner, and what the machine lacks for it."""
-
-    profile: Profile
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class ProfileMatch:
-    """The profile that fits best, why it fits, and what each better-ranked one lacked (closest rank first)."""
+    """The profile that fits best, why it fits, and what the machine lacks for each better-ranked one (closest rank
+    first)."""
 
     profile: Profile
     reasons: tuple[str, ...]
-    runner_ups: tuple[RunnerUp, ...]
+    runner_ups: tuple[tuple[Profile, tuple[str, ...]], ...]
 
     def explain(self) -> tuple[str, ...]:
         """The match in lines for people. Runner-ups that lack the same share a line."""
         by_lack: dict[tuple[str, ...], list[str]] = {}
-        for runner_up in self.runner_ups:
-            by_lack.setdefault(runner_up.missing, []).append(runner_up.profile.name)
+        for profile, missing in self.runner_ups:
+            by_lack.setdefault(missing, []).append(profile.name)
         return (
             f"{self.profile.name} fits: {', '.join(self.reasons)}",
             *(f"not {', '.join(names)}: lacks {', '.join(lack)}" for lack, names in by_lack.items()),
@@ -459,7 +446,7 @@ class ProfileMatch:
             "title": self.profile.title,
             "backend": self.profile.backend,
             "reasons": self.reasons,
-            "runner_ups": [{"profile": r.profile.name, "missing": list(r.missing)} for r in self.runner_ups],
+            "runner_ups": [{"profile": p.name, "missing": list(missing)} for p, missing in self.runner_ups],
         }
 
 
@@ -501,7 +488,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
             f"no profile fits this {machine.architecture} machine: {lacks}", "Name one with --profile, or write one"
         )
     better = [
-        RunnerUp(profile, missing)
+        (profile, missing)
         for profile, missing in lacking
         # What is simulated and needs no feature of a CPU is chosen by naming a target.
         if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
@@ -526,25 +513,22 @@ def build_profile(document: Document) -> Profile:
         if key not in content:
             raise HardwareError(f"{document.file}: {key} is missing", f"Add it, or extend a profile that has {key}")
     capability = content.get("min_compute_capability")
+    if capability is not None and len(parse_version(capability)) != 2:
+        raise HardwareError(f"{document.file}: min_compute_capability is {capability!r}", 'Write it as "8.6"')
+    chosen = {**content.get("scheme", {}), "dynamic_weight_types": content.get("dynamic", {})}
     return Profile(
         name=document.name,
         **{key: content[key] for key in needed},
         **{table: content.get(table, {}) for table in ("why", "source", "hazards", "emulate")},
         requires=frozenset(content["requires"]),
-        scheme=build_scheme(document),
+        scheme=_checked_scheme(document, "scheme", chosen),
         search=_search(document),
-        min_compute_capability=None if capability is None else _compute_capability(document, capability),
+        min_compute_capability=None if capability is None else parse_version(capability),  # type: ignore[arg-type]
         requires_runtimes=frozenset(content["requires_runtimes"]),
         never_run=content.get("never_run", ""),
         extends=content.get("extends"),
         files=document.files,
     )
-
-
-def build_scheme(document: Document) -> Scheme:
-    """The [scheme] and [dynamic] tables as a Scheme; errors name the file."""
-    fields = {**document.content.get("scheme", {}), "dynamic_weight_types": document.content.get("dynamic", {})}
-    return _checked_scheme(document, "scheme", fields)
 
 
 def _search(document: Document) -> dict[str, Any]:
@@ -562,13 +546,6 @@ def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -
         return parse(fields, Scheme, f"{document.file}: [{table}]", HardwareError, unknown_keys=False)
     except UsageError as error:
         raise HardwareError(f"{document.file}: [{table}]: {error.problem}", error.fix) from error
-
-
-def _compute_capability(document: Document, text: str) -> tuple[int, int]:
-    parts = parse_version(text)
-    if len(parts) != 2:
-        raise HardwareError(f"{document.file}: min_compute_capability is {text!r}", 'Write it as "8.6"')
-    return parts[0], parts[1]
 
 
 def refuse_ties(profiles: Sequence[Profile]) -> None:

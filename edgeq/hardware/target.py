@@ -13,10 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.errors import HardwareError, suggest
-from edgeq.hardware import profile as doc
-from edgeq.hardware import profile as schema
 from edgeq.hardware.detect import Machine, detect_machine
-from edgeq.hardware.profile import Document, Profile, build_profile, load_profiles, match_profile
+from edgeq.hardware.profile import (
+    Document,
+    EitherFile,
+    Profile,
+    ProfileFile,
+    TargetFile,
+    build_profile,
+    check_values,
+    default_folders,
+    explain_override,
+    inherit,
+    layered,
+    load_profiles,
+    match_profile,
+    read,
+)
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, is_toml
 
@@ -98,7 +111,7 @@ def named_target(name: str, machine: Machine | None = None) -> Target:
     if wanted in documents:
         return _build(documents[wanted], profiles, machine)
     if wanted in profiles:
-        return _of_profile(build_profile(schema.inherit(profiles[wanted], profiles)))
+        return _of_profile(build_profile(inherit(profiles[wanted], profiles)))
     raise HardwareError(f"unknown target or profile {name!r}", suggest(name, [*documents, *profiles, AUTO]))
 
 
@@ -116,22 +129,22 @@ def runs_natively(target: Target, machine: Machine) -> bool:
 
 
 def _profile_documents() -> Mapping[str, Document]:
-    return schema.layered(schema.default_folders("profiles"), schema.ProfileFile)
+    return layered(default_folders("profiles"), ProfileFile)
 
 
 def _target_documents() -> Mapping[str, Document]:
-    return schema.layered(schema.default_folders("targets"), schema.TargetFile)
+    return layered(default_folders("targets"), TargetFile)
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
     """A user's own file: a profile if it says one of the things that only profiles say, else a target."""
-    either = doc.read(path, schema.EitherFile)
-    is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
-    read = doc.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
-    schema.check_values(read)
-    document = schema.explain_override(read)
+    either = read(path, EitherFile)
+    is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(TargetFile)}
+    found = read(path, ProfileFile if is_profile else TargetFile)
+    check_values(found)
+    document = explain_override(found)
     if is_profile:
-        return _of_profile(build_profile(schema.inherit(document, profiles)))
+        return _of_profile(build_profile(inherit(document, profiles)))
     return _build(document, profiles, machine)
 
 
@@ -156,8 +169,8 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
             raise HardwareError(f"{document.file}: {key} is missing", "Add it")
     if content["extends"] == AUTO:
         return _build_for(machine or detect_machine(), document, profiles)
-    whole = schema.inherit(document, profiles)
-    parent = build_profile(schema.inherit(profiles[content["extends"]], profiles))
+    whole = inherit(document, profiles)
+    parent = build_profile(inherit(profiles[content["extends"]], profiles))
     own = build_profile(whole)
     profile = dataclasses.replace(own, name=parent.name, title=parent.title, extends=parent.extends)
     return dataclasses.replace(
@@ -172,7 +185,7 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
 
 def _build_for(machine: Machine, document: Document, profiles: Mapping[str, Document]) -> Target:
     """The target of an "auto" document on `machine`: what is detected stands where the file says nothing."""
-    built = {name: build_profile(schema.inherit(profile, profiles)) for name, profile in profiles.items()}
+    built = {name: build_profile(inherit(profile, profiles)) for name, profile in profiles.items()}
     match = match_profile(machine, built)
     fixed = Document(document.name, {**document.content, "extends": match.profile.name}, document.files)
     target = _build(fixed, profiles, machine)
