@@ -15,6 +15,8 @@ import click
 from edgeq_device.budget import renew
 from edgeq_device.relay import printable
 
+from edgeq.data.files import find_files
+from edgeq.data.preprocess import find_sidecar
 from edgeq.errors import UsageError
 from edgeq.util.display import Advance
 from edgeq.util.process import begin, ends_in_one_line
@@ -119,8 +121,6 @@ class ArgumentParser(argparse.ArgumentParser):
 def images_or_arrays(dataset: str, for_images: str) -> str | None:
     """The preprocessing `for_images` where a data set is images without a record of theirs; else None, which takes
     that record or leaves arrays as they are."""
-    from edgeq.data.files import find_files
-    from edgeq.data.preprocess import find_sidecar
 
     if find_sidecar([Path(dataset)]) is not None:  # it may choose among several kinds of files
         return None

@@ -16,19 +16,22 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
-from edgeq.compat._names import own_or_theirs
+from edgeq.compat._names import find
 from edgeq.compat.readers import RESNET50
+from edgeq.data.open_source import Data
+from edgeq.data.preprocess import Preprocess, load_preprocess
+from edgeq.data.records import model_size
 from edgeq.errors import ModelError, UsageError
+from edgeq.jobs.quantize import quantize
+from edgeq.model.load import model_files, model_signature, read_model
+from edgeq.util.outputs import check_apart, output_file
 from edgeq.util.registry import make_callable
-
-if TYPE_CHECKING:
-    from edgeq.data.open_source import Data
-    from edgeq.data.preprocess import Preprocess
 
 _SIZES = 3
 """Arguments that a function of the older form needs: the image's file, and two sizes."""
@@ -44,9 +47,6 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
         DataError: the file or the function cannot be loaded.
         UsageError: the sizes are needed, and the model leaves them free.
     """
-    from edgeq.data.preprocess import load_preprocess
-    from edgeq.data.records import model_size
-    from edgeq.model.load import model_signature
 
     loaded = load_preprocess(text)
     function = loaded.function
@@ -132,7 +132,6 @@ def command(
     force_fusions: str | None = None,
 ) -> list[str]:
     """Calibrate and quantize a model as the older calibrate.py did."""
-    from edgeq.data.open_source import Data
 
     del augmented_model_path, force_fusions
     assumed = []
@@ -182,7 +181,6 @@ def _preprocess(given: str, model: Path) -> Any:
 
 
 def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    from edgeq.jobs.quantize import quantize
 
     result = quantize(model, data, output, overrides=overrides, timed=False, force=True)
     scheme = result.scheme
@@ -192,10 +190,6 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
     """The file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
-    from edgeq.backends.systolic.save import belongs_to_program
-    from edgeq.jobs.quantize import quantize
-    from edgeq.model.load import model_files
-    from edgeq.util.outputs import check_apart, output_file
 
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
@@ -220,7 +214,6 @@ def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
     """All nodes but `kept`, when there are any to keep."""
     if not kept:
         return []
-    from edgeq.model.load import read_model
 
     names = [node.name for node in read_model(model_path).graph if node.name]
     unknown = sorted(set(kept) - set(names))
@@ -230,7 +223,7 @@ def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
 
 
 def __getattr__(name: str) -> Any:
-    return own_or_theirs(name, "calibrate")
+    return find(name, "calibrate")
 
 
 if __name__ == "__main__":

@@ -13,25 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import read_text
+from edgeq.compat.readers import DataReader, YoloDataReader
+from edgeq.data.records import Sample, read_text
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import Detections
 from edgeq.measure.coco import load_annotations, load_package, score_guesses
-from edgeq.measure.latency import Outputs
+from edgeq.measure.comparison import rows
+from edgeq.measure.latency import Outputs, infer
 from edgeq.measure.task import Task, TaskOptions
+from edgeq.measure.tasks.classification import Classification
 from edgeq.measure.tasks.detection import Detection, DetectionMeter, detection
+from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings, open_session
-
-if TYPE_CHECKING:
-    from edgeq.compat.readers import DataReader, YoloDataReader
-    from edgeq.data.records import Sample
 
 
 class Evaluator:
@@ -65,8 +64,6 @@ class Evaluator:
         Raises:
             DataError: a sample lacks the label that the task needs, or the model refuses it.
         """
-        from edgeq.measure.comparison import rows
-        from edgeq.measure.latency import infer
 
         if self.data_reader is None:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
@@ -104,6 +101,7 @@ class DetectionEvaluator(Evaluator):
         annotations: COCO instances file.
         decoder: of the model's head: a registered name such as "yolox", or "path.py:function".
         confidence, iou: as `edgeq eval` has them.
+        class_file: names of the model's classes, one a line; without it, class i is the i-th category.
     """
 
     def __init__(
@@ -118,13 +116,12 @@ class DetectionEvaluator(Evaluator):
         decoder: str,
         confidence: float | None = None,
         iou: float | None = None,
+        class_file: str | Path | None = None,
     ) -> None:
         del width, height
-        options = TaskOptions(annotations=Path(annotations), decoder=decoder, confidence=confidence, iou=iou)
-        super().__init__(model_path, data_reader, self._task(options), providers)
-
-    def _task(self, options: TaskOptions) -> Detection:
-        return detection(options)
+        task = detection(TaskOptions(annotations=Path(annotations), decoder=decoder, confidence=confidence, iou=iou))
+        task = task if class_file is None else _with_classes(task, Path(class_file))
+        super().__init__(model_path, data_reader, task, providers)
 
     def _runs(self, reader: DataReader) -> Iterable[Sample]:
         """Image by image where the model chooses boxes itself: what it chose of a batch does not come row by row."""
@@ -138,7 +135,6 @@ class DetectionEvaluator(Evaluator):
 
 def chooses(model: Path) -> bool:
     """Whether the model suppresses boxes itself: indices are among its outputs."""
-    from edgeq.model.load import model_signature
 
     return any(spec.dtype.kind == "i" for spec in model_signature(model).outputs)
 
@@ -180,10 +176,10 @@ class YoloV3Evaluator:
         self.data_reader = data_reader
         self.providers = list(providers)
         self.prediction_result_list: list[dict[str, Any]] = []
-        self._class_file = Path(onnx_object_class_file) if onnx_object_class_file is not None else None
         self._annotations = annotations
-        self._decoder = decoder or ("yolov3-nms" if chooses(self.model_path) else "yolov3")
-        self._thresholds = (confidence, iou)
+        decoder = decoder or ("yolov3-nms" if chooses(self.model_path) else "yolov3")
+        self._options: dict[str, Any] = {"decoder": decoder, "confidence": confidence, "iou": iou}
+        self._options["class_file"] = onnx_object_class_file
 
     def set_data_reader(self, data_reader: YoloDataReader) -> None:
         """What `predict` reads next. What was predicted before counts too."""
@@ -198,17 +194,12 @@ class YoloV3Evaluator:
         """
         if self.data_reader is None:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
-        annotations = self._annotations or self.data_reader.annotations
-        kind = partial(_Named, self._class_file) if self._class_file is not None else DetectionEvaluator
-        confidence, iou = self._thresholds
-        part = kind(
+        part = DetectionEvaluator(
             self.model_path,
             self.data_reader,
             providers=self.providers,
-            annotations=annotations,
-            decoder=self._decoder,
-            confidence=confidence,
-            iou=iou,
+            annotations=self._annotations or self.data_reader.annotations,
+            **self._options,
         )
         part.predict()
         self.prediction_result_list += part.boxes()
@@ -227,29 +218,22 @@ class YoloV3VariantEvaluator(YoloV3Evaluator):
     """Of the variants, whose heads are raw."""
 
 
-class _Named(DetectionEvaluator):
-    """A detector whose classes have the names of a file."""
+def _with_classes(task: Detection, class_file: Path) -> Detection:
+    """Let the model's classes have the names of a file in place of the order of the annotations."""
+    names = {name: category for category, name in task.annotations.names.items()}
+    order = [_SYNONYMS.get(line.strip(), line.strip()) for line in read_text(class_file).split("\n") if line]
+    missing = next((name for name in order if name not in names), None)
+    if missing is not None:
+        raise DataError(f"{task.annotations.source} has no category {missing!r}", f"Correct {class_file}")
+    places = np.array([task.annotations.categories.index(names[name]) for name in order], np.int64)
 
-    def __init__(self, class_file: Path, *given: Any, **options: Any) -> None:
-        self._class_file = class_file
-        super().__init__(*given, **options)
+    def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
+        found = task.decoder(outputs, size)
+        if len(found) and found.classes.max() >= len(places):
+            raise DataError(f"{class_file} names {len(places)} classes", "List every class of the model")
+        return replace(found, classes=places[found.classes])
 
-    def _task(self, options: TaskOptions) -> Detection:
-        task = super()._task(options)
-        names = {name: category for category, name in task.annotations.names.items()}
-        order = [_SYNONYMS.get(line.strip(), line.strip()) for line in read_text(self._class_file).split("\n") if line]
-        missing = next((name for name in order if name not in names), None)
-        if missing is not None:
-            raise DataError(f"{task.annotations.source} has no category {missing!r}", f"Correct {self._class_file}")
-        places = np.array([task.annotations.categories.index(names[name]) for name in order], np.int64)
-
-        def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
-            found = task.decoder(outputs, size)
-            if len(found) and found.classes.max() >= len(places):
-                raise DataError(f"{self._class_file} names {len(places)} classes", "List every class of the model")
-            return replace(found, classes=places[found.classes])
-
-        return replace(task, decoder=decode)
+    return replace(task, decoder=decode)
 
 
 _SYNONYMS = {
@@ -288,7 +272,6 @@ class ClassificationEvaluator(Evaluator):
         *,
         class_offset: int = 0,
     ) -> None:
-        from edgeq.measure.tasks.classification import Classification
 
         super().__init__(model_path, data_reader, Classification(class_offset=class_offset), providers)
 

@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
-from edgeq.compat._onnxruntime import quantization_tools
+from edgeq.compat._names import find, quantization_tools
 from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, member, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.edit import from_proto
@@ -43,9 +43,7 @@ _METHODS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):  # import asks for __path__
-        raise AttributeError(name)
-    return getattr(_theirs(), name)
+    return find(name, "matmul_nbits_quantizer")
 
 
 class MatMulNBitsQuantizer:

@@ -18,11 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+from edgeq_device.bench import BenchSettings
 
 from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress, run_program, say
 from edgeq.errors import OutputError, UsageError
+from edgeq.measure.bench import BenchData, bench
+from edgeq.measure.evaluation import EvalRequest, run_evaluation
+from edgeq.measure.task import TaskOptions
+from edgeq.run.session import SessionSettings
+from edgeq.util.outputs import output_file
 from edgeq.util.ownership import read_object, shown
 from edgeq.util.registry import DECODERS
+from edgeq.util.resources import device_errors
 
 SCENARIOS = {
     "SingleStream": "single-stream",
@@ -169,8 +176,6 @@ def run(
     else:
         result |= _speed(model, dataset_path, chosen, SCENARIOS[scenario], count, threads, **timing)
     if folder is not None:
-        from edgeq.util.outputs import output_file
-
         _check_results(folder / "results.json")
         with output_file(folder / "results.json", force=True) as draft:
             draft.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -223,9 +228,6 @@ def _accuracy(
     count: int | None,
     threads: int,
 ) -> dict[str, Any]:
-    from edgeq.measure.evaluation import EvalRequest, run_evaluation
-    from edgeq.measure.task import TaskOptions
-    from edgeq.run.session import SessionSettings
 
     labels: str | None = None
     if dataset.task == "classification":
@@ -261,10 +263,6 @@ def _speed(
     qps: float | None,
     max_latency: float | None,
 ) -> dict[str, Any]:
-    from edgeq_device.bench import BenchSettings
-
-    from edgeq.measure.bench import BenchData, bench
-    from edgeq.util.resources import device_errors
 
     settings = BenchSettings(
         scenarios=(scenario,),

@@ -24,9 +24,18 @@ import onnx
 from numpy.typing import NDArray
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, say
+from edgeq.compat.preprocess import quant_pre_process
+from edgeq.compat.source import as_file
+from edgeq.data.samples import open_samples
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError, one_line
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.model.clean import name_nodes
+from edgeq.model.load import data_beside, load_model, model_files, model_signature, read_model, save_model
 from edgeq.quantize.quantizer import quiet
+from edgeq.run.session import open_session
+from edgeq.tune.recover.fuse_attention import split_unsqueezes
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.outputs import check_apart, output_file
 
 LEAST_SQNR_DB = 40.0
 """Fused operators add in another order, and a fused Gelu may be another approximation of it; no more."""
@@ -46,8 +55,6 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
         UsageError: an option that the installed onnxruntime does not know.
         RuntimeUnavailableError: the options need PyTorch.
     """
-    from edgeq.compat.source import as_file
-    from edgeq.model.load import read_model
 
     with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
         path = as_file(input, Path(folder))
@@ -63,11 +70,6 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
     """The model to give to onnxruntime's optimizer, and its level: masks in the form that it recognises, and
     the basic level done where it would want PyTorch."""
     from onnxruntime.transformers.optimizer import MODEL_TYPES
-
-    from edgeq.compat.preprocess import quant_pre_process
-    from edgeq.model.clean import name_nodes
-    from edgeq.model.load import read_model, save_model
-    from edgeq.tune.recover.fuse_attention import split_unsqueezes
 
     if model_type not in MODEL_TYPES:
         raise UsageError(f"unknown model type {model_type!r}", f"Known: {', '.join(sorted(MODEL_TYPES))}")
@@ -111,9 +113,6 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
         ModelError: the optimised model does not load.
         CheckFailedError: it answers something else.
     """
-    from edgeq.measure.accuracy import evaluate_sessions
-    from edgeq.model.load import load_model, model_signature
-    from edgeq.run.session import open_session
 
     load_model(after, external_data="none")
     try:
@@ -124,7 +123,6 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
     if signature.inputs != model_signature(after).inputs:
         progress.note("not compared with the model before: the inputs differ")
         return
-    from edgeq.data.samples import open_samples
 
     feed = {spec.name: _made_up(spec.dtype, spec.shape) for spec in signature.inputs}
     try:
@@ -161,8 +159,6 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
     """Do what the options say; the line to print."""
-    from edgeq.model.load import data_beside, load_model, model_files
-    from edgeq.util.outputs import check_apart, output_file
 
     before = load_model(source, external_data="none")
     check_apart(output, model_files(source))

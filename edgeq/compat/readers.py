@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples, open_samples, rebatch
 from edgeq.errors import UsageError
-
-if TYPE_CHECKING:
-    from edgeq.data.records import Sample
-    from edgeq.data.samples import Samples
-    from edgeq.signature import Signature
+from edgeq.measure.task import integer_labels
+from edgeq.model.load import model_signature
+from edgeq.signature import Signature
 
 Feed = dict[str, NDArray[Any]]
 
@@ -72,7 +72,6 @@ class DataReader:
         stride: int = 1,
         batch_size: int = 1,
     ) -> None:
-        from edgeq.model.load import model_signature
 
         del stride
         if batch_size < 1:
@@ -93,7 +92,6 @@ class DataReader:
 
     def set_range(self, start_index: int, end_index: int) -> None:
         """Read other samples from now on."""
-        from edgeq.data.samples import open_samples
 
         if end_index and end_index <= start_index:
             raise UsageError(f"samples {start_index} to {end_index} are none", "Give a larger end_index, or 0")
@@ -121,7 +119,6 @@ class DataReader:
 
     def runs(self) -> Iterator[Sample]:
         """The runs as samples. A gathered batch is filled to its size; its context says how many rows count."""
-        from edgeq.data.samples import rebatch
 
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
 
@@ -212,7 +209,6 @@ class ImageNetDataReader(DataReader):
         Raises:
             UsageError: the reader has no labels.
         """
-        from edgeq.measure.task import integer_labels
 
         del image_folder, offset, dataset_size
         if self._labels is None:

@@ -13,7 +13,15 @@ from pathlib import Path
 import click
 
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
-from edgeq.compat.readers import RESNET50
+from edgeq.compat.qdq_loss_debug import (
+    collect_activations,
+    compute_activation_error,
+    compute_weight_error,
+    create_activation_matching,
+    create_weight_matching,
+    modify_model_output_intermediate_tensors,
+)
+from edgeq.compat.readers import RESNET50, DataReader
 
 
 @click.command("run_qdq_debug", cls=Command, context_settings=SETTINGS)
@@ -27,15 +35,6 @@ def command(
     *, float_model: Path, qdq_model: Path, calibrate_dataset: str, preprocess: str | None, count: int
 ) -> Iterator[str]:
     """Compare the weights and activations of a float model and its quantized form."""
-    from edgeq.compat.qdq_loss_debug import (
-        collect_activations,
-        compute_activation_error,
-        compute_weight_error,
-        create_activation_matching,
-        create_weight_matching,
-        modify_model_output_intermediate_tensors,
-    )
-    from edgeq.compat.readers import DataReader
 
     weights = compute_weight_error(create_weight_matching(float_model, qdq_model))
     yield "Weights, float against dequantized:"

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
-from edgeq.compat._onnxruntime import quantization_tools
+from edgeq.compat._names import find
+from edgeq.compat.files import quantize_static
 from edgeq.errors import UsageError
 from edgeq.util.records import json_object
 
@@ -72,7 +73,6 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Sequence[str]) -> str:
     """Do what the arguments say; the line to print."""
-    from edgeq.compat.files import quantize_static
 
     chosen = parser().parse_args(arguments)
     extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}
@@ -124,7 +124,7 @@ main = partial(run_printed, run)
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(quantization_tools("static_quantize_runner"), name)
+    return find(name, "static_quantize_runner")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from edgeq.data.array_files import holds_key, open_array_files
+from edgeq.data.array_files import find_cases, holds_key, open_array_files, open_cases, open_stacked
 from edgeq.data.files import READABLE, Found, ImageFiles, find_files
 from edgeq.data.fit import first_input
 from edgeq.data.labels import Paths, open_text
@@ -101,7 +101,6 @@ def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
     path = Path(source)
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
-    from edgeq.data.array_files import find_cases
 
     folders = find_cases(path)
     return Found(path, folders, "pb", 0) if folders else None
@@ -156,8 +155,6 @@ def _reader(source: str | Path, found: Found, signature: Signature, named: Prepr
             found.root, found.files, signature, options, prepared=prepared, classes=classes, notes=notes
         )
     if found.kind == "pb":
-        from edgeq.data.array_files import open_cases, open_stacked
-
         if found.files[0].is_dir():
             return open_cases(found.root, found.files, signature, prepared=prepared)
         if len(found.files) > 1:
