@@ -112,8 +112,10 @@ _UPSTREAM = (
 @click.option("--op_types", help="Operator types to quantize, separated by commas.")
 @click.option("--black_nodes", help="Nodes to keep in float, separated by commas.")
 @click.option("--white_nodes", help="The only nodes to quantize, separated by commas.")
-@click.option("--augmented_model_path", help="Not needed any more; accepted and not written.")
-@click.option("--force_fusions", is_flag=False, flag_value="true", help="Fusions are always done; accepted.")
+@click.option("--augmented_model_path", help="Not needed any more; accepted and not written.", expose_value=False)
+@click.option(
+    "--force_fusions", is_flag=False, flag_value="true", help="Fusions are always done; accepted.", expose_value=False
+)
 @says
 def command(
     *,

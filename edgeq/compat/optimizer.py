@@ -19,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, say
+from edgeq.compat._command import SETTINGS, ArgumentParser, Command, PrintedProgress, run_program, say
 from edgeq.compat.preprocess import quant_pre_process
 from edgeq.compat.source import as_file
 from edgeq.data.samples import open_samples
@@ -32,6 +30,7 @@ from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.clean import name_nodes
 from edgeq.model.load import data_beside, load_model, model_files, model_signature, read_model, save_model
 from edgeq.quantize.quantizer import quiet
+from edgeq.retarget.compare import made_up_inputs
 from edgeq.run.session import open_session
 from edgeq.tune.recover.fuse_attention import split_unsqueezes
 from edgeq.util.display import SILENT, Progress
@@ -124,7 +123,7 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
         progress.note("not compared with the model before: the inputs differ")
         return
 
-    feed = {spec.name: _made_up(spec.dtype, spec.shape) for spec in signature.inputs}
+    feed = made_up_inputs(before, seed=0, free=_SIZE)
     try:
         found = evaluate_sessions(sessions, open_samples([feed], signature), reference="before").agreement["after"]
     except (DataError, RuntimeUnavailableError) as error:
@@ -138,14 +137,6 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
             f"the optimised model answers otherwise ({found.sqnr_db:.1f} dB)", "Disable fusions until it does not"
         )
     progress.note(f"same answer as before: {found.sqnr_db:.0f} dB")
-
-
-def _made_up(dtype: np.dtype[Any], shape: Sequence[int | str | None] | None) -> NDArray[Any]:
-    """Ones for whole numbers, which are valid tokens, masks and segments; noise for floats."""
-    sizes = [size if isinstance(size, int) else _SIZE for size in shape or ()]
-    if dtype.kind == "f":
-        return np.random.default_rng(0).normal(size=sizes).astype(dtype)
-    return np.ones(sizes, dtype)
 
 
 @click.command("optimizer", cls=Command, context_settings={**SETTINGS, "ignore_unknown_options": True})
@@ -166,9 +157,11 @@ def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress:
         tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder,
         output_file(output, force=True, beside=data_beside(output, source)) as draft,
     ):
-        given = _value(extra_arguments, "--opt_level")
-        model_type = _value(extra_arguments, "--model_type") or "bert"
-        start, level = _prepared(source, model_type, int(given) if given else None, Path(folder))
+        read = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)
+        read.add_argument("--opt_level", type=int)
+        read.add_argument("--model_type", default="bert")
+        chosen = read.parse_known_args(extra_arguments)[0]
+        start, level = _prepared(source, chosen.model_type, chosen.opt_level, Path(folder))
         _theirs(start, draft, extra_arguments if level is None else [*extra_arguments, "--opt_level", str(level)])
         if not draft.is_file():
             raise ModelError(f"{source}: onnxruntime's optimizer wrote nothing", "Try another --model_type")
@@ -178,17 +171,6 @@ def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress:
     counts = Counter(node.op_type for node in after.graph.node if node.domain == "com.microsoft")
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
     return f"{output}: {len(before.graph.node)} nodes → {len(after.graph.node)}; fused: {listed}"
-
-
-def _value(arguments: Sequence[str], name: str) -> str | None:
-    """Of an option, as `--name value` or `--name=value`; the last one counts."""
-    found = None
-    for place, argument in enumerate(arguments):
-        if argument == name and place + 1 < len(arguments):
-            found = arguments[place + 1]
-        elif argument.startswith(f"{name}="):
-            found = argument.removeprefix(f"{name}=")
-    return found
 
 
 def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
-"""Stored arrays (.npy, .npz, IDX, IDX in gzip) read slice by slice: one slice of the first axis in memory at a time.
+"""Stored arrays (.npy, .npz, IDX, IDX in gzip, TensorProto): one slice of the first axis in memory at a time, where the
+kind of file allows it.
 
 Headers are checked against the size of the file before anything is allocated; pickled objects are refused.
 """
@@ -20,12 +21,18 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+import onnx
 from edgeq_device import arrays
+from google.protobuf.message import DecodeError
+from onnx import numpy_helper
 
 from edgeq.data.records import Array, check_size
 from edgeq.errors import DataError
+from edgeq.util.records import is_longer
 
 MAX_MEMBERS = 10_000
+MAX_BYTES = 1 << 30
+"""The most that a TensorProto file may take."""
 _BLOCK = 1 << 20
 IDX_NAME = re.compile(r"[-.]idx\d", re.IGNORECASE)
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -84,8 +91,36 @@ def is_idx(path: Path) -> bool:
     return IDX_NAME.search(path.name) is not None
 
 
+def read_tensor(path: Path) -> tuple[str, Array]:
+    """The name and values of a TensorProto file.
+
+    Raises:
+        DataError: not a TensorProto, damaged, too large, or with values in another file.
+    """
+    with damage(path):
+        if is_longer(path, MAX_BYTES):
+            raise DataError(f"{path} is larger than {MAX_BYTES} bytes", "Split it into several cases")
+        data = path.read_bytes()
+    tensor = onnx.TensorProto()
+    try:
+        tensor.ParseFromString(data)
+    except DecodeError as error:
+        raise DataError(f"{path} is not a TensorProto", "It is damaged, truncated or of another kind") from error
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise DataError(f"{path} keeps its values in another file", "Store the values inside")
+    if tensor.data_type == onnx.TensorProto.UNDEFINED or any(size < 0 for size in tensor.dims):
+        raise DataError(f"{path} is not a TensorProto of known dtype and shape", "Only tensors are read")
+    if math.prod(tensor.dims) > 8 * len(data):  # at most eight elements (of one bit) a stored byte
+        raise DataError(f"{path} claims shape {list(tensor.dims)} but holds {len(data)} bytes", "The file is damaged")
+    try:
+        return tensor.name, np.asarray(numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, KeyError) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{path} cannot be read: {text}", "The file is damaged") from error
+
+
 class ArrayFile:
-    """An open file of arrays. Use as a context manager; "" is the key of the one array of .npy and IDX files."""
+    """An open file of arrays. Use as a context manager; "" is the key of the one array of other files than .npz."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,11 +128,15 @@ class ArrayFile:
         self._archive: zipfile.ZipFile | None = None
         self.headers: dict[str, Header] = {}
         self._open: dict[str, IO[bytes]] = {}
+        self._tensor: Array | None = None
         try:
             with damage(path):
                 self._held = path.stat().st_size
                 if path.suffix.lower() == ".npz":
                     self._open_archive()
+                elif path.suffix.lower() == ".pb":
+                    self._tensor = read_tensor(path)[1]
+                    self.headers[""] = Header(self._tensor.dtype, self._tensor.shape, False, 0)
                 else:
                     with self._stream("") as stream:
                         self.headers[""] = self._header(stream, self._held)
@@ -121,6 +160,8 @@ class ArrayFile:
             "The file is damaged, or its first axis does not count samples",
             held=self._held,
         )
+        if self._tensor is not None:
+            return _Loaded(self._tensor.reshape(view.shape))
         if header.fortran and len(header.shape) > 1:
             return _Loaded(self.load(key).reshape(view.shape))
         stream = self._stack.enter_context(self._stream(key))

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -62,31 +62,28 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
                 os.environ[name] = value
 
 
-@contextmanager
-def local_cluster(count: int) -> Iterator[Any]:
-    """A cluster of this machine, on the loopback device, that keeps its files in a folder of its own.
+def _local_cluster(count: int, stack: ExitStack) -> Any:
+    """Return a cluster of this machine, on the loopback device, that keeps its files in a folder of its own.
 
     Who reaches it can run code, and every user of the machine reaches the loopback device: TLS with a key that these
     processes alone have keeps others out.
     """
     from distributed import LocalCluster
 
-    with (
-        tempfile.TemporaryDirectory(prefix="edgeq-workers-", ignore_cleanup_errors=True) as folder,
-        LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-            memory_limit=None,  # the system's is the limit, as without workers
-            local_directory=folder,
-            silence_logs=logging.CRITICAL,
-            security=True,
-            preload=["edgeq.distributed.plugin"],
-        ) as cluster,
-    ):
-        yield cluster
+    folder = tempfile.TemporaryDirectory(prefix="edgeq-workers-", ignore_cleanup_errors=True)
+    cluster = LocalCluster(
+        n_workers=count,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address="127.0.0.1:0",
+        scheduler_kwargs={"dashboard": False},
+        memory_limit=None,  # the system's is the limit, as without workers
+        local_directory=stack.enter_context(folder),
+        silence_logs=logging.CRITICAL,
+        security=True,
+        preload=["edgeq.distributed.plugin"],
+    )
+    return stack.enter_context(cluster)
 
 
 Item = TypeVar("Item", contravariant=True)
@@ -126,9 +123,6 @@ def check_versions(expected: Mapping[str, str]) -> None:
             )
 
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
-
 _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^@]+")
 _MOST = 4096
 _CONNECT_S = 10
@@ -163,7 +157,7 @@ class Workers:
         """Whether `question`, a function of a module, answers yes in every worker."""
         return all(self._client.run(question, *arguments).values())
 
-    def map(self, job: Job[Given, Made], items: Iterable[Given]) -> Iterator[Made]:
+    def map(self, job: Job[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
         """`job` for each item, in their order. Items are taken as workers become free.
 
         A worker has one item for each of its threads, and gets the next when the result of the last is here, so that
@@ -200,7 +194,8 @@ class Workers:
                 idle = next((one for one in pending if not one.worker), None)
                 if crew.free and idle is not None:
                     worker = crew.free.popleft()
-                    idle.begin(worker, self._client.submit(run_item, name, idle.item, pure=False, workers=worker))
+                    idle.worker = worker
+                    idle.future = self._client.submit(run_item, name, idle.item, pure=False, workers=worker)
                 elif crew.free and upcoming is not None and len(pending) < most:
                     pending.append(_Pending(upcoming))
                     upcoming = next(remaining, None)
@@ -214,10 +209,9 @@ class Workers:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        try:
+        # A worker that has just started has nothing to forget, and neither has one that is gone.
+        with suppress(KeyError, OSError):
             self._client.unregister_worker_plugin(name)
-        except (KeyError, OSError):
-            return  # a worker that has just started has nothing to forget, and neither has one that is gone
 
 
 class _Crew:
@@ -280,10 +274,6 @@ class _Pending:
         self.fetched = False
         self._deaths = 0
         self._results: list[Any] = []
-
-    def begin(self, worker: str, future: Any) -> None:
-        """A worker has it now."""
-        self.worker, self.future = worker, future
 
     def fetch(self) -> bool:
         """Fetch the result if it is there; an error waits for its turn. Whether the worker has become free by it."""
@@ -391,7 +381,7 @@ def _connected(text: str, stack: ExitStack) -> Any:
     import distributed
 
     try:
-        address: Any = stack.enter_context(local_cluster(int(text))) if text.isdecimal() else text
+        address: Any = _local_cluster(int(text), stack) if text.isdecimal() else text
         # On a cluster the workers may be out of reach; on one machine the scheduler, in this process, is a detour.
         direct = text.isdecimal()
         client = stack.enter_context(

@@ -90,9 +90,9 @@ def optimiser_problem(given: Path, rewritten: Path, *, branches: bool = False) -
 def _optimised_problem(model: Path, branches: bool) -> str:
     try:
         if not branches:
-            return _run(open_session(model), _made_up(model, seed=0))[1]
+            return _run(open_session(model), made_up_inputs(model, seed=0))[1]
         with start_engine(as_engine(DEFAULT).engine) as guest:
-            return _run(guest.open(model, SessionSettings()), _made_up(model, seed=0))[1]
+            return _run(guest.open(model, SessionSettings()), made_up_inputs(model, seed=0))[1]
     except RuntimeUnavailableError as error:
         return error.problem
 
@@ -107,7 +107,7 @@ def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel =
     sessions = [open_session(path, settings) for path in (one, other)]
     identical, largest = True, 0.0
     for number in range(_TRIES):
-        inputs = _made_up(one, seed=number, free=1 + number)
+        inputs = made_up_inputs(one, seed=number, free=1 + number)
         wanted, _ = _run(sessions[0], inputs)
         if wanted is None and number:  # a batch, or another size, that is built in
             continue
@@ -139,7 +139,7 @@ def _run(session: Any, inputs: Mapping[str, Any]) -> tuple[list[NDArray[Any]] | 
         return None, one_line(error)
 
 
-def _made_up(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
+def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
     """Return noise for numbers, and 1 for indices, masks and lengths, which is valid nearly everywhere. Free sizes are
     `free`."""
     random = np.random.default_rng(seed)

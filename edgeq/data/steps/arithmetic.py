@@ -4,58 +4,54 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 
 from edgeq.data.records import State, check_size
-from edgeq.data.step import Arithmetic, Operator, Step, floating, one_of
+from edgeq.data.step import Arithmetic, Step, floating, one_of
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 
 
-@dataclass(frozen=True)
 class Add(Arithmetic):
     """x + a constant, or one constant a channel."""
 
-    name: ClassVar[str] = "add"
-    help: ClassVar[str] = "x + CONSTANT"
-    aliases: ClassVar[tuple[str, ...]] = ("offset",)
-    sign: ClassVar[str] = "+"
-    compute: ClassVar[Operator] = operator.add
+    name = "add"
+    help = "x + CONSTANT"
+    aliases = ("offset",)
+    sign = "+"
+    compute = operator.add
 
 
-@dataclass(frozen=True)
 class Subtract(Arithmetic):
     """x - a constant, or one constant a channel."""
 
-    name: ClassVar[str] = "subtract"
-    help: ClassVar[str] = "x - CONSTANT"
-    aliases: ClassVar[tuple[str, ...]] = ("mean",)
-    sign: ClassVar[str] = "-"
-    compute: ClassVar[Operator] = operator.sub
+    name = "subtract"
+    help = "x - CONSTANT"
+    aliases = ("mean",)
+    sign = "-"
+    compute = operator.sub
 
 
-@dataclass(frozen=True)
 class Multiply(Arithmetic):
     """x * a constant, or one constant a channel."""
 
-    name: ClassVar[str] = "multiply"
-    help: ClassVar[str] = "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]"
-    aliases: ClassVar[tuple[str, ...]] = ("scale",)
-    sign: ClassVar[str] = "*"
-    compute: ClassVar[Operator] = operator.mul
+    name = "multiply"
+    help = "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]"
+    aliases = ("scale",)
+    sign = "*"
+    compute = operator.mul
 
 
 @dataclass(frozen=True)
 class Divide(Arithmetic):
     """x / a constant, or one constant a channel."""
 
-    name: ClassVar[str] = "divide"
-    help: ClassVar[str] = "x / CONSTANT"
-    aliases: ClassVar[tuple[str, ...]] = ("std",)
-    sign: ClassVar[str] = "/"
-    compute: ClassVar[Operator] = operator.truediv
+    name = "divide"
+    help = "x / CONSTANT"
+    aliases = ("std",)
+    sign = "/"
+    compute = operator.truediv
 
     def __post_init__(self) -> None:
         if 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
@@ -66,8 +62,8 @@ class Divide(Arithmetic):
 class Center(Step):
     """Subtract the item's own mean (over all elements, summed in float64, rounded to the array's dtype)."""
 
-    name: ClassVar[str] = "center"
-    help: ClassVar[str] = "x - mean(x) of the item itself"
+    name = "center"
+    help = "x - mean(x) of the item itself"
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
         """x - mean(x) in the dtype of x; integers become float32 first."""
@@ -84,8 +80,8 @@ class Center(Step):
 class Dtype(Step):
     """Convert to a floating dtype; what follows is computed in it."""
 
-    name: ClassVar[str] = "dtype"
-    help: ClassVar[str] = "float16, float32 or float64: what follows is computed in it (without it: float32)"
+    name = "dtype"
+    help = "float16, float32 or float64: what follows is computed in it (without it: float32)"
     dtype: str = field(metadata=one_of("float16", "float32", "float64"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +39,8 @@ from edgeq.signature import TensorSpec
 class Channels(Step):
     """The order of the colour channels from here on; "L" turns colour to grey as Pillow does."""
 
-    name: ClassVar[str] = "channels"
-    help: ClassVar[str] = "RGB, BGR, or L for grey"
+    name = "channels"
+    help = "RGB, BGR, or L for grey"
     order: str = field(metadata=one_of("RGB", "BGR", "L"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
@@ -78,8 +78,8 @@ RULES = ("exact", "short", "long", "fit")
 class Resize(Step):
     """Resize by a rule; `rounding` turns the computed side into pixels."""
 
-    name: ClassVar[str] = "resize"
-    help: ClassVar[str] = "SIZE[:exact|short|long|fit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model"
+    name = "resize"
+    help = "SIZE[:exact|short|long|fit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model"
     size: Size = field(metadata=SIZE)
     rule: str = field(default="exact", metadata=one_of(*RULES))
     filter: str = field(default="bilinear", metadata=FILTER)
@@ -156,8 +156,8 @@ def _pad_part(text: str) -> Any:
 class Letterbox(Step):
     """Resize to fit, keep the aspect, and fill the rest with one value (or one a channel, in the current order)."""
 
-    name: ClassVar[str] = "letterbox"
-    help: ClassVar[str] = "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114"
+    name = "letterbox"
+    help = "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114"
     size: Size = field(metadata=SIZE)
     position: str = field(default="top-left", metadata=one_of(*POSITIONS))
     value: tuple[int, ...] = field(default=(114,), metadata=field_kind(_read_pad, _pad_part))
@@ -201,8 +201,8 @@ class Letterbox(Step):
 class Crop(Step):
     """Cut the centre; `rounding` turns half of an odd margin into pixels."""
 
-    name: ClassVar[str] = "crop"
-    help: ClassVar[str] = "SIZE[:floor|round|ceil]; the centre"
+    name = "crop"
+    help = "SIZE[:floor|round|ceil]; the centre"
     size: Size = field(metadata=SIZE)
     rounding: str = field(default="floor", metadata=ROUNDING)
 

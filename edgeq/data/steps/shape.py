@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +23,8 @@ def _read_axes(value: Any) -> str:
 class Layout(Step):
     """Order the axes; an axis the item lacks is inserted with size 1. "model": as the model's input shape asks."""
 
-    name: ClassVar[str] = "layout"
-    help: ClassVar[str] = "NCHW, NHWC, CHW … or model"
+    name = "layout"
+    help = "NCHW, NHWC, CHW … or model"
     axes: str = field(metadata=field_kind(_read_axes))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
@@ -60,8 +60,8 @@ class Layout(Step):
 class Expand(Step):
     """Insert an axis of size 1."""
 
-    name: ClassVar[str] = "expand"
-    help: ClassVar[str] = "AXIS"
+    name = "expand"
+    help = "AXIS"
     axis: int = field(metadata=whole_number(-32))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
@@ -92,8 +92,8 @@ def _read_shape(value: Any) -> tuple[int, ...]:
 class Reshape(Step):
     """Give the item (without a batch axis) a new shape; one size may be -1."""
 
-    name: ClassVar[str] = "reshape"
-    help: ClassVar[str] = "[1,49,10]"
+    name = "reshape"
+    help = "[1,49,10]"
     shape: tuple[int, ...] = field(metadata=field_kind(_read_shape, many=True))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
@@ -119,9 +119,9 @@ class Reshape(Step):
 class Window(Step):
     """Overlapping windows of consecutive slices along the first axis; each window becomes one row of the batch."""
 
-    name: ClassVar[str] = "window"
-    help: ClassVar[str] = "FRAMES[:STEP]; windows along the first axis, flattened, one row of the batch each"
-    one_row: ClassVar[bool] = False
+    name = "window"
+    help = "FRAMES[:STEP]; windows along the first axis, flattened, one row of the batch each"
+    one_row = False
     frames: int = field(metadata=whole_number(1))
     step: int = field(default=1, metadata=whole_number(1))
 
