@@ -13,23 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.errors import HardwareError, suggest
+from edgeq.hardware import profile as schema
 from edgeq.hardware.detect import Machine, detect_machine
-from edgeq.hardware.profile import (
-    Document,
-    EitherFile,
-    Profile,
-    ProfileFile,
-    TargetFile,
-    build_profile,
-    check_values,
-    default_folders,
-    explain_override,
-    inherit,
-    layered,
-    load_profiles,
-    match_profile,
-    read,
-)
+from edgeq.hardware.profile import Document, Profile, build_profile, inherit, load_profiles, match_profile
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, is_toml
 
@@ -129,20 +115,20 @@ def runs_natively(target: Target, machine: Machine) -> bool:
 
 
 def _profile_documents() -> Mapping[str, Document]:
-    return layered(default_folders("profiles"), ProfileFile)
+    return schema.layered(schema.default_folders("profiles"), schema.ProfileFile)
 
 
 def _target_documents() -> Mapping[str, Document]:
-    return layered(default_folders("targets"), TargetFile)
+    return schema.layered(schema.default_folders("targets"), schema.TargetFile)
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
     """A user's own file: a profile if it says one of the things that only profiles say, else a target."""
-    either = read(path, EitherFile)
-    is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(TargetFile)}
-    found = read(path, ProfileFile if is_profile else TargetFile)
-    check_values(found)
-    document = explain_override(found)
+    either = schema.read(path, schema.EitherFile)
+    is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
+    found = schema.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
+    schema.check_values(found)
+    document = schema.explain_override(found)
     if is_profile:
         return _of_profile(build_profile(inherit(document, profiles)))
     return _build(document, profiles, machine)
