@@ -36,6 +36,10 @@ class Arithmetic(Step):
     compute: ClassVar[Operator]
     value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, many=True))
 
+    def __post_init__(self) -> None:
+        if self.sign == "/" and 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
+            raise DataError(f"{self.name}: it divides by 0", "Correct the constant")
+
     def apply(self, state: State, spec: TensorSpec | None) -> State:
         """The result in the dtype of the array; integers become float32 first.
 
@@ -80,49 +84,18 @@ def _along_channels(constant: Array, array: Array, axes: str) -> Array:
     return constant.reshape(shape)
 
 
-class Add(Arithmetic):
-    """x + a constant, or one constant a channel."""
-
-    name = "add"
-    help = "x + CONSTANT"
-    aliases = ("offset",)
-    sign = "+"
-    compute = operator.add
+def _step(name: str, sign: str, compute: Operator, alias: str, help: str) -> type[Arithmetic]:
+    """Make the class of a step; samples that use it travel to other processes, which look it up in this module."""
+    own = {"name": name, "sign": sign, "compute": compute, "aliases": (alias,), "help": help, "__module__": __name__}
+    return type(name.title(), (Arithmetic,), own)
 
 
-class Subtract(Arithmetic):
-    """x - a constant, or one constant a channel."""
-
-    name = "subtract"
-    help = "x - CONSTANT"
-    aliases = ("mean",)
-    sign = "-"
-    compute = operator.sub
-
-
-class Multiply(Arithmetic):
-    """x * a constant, or one constant a channel."""
-
-    name = "multiply"
-    help = "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]"
-    aliases = ("scale",)
-    sign = "*"
-    compute = operator.mul
-
-
-@dataclass(frozen=True)
-class Divide(Arithmetic):
-    """x / a constant, or one constant a channel."""
-
-    name = "divide"
-    help = "x / CONSTANT"
-    aliases = ("std",)
-    sign = "/"
-    compute = operator.truediv
-
-    def __post_init__(self) -> None:
-        if 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
-            raise DataError("divide: it divides by 0", "Correct the constant")
+Add = _step("add", "+", operator.add, "offset", "x + CONSTANT")
+Subtract = _step("subtract", "-", operator.sub, "mean", "x - CONSTANT")
+Divide = _step("divide", "/", operator.truediv, "std", "x / CONSTANT")
+Multiply = _step(
+    "multiply", "*", operator.mul, "scale", "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]"
+)
 
 
 @dataclass(frozen=True)
