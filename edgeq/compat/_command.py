@@ -121,7 +121,6 @@ class ArgumentParser(argparse.ArgumentParser):
 def images_or_arrays(dataset: str, for_images: str) -> str | None:
     """The preprocessing `for_images` where a data set is images without a record of theirs; else None, which takes
     that record or leaves arrays as they are."""
-
     if find_sidecar([Path(dataset)]) is not None:  # it may choose among several kinds of files
         return None
     found = find_files(dataset)

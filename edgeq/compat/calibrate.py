@@ -47,7 +47,6 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
         DataError: the file or the function cannot be loaded.
         UsageError: the sizes are needed, and the model leaves them free.
     """
-
     loaded = load_preprocess(text)
     function = loaded.function
     assert function is not None, "it names a function"
@@ -134,7 +133,6 @@ def command(
     force_fusions: str | None = None,
 ) -> list[str]:
     """Calibrate and quantize a model as the older calibrate.py did."""
-
     del augmented_model_path, force_fusions
     assumed = []
     weight_types = _FASTEST if mode is None else dict.fromkeys(_FASTEST, _MODES[mode])
@@ -192,7 +190,6 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
     """The file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
-
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
         host_model = draft.with_name(f"{draft.stem}.host.onnx")

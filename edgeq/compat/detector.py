@@ -60,7 +60,6 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
         UsageError: there are no readers.
         DataError, CalibrationError: as `edgeq.calibrate.collect` has it.
     """
-
     path = Path(model_path)
     digest, model = model_digest(path), read_model(path)
     whole: Statistics | None = None
@@ -108,7 +107,6 @@ def command(
     provider: str,
 ) -> Iterator[str]:
     """Calibrate a detector for TensorRT and evaluate it on COCO."""
-
     if calibration_dataset is None and validation_dataset is None:
         raise UsageError("there is nothing to do", "Give --calibration_dataset, --validation_dataset, or both")
 

@@ -64,7 +64,6 @@ class Evaluator:
         Raises:
             DataError: a sample lacks the label that the task needs, or the model refuses it.
         """
-
         if self.data_reader is None:
             raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
         for run in self._runs(self.data_reader):
@@ -135,7 +134,6 @@ class DetectionEvaluator(Evaluator):
 
 def chooses(model: Path) -> bool:
     """Whether the model suppresses boxes itself: indices are among its outputs."""
-
     return any(spec.dtype.kind == "i" for spec in model_signature(model).outputs)
 
 

@@ -54,7 +54,6 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
         UsageError: an option that the installed onnxruntime does not know.
         RuntimeUnavailableError: the options need PyTorch.
     """
-
     with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
         path = as_file(input, Path(folder))
         read_model(path)
@@ -112,7 +111,6 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
         ModelError: the optimised model does not load.
         CheckFailedError: it answers something else.
     """
-
     load_model(after, external_data="none")
     try:
         sessions = {"before": open_session(before), "after": open_session(after)}
@@ -150,7 +148,6 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
     """Do what the options say; the line to print."""
-
     before = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (

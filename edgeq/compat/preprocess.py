@@ -78,7 +78,6 @@ def quant_pre_process(
         ModelError: the model is damaged, or onnxruntime refuses it.
         OutputError: the output cannot be written.
     """
-
     source = input_model if input_model is not None else input_model_path
     if source is None or output_model_path is None:
         raise UsageError("a model and a place for the result are needed", "Give input_model and output_model_path")
@@ -111,7 +110,6 @@ def load_model_with_shape_infer(model_path: str | Path) -> onnx.ModelProto:
     Raises:
         ModelError: the file cannot be read, or is damaged.
     """
-
     with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
         inferred = Path(folder) / "model.onnx"
         quant_pre_process(Path(model_path), inferred, skip_optimization=True, skip_symbolic_shape=True)
@@ -139,7 +137,6 @@ def preprocessed(
     Raises:
         ModelError: the model is damaged, or onnxruntime refuses it.
     """
-
     model = read_model(path)
     check_sizes(model, path)
     named = name_nodes(model)
@@ -174,7 +171,6 @@ def write(
         source: model file that must not be replaced, nor its data.
         Others as `quant_pre_process` has them.
     """
-
     kept = model_files(source)
     check_apart(output, kept)
     folder = external_folder(model)
@@ -195,7 +191,6 @@ def write(
 
 def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progress) -> None:
     """Write inferred shapes into the model, in place."""
-
     inference_problem = write_shapes(model, symbolic)
     if inference_problem:
         progress.note(f"symbolic shape inference gave up ({inference_problem}); onnx's own was used")
@@ -204,7 +199,6 @@ def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progr
 def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress) -> ir.Model:
     """ONNX Runtime's basic optimisation, with 16-bit floats widened before: it runs them in float32 on a CPU, and would
     leave a Cast behind every weight."""
-
     tidy(model)
     widened = widen_half(model)
     if widened:

@@ -55,7 +55,6 @@ def modify_model_output_intermediate_tensors(
         op_types_for_saving: the operator types whose inputs and outputs to give; None takes all.
         save_as_external_data: keep weights in a file beside the model; large models always do.
     """
-
     source, output = path_of(input_model_path), path_of(output_model_path, "output")
     model = read_model(source)
     _add_outputs(model, _float_tensors(model, op_types_for_saving))
@@ -78,7 +77,6 @@ def collect_activations(
     Raises:
         DataError: there are no inputs, or the model refuses one.
     """
-
     path = Path(augmented_model)
     settings = SessionSettings(providers=tuple(execution_providers or ("CPUExecutionProvider",)), optimization="none")
     session = open_session(path, settings, options=session_options)
@@ -118,7 +116,6 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
         float_model_path: the model that was quantized: preprocessed, where it was.
         qdq_model_path: QDQ, QOperator, or dynamically quantized.
     """
-
     float_graph, quantized = (GraphIndex(read_model(Path(path))) for path in (float_model_path, qdq_model_path))
     found: dict[str, dict[str, Array]] = {}
     for match in match_weights(float_graph, quantized):
@@ -161,7 +158,6 @@ def compute_activation_error(
 
 def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.Value, ir.DataType]:
     """Tensors that nodes read and make, and their element type, in the order of the graph."""
-
     inferred = infer_shapes(model)[0]
     found: dict[ir.Value, ir.DataType] = {}
     for node in model.graph:

@@ -9,7 +9,7 @@ when it is needed: `stride` is accepted and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,9 @@ IMAGENET = "imagenet"
 CLASSES = 1000
 
 
-def letterbox(width: int, height: int) -> Mapping[str, Any]:
-    """Of the YOLO examples: aspect kept, in the centre of grey, RGB in 0..1, channels first."""
-    return {
-        "title": f"letterbox {width}x{height} in the centre of 128, RGB, x / 255",
-        "steps": [
-            {"op": "letterbox", "size": [width, height], "position": "center", "value": 128, "filter": "bicubic"},
-            {"op": "divide", "value": 255},
-            {"op": "layout", "axes": "NCHW"},
-        ],
-    }
+def letterbox(width: int, height: int) -> str:
+    """Return the steps of the YOLO examples: aspect kept, in the centre of grey, RGB in 0..1, channels first."""
+    return f"letterbox={width}x{height}:center:128:bicubic,divide=255,layout=NCHW"
 
 
 class DataReader:
@@ -92,7 +85,6 @@ class DataReader:
 
     def set_range(self, start_index: int, end_index: int) -> None:
         """Read other samples from now on."""
-
         if end_index and end_index <= start_index:
             raise UsageError(f"samples {start_index} to {end_index} are none", "Give a larger end_index, or 0")
         self.samples: Samples = open_samples(
@@ -119,7 +111,6 @@ class DataReader:
 
     def runs(self) -> Iterator[Sample]:
         """The runs as samples. A gathered batch is filled to its size; its context says how many rows count."""
-
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
 
     def complete(self, run: Sample) -> Sample:
@@ -209,7 +200,6 @@ class ImageNetDataReader(DataReader):
         Raises:
             UsageError: the reader has no labels.
         """
-
         del image_folder, offset, dataset_size
         if self._labels is None:
             raise UsageError("the reader has no labels", "Give it labels='val_map.txt', lines of file name and class")

@@ -42,7 +42,6 @@ def command(
     profile: str,
 ) -> list[str]:
     """Calibrate, quantize and time an image classifier."""
-
     data = Data(calibrate_dataset, preprocess or images_or_arrays(calibrate_dataset, RESNET50))
     with quiet():
         result = quantize(

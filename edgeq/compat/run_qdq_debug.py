@@ -35,7 +35,6 @@ def command(
     *, float_model: Path, qdq_model: Path, calibrate_dataset: str, preprocess: str | None, count: int
 ) -> Iterator[str]:
     """Compare the weights and activations of a float model and its quantized form."""
-
     weights = compute_weight_error(create_weight_matching(float_model, qdq_model))
     yield "Weights, float against dequantized:"
     for name, error in weights.items():

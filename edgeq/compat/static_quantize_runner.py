@@ -73,7 +73,6 @@ def parser() -> ArgumentParser:
 
 def run(arguments: Sequence[str]) -> str:
     """Do what the arguments say; the line to print."""
-
     chosen = parser().parse_args(arguments)
     extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}
     extra |= {

@@ -33,7 +33,6 @@ def command(
     **saved: Any,
 ) -> list[str]:
     """Infer the shapes of a model whose inputs have symbolic sizes."""
-
     with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
         model = preprocessed(
             source,
