@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any
 from edgeq.compat import _names
 
 if TYPE_CHECKING:
-    from edgeq.compat.calibration import calibrate, write_calibration_table
-    from edgeq.compat.calibrators import CalibraterBase, CalibratorBase, create_calibrator
+    from edgeq.compat.calibrators import (
+        CalibraterBase,
+        CalibratorBase,
+        calibrate,
+        create_calibrator,
+        write_calibration_table,
+    )
     from edgeq.compat.files import quantize_dynamic, quantize_qat, quantize_static
     from edgeq.compat.legacy import quantize_model
     from edgeq.compat.preprocess import quant_pre_process

@@ -20,7 +20,7 @@ _PACKAGE = "edgeq.compat."
 _FUNCTIONS = {
     "CalibraterBase": "calibrators",
     "CalibratorBase": "calibrators",
-    "calibrate": "calibration",
+    "calibrate": "calibrators",
     "create_calibrator": "calibrators",
     "quant_pre_process": "preprocess",
     "quantize": "quantize",
@@ -28,7 +28,7 @@ _FUNCTIONS = {
     "quantize_model": "legacy",
     "quantize_qat": "files",
     "quantize_static": "files",
-    "write_calibration_table": "calibration",
+    "write_calibration_table": "calibrators",
 }
 _OWN = {
     **_FUNCTIONS,

@@ -38,7 +38,7 @@ _SIZES = 3
 
 
 def own_preprocess(text: str, model: Path) -> Preprocess:
-    """The preprocessing "file.py:function".
+    """Return the preprocessing "file.py:function".
 
     A function of one argument is edgeq's own form (see `edgeq.data.preprocess.register`). One of three gets the path of
     an image (str), and height and width of the model's first input, in the order of its arguments' names.
@@ -65,7 +65,7 @@ def own_preprocess(text: str, model: Path) -> Preprocess:
 
 
 def _needed(function: Callable[..., Any]) -> list[str]:
-    """Names of the positional arguments that have no default."""
+    """Return names of the positional arguments that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     found = inspect.signature(function).parameters.values()
     return [entry.name for entry in found if entry.kind in kinds and entry.default is inspect.Parameter.empty]
@@ -166,7 +166,7 @@ def command(
 
 
 def _preprocess(given: str, model: Path) -> Any:
-    """What `--data_preprocess` names, as `load_preprocess` takes it."""
+    """Return what `--data_preprocess` names, as `load_preprocess` takes it."""
     if given in _PREPROCESS:
         return _PREPROCESS[given]
     if ".py:" in given:
@@ -189,7 +189,7 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    """The file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
+    """Return the file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
         host_model = draft.with_name(f"{draft.stem}.host.onnx")
@@ -210,7 +210,7 @@ def _listed(text: str | None) -> Sequence[str]:
 
 
 def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
-    """All nodes but `kept`, when there are any to keep."""
+    """Return all nodes but `kept`, when there are any to keep."""
     if not kept:
         return []
 
@@ -228,4 +228,4 @@ def __getattr__(name: str) -> Any:
 if __name__ == "__main__":
     run_program(command)
 else:
-    make_callable(__name__, "edgeq.compat.calibration:calibrate")
+    make_callable(__name__, "edgeq.compat.calibrators:calibrate")

@@ -47,12 +47,12 @@ class _Runs:
             yield self.reader.unfilled(run)
 
     def digest(self) -> str:
-        """The digest of the samples behind the reader; stacking in batches does not change it."""
+        """Return the digest of the samples behind the reader; stacking in batches does not change it."""
         return self.reader.samples.digest()
 
 
 def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> Statistics:
-    """What a model's tensors hold over all readers, which may be parts of one data set: merging loses nothing.
+    """Return what a model's tensors hold over all readers, which may be parts of one data set: merging loses nothing.
 
     The model is observed as it is, so that the tensors have the names that a runtime will ask for.
 

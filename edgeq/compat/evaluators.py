@@ -55,7 +55,7 @@ class Evaluator:
         self._seen = 0
 
     def set_data_reader(self, data_reader: DataReader) -> None:
-        """What `predict` reads next. What was predicted before counts too."""
+        """Choose what `predict` reads next. Earlier predictions count too."""
         self.data_reader = data_reader
 
     def predict(self) -> None:
@@ -133,7 +133,7 @@ class DetectionEvaluator(Evaluator):
 
 
 def chooses(model: Path) -> bool:
-    """Whether the model suppresses boxes itself: indices are among its outputs."""
+    """Return whether the model suppresses boxes itself: indices are among its outputs."""
     return any(spec.dtype.kind == "i" for spec in model_signature(model).outputs)
 
 
@@ -180,7 +180,7 @@ class YoloV3Evaluator:
         self._options["class_file"] = onnx_object_class_file
 
     def set_data_reader(self, data_reader: YoloDataReader) -> None:
-        """What `predict` reads next. What was predicted before counts too."""
+        """Choose what `predict` reads next. Earlier predictions count too."""
         self.data_reader = data_reader
 
     def predict(self) -> None:
@@ -299,7 +299,7 @@ class ImageClassificationEvaluator:
             self.prediction_result_list.append(self._session.run(None, feed))
 
     def get_result(self) -> list[list[NDArray[Any]]]:
-        """The outputs of each run."""
+        """Return the outputs of each run."""
         return self.prediction_result_list
 
     def evaluate(self, prediction_results: Sequence[Sequence[NDArray[Any]]]) -> Mapping[str, float]:

@@ -12,8 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
-from edgeq.compat.calibration import CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
-from edgeq.compat.calibrators import CalibraterBase
+from edgeq.compat.calibrators import CalibraterBase, CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
 from edgeq.compat.source import (
     LOG,
     ModelInput,
@@ -79,7 +78,7 @@ _SMOOTH = ("SmoothQuant", "SmoothQuantAlpha", "SmoothQuantFolding")
 
 
 def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of the options.
+    """Return a copy of the options.
 
     Unknown keys are ignored, as they always were, but no longer in silence.
 
@@ -102,7 +101,7 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def writer_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left for the quantizer that writes the model; `None` means not set."""
+    """Return what is left for the quantizer that writes the model; `None` means not set."""
     chosen = {name: value for name, value in options.items() if name in WRITER and value is not None}
     if "TensorQuantOverrides" in chosen:
         chosen["TensorQuantOverrides"] = {
@@ -367,7 +366,7 @@ def quantize_qat(
     types, included, excluded = map(listed, (op_types_to_quantize, nodes_to_quantize, nodes_to_exclude))
 
     def wanted(node: ir.Node) -> bool:
-        """Whether the arguments let this node be quantized."""
+        """Return whether the arguments let this node be quantized."""
         return (
             (not types or node.op_type in types)
             and (not included or node.name in included)

@@ -73,7 +73,8 @@ def read_params(
 
 
 def in_type(given: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -> dict[str, QuantParams]:
-    """The same quantization with integers of one type: 128 more or less changes no number that is represented."""
+    """Return the same quantization with integers of one type: 128 more or less changes no number that is
+    represented."""
     wanted = _TYPES[dtype]
     shifted = {}
     for name, (zero_point, scale) in given.items():
@@ -155,7 +156,7 @@ def quantize_model(
     nodes_to_exclude: Sequence[str] | None = None,
     op_types_to_quantize: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """The quantized form of a float model, which stays as it is.
+    """Return the quantized form of a float model, which stays as it is.
 
     Args:
         per_channel: one scale per output channel of a Conv's weights (int8 then); QLinearOps only.
@@ -245,7 +246,8 @@ def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
 def _qlinear_nodes(
     model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
 ) -> tuple[dict[str, QuantParams], list[str]]:
-    """The parameters with those of dropped Relu and Clip nodes folded in, and the nodes that can be quantized."""
+    """Return the parameters with those of dropped Relu and Clip nodes folded in, and the nodes that can be
+    quantized."""
     computing = [node for node in chosen if node.op_type in _COMPUTING]
     products = [node for node in chosen if node.op_type in _PRODUCTS]
     makers = frozenset(name_of(node.outputs[0]) for node in [*products, *computing])

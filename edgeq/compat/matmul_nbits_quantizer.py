@@ -130,7 +130,7 @@ class MatMulNBitsQuantizer:
         self.model = own.model
 
     def _searches(self) -> bool:
-        """Whether edgeq writes what the options name."""
+        """Return whether edgeq writes what the options name."""
         config = self.algo_config
         return (
             config.algorithm in _SEARCHED
@@ -197,7 +197,7 @@ def _theirs() -> Any:
 
 
 def parser() -> ArgumentParser:
-    """The options; `--help` prints them."""
+    """Make the parser of the command's options."""
     options = ArgumentParser(
         "edgeq.compat.matmul_nbits_quantizer", description="Put weights into blocks of 4 or 8 bits."
     )
@@ -234,7 +234,7 @@ def _axis(text: str) -> tuple[str, int]:
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Do what the arguments say; the line to print."""
+    """Do what the arguments say and return the line to print."""
     chosen = parser().parse_args(arguments)
     if chosen.quant_method not in _METHODS:
         raise UsageError(

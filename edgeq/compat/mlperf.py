@@ -162,7 +162,7 @@ def run(
 
 
 def _named(words: Sequence[str]) -> str | None:
-    """The model among run_local.sh's words, which come in any order: backend, model, device."""
+    """Return the model among run_local.sh's words, which come in any order: backend, model, device."""
     found = [word for word in words if word in FILES]
     other = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
     if other is not None or (words and len(found) != 1):
@@ -189,7 +189,7 @@ def _check_results(place: Path) -> None:
 
 
 def line_of(result: Mapping[str, Any]) -> str:
-    """The line that main.py ends with."""
+    """Return the line that main.py ends with."""
     figures = ", ".join(f"{k}={v:.4g}" for k, v in result["figures"].items())
     if "metrics" not in result:
         return f"TestScenario.{result['scenario']} {figures}"

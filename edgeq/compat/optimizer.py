@@ -65,8 +65,8 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
 
 
 def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> tuple[Path, int | None]:
-    """The model to give to onnxruntime's optimizer, and its level: masks in the form that it recognises, and
-    the basic level done where it would want PyTorch."""
+    """Return the model to give to onnxruntime's optimizer, and its level: masks in the form that it recognises, and the
+    basic level done where it would want PyTorch."""
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
     if model_type not in MODEL_TYPES:
@@ -90,7 +90,7 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
 
 @contextmanager
 def _failures(path: Path) -> Iterator[None]:
-    """What onnxruntime's optimizer raises, as edgeq's errors."""
+    """Raise what onnxruntime's optimizer raises as edgeq's errors."""
     try:
         yield
     except TypeError as error:
@@ -147,7 +147,7 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
-    """Do what the options say; the line to print."""
+    """Do what the options say and return the line to print."""
     before = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (

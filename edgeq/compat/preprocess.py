@@ -125,7 +125,7 @@ def preprocessed(
     onnx_shapes: bool,
     progress: Progress = SILENT,
 ) -> ir.Model:
-    """The model after the chosen steps.
+    """Return the model after the chosen steps.
 
     Args:
         path: of the model.
@@ -220,7 +220,7 @@ def _check(model: ir.Model, path: Path) -> None:
 
 
 def symbolic_options(function: Any) -> Any:
-    """The options of symbolic inference, which two commands have."""
+    """Add the options of symbolic inference, which two commands have."""
     for option in (
         switch("--auto_merge", help="Accepted; sizes that may differ stay apart, and the inference goes on."),
         click.option("--int_max", type=int, default=_INT_MAX, help="Integers from this on mean: to the end."),

@@ -99,7 +99,7 @@ class DataReader:
         self.rewind()
 
     def get_next(self) -> Feed | None:
-        """The inputs of the next run; None when there are no more."""
+        """Return the inputs of the next run; None when there are no more."""
         sample = next(self._runs, None)
         if sample is None:
             return None
@@ -110,15 +110,15 @@ class DataReader:
         self._runs = self.runs()
 
     def runs(self) -> Iterator[Sample]:
-        """The runs as samples. A gathered batch is filled to its size; its context says how many rows count."""
+        """Return the runs as samples. A gathered batch is filled to its size; its context says how many rows count."""
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
 
     def complete(self, run: Sample) -> Sample:
-        """A run with the inputs that are the same in every run."""
+        """Return a run with the inputs that are the same in every run."""
         return replace(run, inputs={**run.inputs, **self.constants})
 
     def unfilled(self, run: Sample) -> Sample:
-        """A complete run without what fills the last batch."""
+        """Return a complete run without what fills the last batch."""
         filled = run.context.get("valid")
         inputs = {name: array[:filled] if array.ndim else array for name, array in run.inputs.items()}
         return self.complete(replace(run, inputs=inputs))
@@ -132,7 +132,7 @@ class DataReader:
         return len(self.samples)
 
     def get_input_name(self) -> str:
-        """Of the model's first input."""
+        """Return the name of the model's first input."""
         return self._signature.inputs[0].name
 
     def __iter__(self) -> Iterator[Feed]:
@@ -195,7 +195,7 @@ class ImageNetDataReader(DataReader):
         )
 
     def get_synset_id(self, image_folder: Any = None, offset: int = 0, dataset_size: int = 0) -> NDArray[np.float32]:
-        """The labels of the reader's range, one-hot, [samples, 1000]. Arguments are accepted.
+        """Return the labels of the reader's range, one-hot, [samples, 1000]. Arguments are accepted.
 
         Raises:
             UsageError: the reader has no labels.

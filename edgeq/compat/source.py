@@ -25,7 +25,7 @@ METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percent
 
 
 def member(enumeration: str, value: Any) -> Any:
-    """The member of `onnxruntime.quantization.<enumeration>` that `value`, a member or its name, stands for.
+    """Return the member of `onnxruntime.quantization.<enumeration>` that `value`, a member or its name, stands for.
 
     Raises:
         UsageError: there is none.
@@ -40,12 +40,12 @@ def member(enumeration: str, value: Any) -> Any:
 
 
 def name_of_member(value: Any) -> str:
-    """The name of an enumeration's member, given as the member or as that name."""
+    """Return the name of an enumeration's member, given as the member or as that name."""
     return str(getattr(value, "name", value))
 
 
 def quant_type(value: Any) -> Any:
-    """A QuantType of integers, by member or name.
+    """Return a QuantType of integers, by member or name.
 
     Raises:
         UsageError: unknown, or a float type.
@@ -78,8 +78,8 @@ class Written:
 
 
 def as_given(model: ModelInput, folder: Path) -> PreparedModel:
-    """The model in the form that the quantizer needs, with all its own nodes: nothing is folded or optimised, because
-    the older functions did not either and their users name nodes and tensors.
+    """Return the model in the form that the quantizer needs, with all its own nodes: nothing is folded or optimised,
+    because the older functions did not either and their users name nodes and tensors.
 
     What does change: opset under 13 is raised, nodes without a name get one, weights stop being inputs, Constant nodes
     become weights, 16-bit floats are widened, shapes are inferred.
@@ -96,7 +96,7 @@ def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
 
 
 def as_file(model: ModelInput, folder: Path) -> Path:
-    """The path of a model; one in memory is written to `folder`.
+    """Return the path of a model; one in memory is written to `folder`.
 
     Raises:
         UsageError: neither a path nor a ModelProto.
@@ -143,7 +143,7 @@ def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
 
 
 def listed(names: str | Iterable[str] | None) -> list[str]:
-    """Names of nodes, or operator types, as a list: one name alone is a list of one."""
+    """Return names of nodes, or operator types, as a list: one name alone is a list of one."""
     return [names] if isinstance(names, str) else list(names or ())
 
 

@@ -38,7 +38,7 @@ _FLAGS = {
 
 
 def parser() -> ArgumentParser:
-    """The options; `--help` prints them."""
+    """Make the parser of the command's options."""
     options = ArgumentParser("edgeq.compat.static_quantize_runner", description="Quantize a model.")
     options.add_argument("-i", "--input_model_path", type=Path, required=True, help="Float model.")
     options.add_argument("-o", "--output_quantized_model_path", type=Path, required=True, help="Quantized model.")
@@ -72,7 +72,7 @@ def parser() -> ArgumentParser:
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Do what the arguments say; the line to print."""
+    """Do what the arguments say and return the line to print."""
     chosen = parser().parse_args(arguments)
     extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}
     extra |= {

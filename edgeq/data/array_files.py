@@ -67,7 +67,7 @@ class ArrayFiles:
         return sum(entry.plan.count for entry in self.entries)
 
     def read(self, indices: range) -> Iterator[Record]:
-        """The records of `indices`, one slice of one file in memory at a time."""
+        """Yield the records of `indices`, one slice of one file in memory at a time."""
         for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
             context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
@@ -116,7 +116,7 @@ def open_array_files(
 
 
 def holds_key(path: Path, options: SourceOptions) -> bool:
-    """Whether a file holds the array that the options name."""
+    """Return whether a file holds the array that the options name."""
     headers = read_arrays(path)
     return any(key is not None and key in headers for key in (options.key, options.encoded))
 
@@ -129,7 +129,8 @@ def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, o
 
 
 def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options: SourceOptions) -> str | None:
-    """The array of the labels. Unlabelled files of the same kind (calibration data) are read with the same options."""
+    """Return the array of the labels. Unlabelled files of the same kind (calibration data) are read with the same
+    options."""
     if options.label is not None:
         return options.label if options.label in headers and options.label not in arrays.values() else None
     beside = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
@@ -266,7 +267,7 @@ class Cases:
         return len(self.cases)
 
     def read(self, indices: range) -> Iterator[Record]:
-        """The tensors of each test case, by input name."""
+        """Yield the tensors of each test case, by input name."""
         inputs = [spec.name for spec in self.signature.inputs]
         for index in indices:
             files = self.cases[index]
@@ -284,7 +285,7 @@ class Cases:
 
 
 def find_cases(root: Path) -> tuple[Path, ...]:
-    """The case folders: `root` itself if it holds input_0.pb, else its test_data_set_N in the order of N."""
+    """Return the case folders: `root` itself if it holds input_0.pb, else its test_data_set_N in the order of N."""
     if (root / "input_0.pb").is_file():
         return (root,)
     found = [(int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()]

@@ -71,7 +71,7 @@ class Slices(Protocol):
         """Slice `index` of the first axis, a copy."""
 
     def whole(self) -> Array:
-        """All values."""
+        """Return all values."""
 
 
 @contextmanager
@@ -87,12 +87,12 @@ def damage(path: Path | str) -> Iterator[None]:
 
 
 def is_idx(path: Path) -> bool:
-    """Whether the name is that of an IDX file, as train-images-idx3-ubyte.gz."""
+    """Return whether the name is that of an IDX file, as train-images-idx3-ubyte.gz."""
     return IDX_NAME.search(path.name) is not None
 
 
 def read_tensor(path: Path) -> tuple[str, Array]:
-    """The name and values of a TensorProto file.
+    """Return the name and values of a TensorProto file.
 
     Raises:
         DataError: not a TensorProto, damaged, too large, or with values in another file.
@@ -168,7 +168,7 @@ class ArrayFile:
         return _Streamed(stream, view, self._where(key), self._held)
 
     def load(self, key: str) -> Array:
-        """The whole array, bounded."""
+        """Return the whole array, bounded."""
         header = self.headers[key]
         check_size(
             header.nbytes, f"{self._where(key)} is read whole", "Store it in C order, or in parts", held=self._held
@@ -191,7 +191,7 @@ class ArrayFile:
         return data
 
     def describe(self) -> str:
-        """The arrays in one phrase, for messages."""
+        """Return the arrays in one phrase, for messages."""
         some = [f"{key or 'one array'} {h.dtype}{list(h.shape)}" for key, h in list(self.headers.items())[:8]]
         return ", ".join(some) + (" …" if len(self.headers) > 8 else "")
 
@@ -275,7 +275,7 @@ class _Streamed:
         return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
     def whole(self) -> Array:
-        """All values."""
+        """Return all values."""
         check_size(self.header.nbytes, f"{self.where} is read whole", "Store samples in smaller files", held=self.held)
         flat = replace(self.header, shape=(1, math.prod(self.header.shape)))
         return _Streamed(self.stream, flat, self.where, self.held).take(0).reshape(self.header.shape)
@@ -290,12 +290,12 @@ class _Loaded:
         return np.array(self.array[index])
 
     def whole(self) -> Array:
-        """All values."""
+        """Return all values."""
         return self.array
 
 
 def load_labels(file: ArrayFile, key: str) -> list[Any]:
-    """A one-axis array as a list of plain Python values."""
+    """Return a one-axis array as a list of plain Python values."""
     header = file.headers[key]
     if math.prod(header.shape) != max(header.shape, default=0):
         raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label a sample")
@@ -306,13 +306,13 @@ def load_labels(file: ArrayFile, key: str) -> list[Any]:
 
 
 def read_arrays(path: Path) -> Mapping[str, Header]:
-    """The headers alone."""
+    """Return the headers alone."""
     with ArrayFile(path) as file:
         return file.headers
 
 
 def npy_header(stream: IO[bytes]) -> Header:
-    """The header of an .npy stream, which is left at the first value.
+    """Return the header of an .npy stream, which is left at the first value.
 
     Raises:
         ValueError, OSError: as `edgeq_device.arrays.npy_header`, and a size below 0.

@@ -97,7 +97,7 @@ def _open(
 
 
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
-    """A folder of test_data_set_N, or one that holds input_0.pb itself."""
+    """Return a folder of test_data_set_N, or one that holds input_0.pb itself."""
     path = Path(source)
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
@@ -130,7 +130,8 @@ def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Prepr
 
 
 def _only_stack(named: Preprocess) -> bool:
-    """A spec that has no steps and names no array of items says only how prepared arrays are stacked and labelled."""
+    """Return whether a preprocessing says only how prepared arrays are stacked and labelled: its spec has no steps and
+    names no array of items."""
     options = named.source
     unnamed = options.key is None and options.encoded is None and options.layout is None
     return named.spec is not None and not named.spec.steps and unnamed
@@ -189,7 +190,7 @@ class Data(Displayed):
     count: int | None = None
 
     def over(self, preprocess: Any, labels: Any, count: int | None) -> tuple[Any, Any, Any, int | None]:
-        """The four fields, with the arguments in place of those that are None."""
+        """Return the four fields, with the arguments in place of those that are None."""
         return (
             self.source,
             self.preprocess if self.preprocess is not None else preprocess,

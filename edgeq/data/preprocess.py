@@ -245,7 +245,7 @@ class Preprocess:
 
     @property
     def one_row(self) -> bool:
-        """Whether one raw item surely becomes one row of the batch."""
+        """Return whether one raw item surely becomes one row of the batch."""
         return self.spec is not None and all(step.one_row for step in self.spec.steps)
 
     def __record__(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class Preprocess:
         return {"name": self.name, "function": self.identity, "source": self.source}
 
     def arithmetic(self) -> tuple[str, ...]:
-        """What is done, one line a step."""
+        """Return what is done, one line a step."""
         if self.spec is None:
             return (f"the function {self.identity.get('function', '?')}",)
         return tuple(step.describe() for step in self.spec.steps)
@@ -343,13 +343,13 @@ def register(
 
 
 def names() -> dict[str, str]:
-    """Every preprocessing that has a name → its title."""
+    """Return every preprocessing that has a name → its title."""
     own = {name: str(spec["title"]) for name, spec in shipped().items()}
     return {**own, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
 
 
 def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -> Preprocess:
-    """A preprocessing from whatever names it.
+    """Return a preprocessing from whatever names it.
 
     Args:
         value: a name ("caffe"), a .toml file, "file.py:function", steps as text ("resize=256,crop=224,divide=255"),
@@ -388,7 +388,7 @@ class NoPreprocessingError(DataError):
 
 
 def choices() -> str:
-    """What `--preprocess` takes, one sentence for messages."""
+    """Return what `--preprocess` takes, one sentence for messages."""
     return (
         f"Pass --preprocess with one of {', '.join(names())}, a .toml file, file.py:function, "
         "or steps such as 'resize=short:256,crop=224,divide=255'"
@@ -396,7 +396,7 @@ def choices() -> str:
 
 
 def find_sidecar(folders: Sequence[Path]) -> Path | None:
-    """The first `preprocess.toml` in `folders`."""
+    """Return the first `preprocess.toml` in `folders`."""
     return next((f / "preprocess.toml" for f in folders if (f / "preprocess.toml").is_file()), None)
 
 
@@ -447,12 +447,12 @@ SOURCE = {
 
 
 def steps() -> dict[str, str]:
-    """Names of every step, joined by ", " → what is written after "NAME="."""
+    """Return names of every step, joined by ", " → what is written after "NAME="."""
     return {", ".join((name, *step.aliases)): step.help for name, step in REGISTRY.items()}
 
 
 def list_preprocessings() -> dict[str, Any]:
-    """Names with titles, steps and source options."""
+    """Return names with titles, steps and source options."""
     return {
         "preprocessings": [{"name": name, "title": title} for name, title in names().items()],
         "steps": steps(),
@@ -462,7 +462,7 @@ def list_preprocessings() -> dict[str, Any]:
 
 
 def show_preprocessing(name: str) -> dict[str, Any]:
-    """The exact arithmetic of whatever `load_preprocess` takes."""
+    """Return the exact arithmetic of whatever `load_preprocess` takes."""
     loaded: Preprocess = load_preprocess(name)
     return {
         "name": loaded.name,

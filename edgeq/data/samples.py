@@ -66,7 +66,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
 
 
 def batches(rows: int, size: int) -> int:
-    """How many batches `rows` single rows make."""
+    """Return how many batches `rows` single rows make."""
     return -(-rows // size)
 
 
@@ -132,7 +132,7 @@ class SourceSamples(Displayed):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was decided and found while opening, a sentence each."""
+        """Return what was decided and found while opening, a sentence each."""
         return self.opened.notes
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class SourceSamples(Displayed):
 
     @property
     def _records_each(self) -> int | None:
-        """How many records a sample takes; None where that is not known before reading."""
+        """Return how many records a sample takes; None where that is not known before reading."""
         size = fixed_batch(self.signature)
         rows = self.opened.records.rows
         if self.preprocess is not None and not self.opened.records.prepared:
@@ -153,7 +153,8 @@ class SourceSamples(Displayed):
 
     @property
     def readable(self) -> bool:
-        """Whether another process can read any part of the samples: they are files, and records are known by number."""
+        """Return whether another process can read any part of the samples: they are files, and records are known by
+        number."""
         return self.opened.folder is not None and self._records_each is not None
 
     def part(self, start: int, stop: int) -> SourceSamples | None:
@@ -162,7 +163,7 @@ class SourceSamples(Displayed):
         return None if taken is None else self.records(range(start * taken, stop * taken))
 
     def records(self, chosen: range) -> SourceSamples:
-        """The samples of some of the records."""
+        """Return the samples of some of the records."""
         return replace(self, selection=self.selection[chosen.start : chosen.stop])
 
     @functools.cached_property
@@ -174,7 +175,7 @@ class SourceSamples(Displayed):
         return self._read() if self._held is None else iter(self._held)
 
     def _read(self) -> Iterator[Sample]:
-        """All samples; they are held for the next time if they are small enough."""
+        """Yield all samples; they are held for the next time if they are small enough."""
         size = fixed_batch(self.signature)
         records = self.opened.records.read(self.selection)
         samples = (self._sample(i, record) for i, record in zip(self.selection, records, strict=True))
@@ -374,7 +375,7 @@ class Shard:
         return f"samples {self.start} to {self.stop - 1}"
 
     def read(self, reference: SourceSamples | None) -> Iterator[Sample]:
-        """The samples, in a worker; `reference` is that of the `Sharded` that it comes from."""
+        """Yield the samples, in a worker; `reference` is that of the `Sharded` that it comes from."""
         if self.samples is not None:
             yield from self.samples
             return
@@ -404,7 +405,7 @@ class Sharded:
             self.reference = samples
 
     def shards(self, first: int = 0) -> Iterator[Shard]:
-        """All shards from sample `first` on."""
+        """Yield all shards from sample `first` on."""
         size = min(_MOST, max(_LEAST, -(-self.total // _SHARDS)))
         if self.reference is not None:
             for start in range(first, self.total, size):
@@ -421,14 +422,14 @@ class Sharded:
 
 
 def fingerprint(samples: SourceSamples) -> str:
-    """A digest of the first, the middle and the last sample's files, and how many records there are."""
+    """Return a digest of the first, the middle and the last sample's files, and how many records there are."""
     total = len(samples.selection)
     parts = [samples.records(range(at, at + 1)).digest() for at in sorted({0, total // 2, total - 1})]
     return " ".join([str(len(samples.opened.records)), *parts])
 
 
 def reads_the_same(samples: SourceSamples, expected: str) -> bool:
-    """Whether this process, a worker, reads what the sender of `samples` does."""
+    """Return whether this process, a worker, reads what the sender of `samples` does."""
     try:
         return fingerprint(samples) == expected
     except (DataError, OSError):

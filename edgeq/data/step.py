@@ -36,7 +36,7 @@ class Step(ABC):
 
     @abstractmethod
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The item after this step. `spec` is the model input that it feeds, where that is known.
+        """Return the item after this step. `spec` is the model input that it feeds, where that is known.
 
         Raises:
             DataError: the item has not the shape, dtype or axes that the step needs.
@@ -44,16 +44,16 @@ class Step(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """The exact arithmetic, one line."""
+        """Return the exact arithmetic, one line."""
 
     def __record__(self) -> dict[str, Any]:
-        """The step's table: `op` and every field."""
+        """Return the step's table: `op` and every field."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {"op": self.name, **{n: list(v) if isinstance(v, tuple) else v for n, v in plain.items()}}
 
 
 def integer(text: str) -> int | str:
-    """A whole number where `text` is one; other text as it is."""
+    """Return a whole number where `text` is one; other text as it is."""
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
 
@@ -88,7 +88,7 @@ def field_kind(
 
 
 def read_number(value: Any) -> float:
-    """A finite number, or a fraction in text such as "1/255".
+    """Return a finite number, or a fraction in text such as "1/255".
 
     Raises:
         UnfitError: it is neither.
@@ -132,7 +132,7 @@ def whole_number(least: int) -> dict[str, FieldKind]:
 
 
 def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
-    """The step of a table without its `op`; `op` names it in messages.
+    """Return the step of a table without its `op`; `op` names it in messages.
 
     Raises:
         DataError: an unknown or missing field, or a value that it does not take.
@@ -154,7 +154,8 @@ def from_table(step: type[Step], op: str, given: Mapping[str, Any]) -> Step:
 
 
 def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, Any]:
-    """The table (without `op`) of the text form "op=part:part"; each part is matched with the field that takes it.
+    """Return the table (without `op`) of the text form "op=part:part"; each part is matched with the field that takes
+    it.
 
     Raises:
         DataError: a part that no field takes, or two for one field.
@@ -179,7 +180,7 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
 
 
 def listed(parts: Sequence[str]) -> str | list[str]:
-    """One value, or the list of "[a,b,c]" or of several parts."""
+    """Return one value, or the list of "[a,b,c]" or of several parts."""
     if len(parts) == 1 and parts[0].startswith("[") and parts[0].endswith("]"):
         return [item.strip() for item in parts[0][1:-1].split(",")]
     return parts[0] if len(parts) == 1 else list(parts)

@@ -154,7 +154,7 @@ class Workers:
         return str(self._client.scheduler.address)
 
     def everywhere(self, question: Callable[..., bool], *arguments: Any) -> bool:
-        """Whether `question`, a function of a module, answers yes in every worker."""
+        """Return whether `question`, a function of a module, answers yes in every worker."""
         return all(self._client.run(question, *arguments).values())
 
     def map(self, job: Job[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -307,7 +307,7 @@ class _Pending:
             )
 
     def result(self) -> Any:
-        """The result, or the error, of an item that is fetched."""
+        """Return the result, or the error, of an item that is fetched."""
         with _explained():
             return self._results[0] if self._results else self.future.result()
 
@@ -377,7 +377,7 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
 
 
 def _connected(text: str, stack: ExitStack) -> Any:
-    """A client of checked workers, closed by `stack`."""
+    """Return a client of checked workers, closed by `stack`."""
     import distributed
 
     try:
@@ -423,7 +423,7 @@ class Files:
     contents: Mapping[str, bytes] | None = None
 
     def here(self) -> bool:
-        """Whether this process sees the same files at the same place."""
+        """Return whether this process sees the same files at the same place."""
         try:
             return _digest(self.path.parent, self.names) == self.sha256
         except OSError:
@@ -441,7 +441,7 @@ class Files:
 
 
 def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> Files:
-    """The file or folder `path`, and the files `beside` it that it needs, as all `workers` can have them."""
+    """Return the file or folder `path`, and the files `beside` it that it needs, as all `workers` can have them."""
     path = path.absolute()
     found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, beside)]
     names = tuple(dict.fromkeys(file.relative_to(path.parent).as_posix() for file in found))

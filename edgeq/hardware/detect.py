@@ -82,12 +82,12 @@ class Machine(Displayed):
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU of the highest compute capability."""
+        """Return the GPU of the highest compute capability."""
         return max(self.gpus, key=lambda gpu: gpu.compute_capability, default=None)
 
     @property
     def onnxruntime(self) -> str | None:
-        """The version of onnxruntime, whichever of its two packages is installed."""
+        """Return the version of onnxruntime, whichever of its two packages is installed."""
         return self.runtimes.get("onnxruntime") or self.runtimes.get("onnxruntime-gpu")
 
 
@@ -131,7 +131,7 @@ def caches(root: Path = ROOT) -> tuple[Cache, ...]:
 
 
 def board(root: Path = ROOT) -> str:
-    """What the device tree calls this board ("Raspberry Pi 5 Model B Rev 1.0"); empty without one."""
+    """Return what the device tree calls this board ("Raspberry Pi 5 Model B Rev 1.0"); empty without one."""
     return _text(root / "proc/device-tree/model").strip("\0\n ")
 
 
@@ -154,7 +154,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of all its ancestors, versions 2 and 1."""
+    """Yield the folders of this process's control group and of all its ancestors, versions 2 and 1."""
     base = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -189,7 +189,7 @@ PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in 
 
 
 def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
-    """The same from the versions of packages, as far as they are installed."""
+    """Return the same from the versions of packages, as far as they are installed."""
     found = {
         name: next(versions[package] for package in packages if package in versions)
         for name, packages in _DISTRIBUTIONS.items()
@@ -240,7 +240,7 @@ def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | No
 
 
 def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The features that count, from the system's reading and py-cpuinfo's report, and notes on disagreements."""
+    """Return the features that count, from the system's reading and py-cpuinfo's report, and notes on disagreements."""
     if not reading.source:
         if not reported:
             return frozenset(), (

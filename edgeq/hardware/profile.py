@@ -44,7 +44,7 @@ class Document:
 
     @property
     def file(self) -> Path:
-        """The file whose values win."""
+        """Return the file whose values win."""
         return self.files[-1]
 
 
@@ -63,7 +63,7 @@ def read(path: Path, kind: type) -> Document:
 
 
 def read_folder(folder: Path, kind: type) -> dict[str, Document]:
-    """Every .toml file directly in `folder`, by name; nothing where there is no such folder.
+    """Return every .toml file directly in `folder`, by name; nothing where there is no such folder.
 
     Raises:
         HardwareError: as `read`; or two have one name.
@@ -77,7 +77,7 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
 
 
 def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Names, times and sizes of the .toml files in `folders`: what is read of them stays true while these do."""
+    """Return names, times and sizes of the .toml files in `folders`: what is read of them stays true while these do."""
     files = [path for folder in folders for path in _toml_files(folder)]
     found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
@@ -109,7 +109,7 @@ _SCHEME = tuple(name for name in _HINTS if name != "dynamic_weight_types")
 
 
 def _table(name: str, fields: Mapping[str, Any]) -> Any:
-    """A record type with these fields, all of them optional."""
+    """Return a record type with these fields, all of them optional."""
     return dataclasses.make_dataclass(name, [(key, kind, None) for key, kind in fields.items()], frozen=True)
 
 
@@ -248,7 +248,8 @@ def default_folders(name: str) -> tuple[Path, ...]:
 
 
 def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
-    """The documents of all folders by name, later folders over earlier ones. Read again only where a file has changed.
+    """Return the documents of all folders by name, later folders over earlier ones. Read again only where a file has
+    changed.
 
     An override without a reason of its own does not keep the reason that it overrides.
     """
@@ -329,7 +330,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
 
 
 def _architecture(chain: Sequence[Document]) -> str:
-    """The architecture of a document, first in the chain of what it extends."""
+    """Return the architecture of a document, first in the chain of what it extends."""
     found = ANY
     for link in reversed(chain):
         own = normalise_architecture(link.content.get("architecture", ANY))
@@ -388,7 +389,7 @@ class Profile(Displayed):
     files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
     def missing(self, machine: Machine) -> tuple[str, ...]:
-        """What `machine` lacks to run this profile, in words; empty when it fits."""
+        """Return what `machine` lacks to run this profile, in words; empty when it fits."""
         if self.architecture not in (ANY, machine.architecture):
             return (f"architecture {self.architecture}",)
         lacks = sorted(self.requires - machine.features)
@@ -404,13 +405,13 @@ class Profile(Displayed):
         return tuple(lacks)
 
     def saturates(self, scheme: Scheme) -> bool:
-        """Whether this hardware's kernels for `scheme` add two products in 16 bits. Whether they really saturate
+        """Return whether this hardware's kernels for `scheme` add two products in 16 bits. Whether they really saturate
         depends on the weights."""
         known = self.hazards.get("saturates_int16", ())
         return scheme.mode == "static" and (scheme.pair in known or f"{scheme.pair}-{scheme.format}" in known)
 
     def includes(self, other: Profile) -> bool:
-        """Whether every machine that fits this profile also fits `other` (as far as hardware goes)."""
+        """Return whether every machine that fits this profile also fits `other` (as far as hardware goes)."""
         gpu, other_gpu = self.min_compute_capability, other.min_compute_capability
         return (
             other.architecture in (ANY, self.architecture)
@@ -430,7 +431,7 @@ class ProfileMatch:
     runner_ups: tuple[tuple[Profile, tuple[str, ...]], ...]
 
     def explain(self) -> tuple[str, ...]:
-        """The match in lines for people. Runner-ups that lack the same share a line."""
+        """Describe the match in lines for people. Runner-ups that lack the same share a line."""
         by_lack: dict[tuple[str, ...], list[str]] = {}
         for profile, missing in self.runner_ups:
             by_lack.setdefault(missing, []).append(profile.name)
@@ -451,7 +452,8 @@ class ProfileMatch:
 
 
 def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile]:
-    """All profiles by name, in order of rank: the shipped ones with the user's merged over them, or of `folders`.
+    """Return all profiles by name, in order of rank: the shipped ones with the user's merged over them, or of
+    `folders`.
 
     Read again only where a file has changed.
 
@@ -471,7 +473,7 @@ def _load_profiles(folders: Sequence[Path], state: object) -> Mapping[str, Profi
 
 
 def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileMatch:
-    """The highest-ranked profile whose requirements `machine` meets.
+    """Return the highest-ranked profile whose requirements `machine` meets.
 
     Profiles of another architecture are not even runners-up.
 
@@ -506,7 +508,7 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
 
 
 def build_profile(document: Document) -> Profile:
-    """The profile that a document with everything inherited describes."""
+    """Return the profile that a document with everything inherited describes."""
     content = document.content
     needed = ("title", "architecture", "rank", "backend", "min_onnxruntime")
     for key in needed:

@@ -24,7 +24,8 @@ def machine_lines(
     *,
     every_feature: bool,
 ) -> list[str]:
-    """A machine, its match and its engines. Without `every_feature`, only features that some profile asks for."""
+    """Describe a machine, its match and its engines. Without `every_feature`, only features that some profile asks
+    for."""
     asked = frozenset().union(*(profile.requires for profile in profiles.values()))
     features = machine.features if every_feature else machine.features & asked
     name = machine.cpu_name or "unknown CPU"
@@ -53,7 +54,7 @@ def machine_lines(
 
 
 def profile_list(profiles: Mapping[str, Profile]) -> Page:
-    """All profiles, by rank."""
+    """Return all profiles, by rank."""
     found = {"profiles": [plain(profile) for profile in profiles.values()]}
     rows = [
         (p.name, p.backend, p.scheme.pair + ("r" if p.scheme.reduce_range else ""), p.title) for p in profiles.values()
@@ -63,7 +64,7 @@ def profile_list(profiles: Mapping[str, Profile]) -> Page:
 
 
 def profile_page(profile: Profile, *, why: bool) -> Page:
-    """One profile; with `why`, a reason and a source under each default."""
+    """Return one profile; with `why`, a reason and a source under each default."""
     capability = profile.min_compute_capability
     needs = [
         *([] if profile.architecture == "any" else [profile.architecture]),
@@ -91,14 +92,14 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
 
 
 def target_list(targets: Mapping[str, Target]) -> Page:
-    """All targets, by name."""
+    """Return all targets, by name."""
     rows = [(t.name, t.profile.name, f"{t.title}{' *' if t.profile.never_run else ''}") for t in targets.values()]
     lines = [*_table(rows), "", "* not all was run on such hardware: `edgeq targets show NAME` says what was not"]
     return {"targets": [plain(target) for target in targets.values()]}, lines
 
 
 def target_page(target: Target, *, why: bool) -> Page:
-    """One target: what is known of the place, then its profile with the target's overrides in it."""
+    """Return one target: what is known of the place, then its profile with the target's overrides in it."""
     rows = [
         ("title", target.title),
         ("architecture", target.architecture),

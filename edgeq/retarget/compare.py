@@ -51,9 +51,9 @@ class Comparison:
 
 
 def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: bool = False) -> Comparison | None:
-    """Both models side by side; where the operators changed too, the closer of what they do with and without ONNX
-    Runtime's optimiser, which makes integer operators of Q/DQ pairs itself. None where the given model does not run on
-    made-up inputs.
+    """Compare both models; where the operators changed too, the closer of what they do with and without
+    ONNX Runtime's optimiser, which makes integer operators of Q/DQ pairs itself. None where the given model does not
+    run on made-up inputs.
 
     Args:
         branches: whether the models have control flow, on which the optimiser of some releases ends the process; it is
@@ -196,7 +196,7 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
 
 
 def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
-    """The names of the tensors that have each of them."""
+    """Return the names of the tensors that have each of them."""
     found: dict[_Trait, dict[str, None]] = {}
     for place in (place for node in every_node(model) for place in places(node)):
         low, high = LIMITS[place.params.dtype]
@@ -297,5 +297,5 @@ def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
 
 
 def constant_clamp(out: Out) -> bool:
-    """Whether the bounds of the clamp in front of the QuantizeLinear are known, or there is none."""
+    """Return whether the bounds of the clamp in front of the QuantizeLinear are known, or there is none."""
     return out.clamp is None or clamp_bounds(out.clamp) is not None

@@ -65,12 +65,12 @@ _SHORT = {"uint8": "U8", "int8": "S8"}
 
 
 def is_integer_operator(node: ir.Node) -> bool:
-    """Whether a node takes integers and gives integers: one of QOperator form."""
+    """Return whether a node takes integers and gives integers: one of QOperator form."""
     return node.op_type.startswith("QLinear") or node.op_type == "QGemm"
 
 
 def read_form(model: ir.Model) -> Form:
-    """The form of a model; its counts are empty where nothing is quantized with constant scales."""
+    """Return the form of a model; its counts are empty where nothing is quantized with constant scales."""
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     per_channel = False
@@ -105,7 +105,7 @@ class Place(NamedTuple):
 
 
 def places(node: ir.Node) -> Iterator[Place]:
-    """What a DequantizeLinear reads, and an operator with two integer operands."""
+    """Yield what a DequantizeLinear reads, and an operator with two integer operands."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
         if params is not None and params.dtype is not ir.DataType.INT32:

@@ -199,7 +199,7 @@ def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
 
 
 def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """An operator that only moves numbers moves integers: same parameters in front and behind."""
+    """Let an operator that only moves numbers move integers: the parameters in front and behind are the same."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
     if out.clamp is not None or not inputs[0].params.same(out.params):
@@ -208,7 +208,7 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
 
 
 def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """A Relu or Clip of its own, with one scale in front and behind: a Clip of the integers."""
+    """Make a Clip of the integers of a Relu or Clip of its own, with one scale in front and behind."""
     source, alone = inputs[0], Out(out.quantize, out.params, node)
     if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
@@ -308,7 +308,7 @@ def _operand(node: ir.Node, places: IntegerInput) -> QuantParams | None:
 
 
 def _flattens(node: ir.Node) -> bool:
-    """Whether it is a Softmax as opset 12 and older have it, over the last axes together."""
+    """Return whether it is a Softmax as opset 12 and older have it, over the last axes together."""
     if node.op_type != "QLinearSoftmax" or node.attributes.get_int("opset", LOWEST) >= LOWEST:
         return False
     axis, data = node.attributes.get_int("axis", -1), node.inputs[0]

@@ -54,7 +54,7 @@ def float32_params_of(node: ir.Node) -> QuantParams | None:
 
 
 def params_at(node: ir.Node, scale: int, axis: int = 0) -> QuantParams | None:
-    """The same of an operator's scale at a place, behind which its zero point stands."""
+    """Return the same of an operator's scale at a place, behind which its zero point stands."""
     return _known(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)
 
 
@@ -85,7 +85,7 @@ class Group:
 
 
 def is_weight(node: ir.Node) -> bool:
-    """Whether a DequantizeLinear gives a constant that every reader takes as its weight."""
+    """Return whether a DequantizeLinear gives a constant that every reader takes as its weight."""
     uses = node.outputs[0].uses()
     return is_constant(node.inputs[0]) and bool(uses) and all(_is_weight_place(use.node, use.idx) for use in uses)
 
@@ -300,7 +300,7 @@ def pair_behind(output: ir.Value, params: QuantParams, editor: Editor) -> None:
 
 
 def _pair(source: ir.Value, params: QuantParams, before: ir.Node, editor: Editor) -> ir.Value:
-    """A QuantizeLinear and a DequantizeLinear behind `source`; gives the output of the latter."""
+    """Put a QuantizeLinear and a DequantizeLinear behind `source` and return the output of the latter."""
     name = f"{source.name}/{type_name(params.dtype)}"
     integers = editor.quantize(source, params, name, before=before)
     return editor.dequantize(integers, params, f"{name}/float", before=before)

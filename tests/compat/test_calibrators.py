@@ -17,7 +17,7 @@ from compat.networks import Reader, images, model_of, weights
 from edgeq.calibrate.table import read_tables
 from edgeq.compat import CalibraterBase, CalibrationMethod, CalibratorBase, create_calibrator
 from edgeq.compat.calibrate import CalibrationDataReader
-from edgeq.compat.calibration import write_calibration_table
+from edgeq.compat.calibrators import write_calibration_table
 from edgeq.errors import CalibrationError, DataError, UsageError
 
 

@@ -200,7 +200,7 @@ def test_the_example_as_it_stands(
 ) -> None:
     """Annotations where the example keeps them, the reader on the augmented model, a provider that is not there."""
     from edgeq.compat import create_calibrator
-    from edgeq.compat.calibration import write_calibration_table
+    from edgeq.compat.calibrators import write_calibration_table
     from edgeq.compat.evaluators import YoloV3VariantEvaluator
     from edgeq.compat.readers import YoloV3VariantDataReader
 

@@ -180,9 +180,10 @@ def test_configurations(workdir: Path) -> None:
 
 def test_the_example_for_qualcomm_s_provider(workdir: Path) -> None:
     """The ranges are edgeq's; 16-bit activations are Q/DQ pairs of onnxruntime's own domain."""
+    from edgeq.compat.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
     from compat import networks as data_reader
     from edgeq.compat import QuantType, quantize
-    from edgeq.compat.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
     input_model_path = "model.onnx"
     output_model_path = "model.qdq.onnx"
@@ -198,8 +199,9 @@ def test_the_example_for_qualcomm_s_provider(workdir: Path) -> None:
 
 
 def test_names_of_modules_that_are_not_there() -> None:
-    from edgeq.compat import quant_utils
     from edgeq.compat.execution_providers import qnn
+
+    from edgeq.compat import quant_utils
 
     for module in (quant_utils, qnn):
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
@@ -232,7 +234,7 @@ def test_quantization_aware_training(workdir: Path) -> None:
 def test_a_table_for_tensorrt(workdir: Path) -> None:
     from compat.networks import Reader
     from edgeq.compat import create_calibrator
-    from edgeq.compat.calibration import write_calibration_table
+    from edgeq.compat.calibrators import write_calibration_table
 
     calibrator = create_calibrator("model.onnx", [], augmented_model_path="augmented_model.onnx")
     calibrator.set_execution_providers(["CUDAExecutionProvider"])

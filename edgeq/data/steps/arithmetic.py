@@ -41,7 +41,7 @@ class Arithmetic(Step):
             raise DataError(f"{self.name}: it divides by 0", "Correct the constant")
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The result in the dtype of the array; integers become float32 first.
+        """Return the result in the dtype of the array; integers become float32 first.
 
         Raises:
             DataError: as many constants as the channel axis does not have.
@@ -54,7 +54,7 @@ class Arithmetic(Step):
             return replace(state, array=np.asarray(type(self).compute(array, constant), array.dtype))
 
     def describe(self) -> str:
-        """The operation with its constants in full precision."""
+        """Return the operation with its constants in full precision."""
         if isinstance(self.value, tuple):
             return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one a channel"
         return f"x = x {self.sign} {self.value!r}"
@@ -112,7 +112,7 @@ class Center(Step):
         return replace(state, array=np.asarray(array - mean, array.dtype))
 
     def describe(self) -> str:
-        """The subtraction, and what the mean is over."""
+        """Return the subtraction, and what the mean is over."""
         return "x = x - mean(x), the mean over all elements of this item"
 
 
@@ -125,7 +125,7 @@ class Dtype(Step):
     dtype: str = field(metadata=one_of("float16", "float32", "float64"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The values as that dtype.
+        """Return the values as that dtype.
 
         Raises:
             DataError: they take more bytes than a sample may.
@@ -134,5 +134,5 @@ class Dtype(Step):
         return replace(state, array=state.array.astype(self.dtype))
 
     def describe(self) -> str:
-        """The conversion."""
+        """Return the conversion."""
         return f"x = {self.dtype}(x)"

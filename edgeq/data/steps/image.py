@@ -106,7 +106,7 @@ def to_hwc(array: Array, axes: str) -> Array:
 
 
 def from_hwc(array: Array, axes: str) -> Array:
-    """The inverse of `to_hwc`."""
+    """Return the inverse of `to_hwc`."""
     kept = "".join(axis for axis in axes if axis in "HWC")
     if "C" not in kept:
         array = array[:, :, 0].transpose(["HW".index(a) for a in kept])
@@ -116,7 +116,7 @@ def from_hwc(array: Array, axes: str) -> Array:
 
 
 def through_pillow(state: State, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:
-    """The item's array after `work` on it as a Pillow image; `what` names the step in messages.
+    """Return the item's array after `work` on it as a Pillow image; `what` names the step in messages.
 
     Raises:
         DataError: the item is not uint8 of 1 or 3 channels.
@@ -141,7 +141,7 @@ class Channels(Step):
     order: str = field(metadata=one_of("RGB", "BGR", "L"))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The channels in the wanted order; an image that has it already is unchanged.
+        """Return the channels in the wanted order; an image that has it already is unchanged.
 
         Raises:
             DataError: the item is no image of three channels.
@@ -160,7 +160,7 @@ class Channels(Step):
         return replace(state, array=np.flip(state.array, axis), channels=self.order)
 
     def describe(self) -> str:
-        """The order, or the integer arithmetic of grey."""
+        """Return the order, or the integer arithmetic of grey."""
         return {
             "RGB": "channels in order red, green, blue",
             "BGR": "channels in order blue, green, red",
@@ -187,7 +187,8 @@ class Resize(Step):
             raise DataError(f"resize by the {self.rule} side needs a number of pixels", "Give size = 256 or the like")
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The image in its new size; unchanged where it has that size, or where the model does not fix the wanted one.
+        """Return the image in its new size; unchanged where it has that size, or where the model does not fix the
+        wanted one.
 
         Raises:
             DataError: no uint8 image of 1 or 3 channels, or a size below one pixel.
@@ -207,7 +208,7 @@ class Resize(Step):
         return replace(state, array=array, geometry=geometry.scaled(x, y))
 
     def plan(self, width: int, height: int, size: tuple[int, int]) -> tuple[float, float, tuple[int, int]]:
-        """The scales and the new (width, height) of an image of `width` x `height`."""
+        """Return the scales and the new (width, height) of an image of `width` x `height`."""
         if self.rule == "exact":
             return size[0] / width, size[1] / height, size
         if self.rule == "fit":
@@ -304,7 +305,7 @@ class Crop(Step):
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The centre of the image; unchanged where the model does not fix the size that is wanted.
+        """Return the centre of the image; unchanged where the model does not fix the size that is wanted.
 
         Raises:
             DataError: no image, or one smaller than the crop.
@@ -323,6 +324,6 @@ class Crop(Step):
         return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-left, -top))
 
     def describe(self) -> str:
-        """The size, and how an odd margin is divided."""
+        """Return the size, and how an odd margin is divided."""
         target = describe_size(self.size, "the model's size")
         return f"the centre {target} is kept; left = {self.rounding}((w - W) / 2), top = {self.rounding}((h - H) / 2)"

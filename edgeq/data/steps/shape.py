@@ -28,7 +28,7 @@ class Layout(Step):
     axes: str = field(metadata=field_kind(_read_axes))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The axes transposed; missing ones are inserted with size 1.
+        """Return the axes transposed; missing ones are inserted with size 1.
 
         Raises:
             DataError: the axes of the item are not declared, or the layout lacks one of them.
@@ -50,7 +50,7 @@ class Layout(Step):
         return replace(state, array=np.expand_dims(array, missing), axes=want)
 
     def describe(self) -> str:
-        """The order of the axes, and what becomes of a missing one."""
+        """Return the order of the axes, and what becomes of a missing one."""
         if self.axes == "model":
             return "axes ordered as the model's input (channels where its size is 1 or 3), a batch axis of 1 added"
         return f"axes ordered {self.axes}; an axis that is missing is added with size 1"
@@ -65,7 +65,7 @@ class Expand(Step):
     axis: int = field(metadata=whole_number(-32))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """An axis more; the axes have no declared meaning after it.
+        """Return the item with one more axis; the axes have no declared meaning after it.
 
         Raises:
             DataError: an axis beyond those of the item.
@@ -97,7 +97,7 @@ class Reshape(Step):
     shape: tuple[int, ...] = field(metadata=field_kind(_read_shape, many=True))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """The values in that shape; the axes have no declared meaning after it.
+        """Return the values in that shape; the axes have no declared meaning after it.
 
         Raises:
             DataError: another number of values.
@@ -111,7 +111,7 @@ class Reshape(Step):
         return replace(state, array=array, axes="")
 
     def describe(self) -> str:
-        """The call of numpy's reshape."""
+        """Return the call of numpy's reshape."""
         return f"x = x.reshape({', '.join(map(str, self.shape))})"
 
 
