@@ -53,11 +53,6 @@ from edgeq.util.outputs import output_file
 
 Span = tuple[NDArray[np.float32], NDArray[np.float32]]
 """The lowest and the highest value of a tensor, float32[] each, or float32[channels]; zero may be outside."""
-_OF_QUANTIZE_STATIC = {
-    "CalibTensorRangeSymmetric": "symmetric",
-    "CalibMovingAverage": "moving_average",
-    "CalibPercentile": "percentile",
-}
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
@@ -81,11 +76,6 @@ class CalibratorOptions:
     per_channel: bool = False
     num_bins: int = 128
     num_quantized_bins: int = 128
-
-    @classmethod
-    def of_quantize_static(cls, extra_options: Mapping[str, Any]) -> CalibratorOptions:
-        """Read the Calib… options among the `extra_options` of quantize_static."""
-        return cls.read({name: extra_options[key] for key, name in _OF_QUANTIZE_STATIC.items() if key in extra_options})
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> CalibratorOptions:
@@ -275,7 +265,7 @@ def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Pat
         CalibrationError: a range is not finite, or a name has white space in it.
     """
     pairs = {
-        name: (-abs(float(value)), abs(float(value))) if np.ndim(value) == 0 and not _is_range(value) else value
+        name: value if np.ndim(value) or hasattr(value, "range_value") else (-abs(float(value)), abs(float(value)))
         for name, value in calibration_cache.items()
     }
     write_tables(Path(dir), as_ranges(pairs))
@@ -316,16 +306,9 @@ def calibrate(
         if (node.op_type in op_types or node.name in white_nodes) and node.name not in black_nodes
         for value in (*node.inputs, *node.outputs)
     ]
-    return {name: _params(ranges[name]) for name in dict.fromkeys(names) if name in ranges}
-
-
-def _params(span: Range) -> list[Any]:
-    params = dynamic_params(np.asarray([span.low, span.high]))
-    return [np.uint8(params.zero_point), np.float32(params.scale)]
-
-
-def _is_range(value: Any) -> bool:
-    return hasattr(value, "range_value")
+    chosen = {name: ranges[name] for name in dict.fromkeys(names) if name in ranges}
+    params = {name: dynamic_params(np.asarray([span.low, span.high])) for name, span in chosen.items()}
+    return {name: [np.uint8(found.zero_point), np.float32(found.scale)] for name, found in params.items()}
 
 
 _OPTIONS = frozenset(field.name for field in fields(CalibratorOptions))

@@ -74,6 +74,12 @@ CALIBRATION = frozenset(
         "CalibTensorRangeSymmetric",
     }
 )
+_CALIBRATORS = {
+    "CalibTensorRangeSymmetric": "symmetric",
+    "CalibMovingAverage": "moving_average",
+    "CalibPercentile": "percentile",
+}
+"""Extra option → option of a calibrator."""
 _SMOOTH = ("SmoothQuant", "SmoothQuantAlpha", "SmoothQuantFolding")
 
 
@@ -104,16 +110,15 @@ def writer_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is left for the quantizer that writes the model; `None` means not set."""
     chosen = {name: value for name, value in options.items() if name in WRITER and value is not None}
     if "TensorQuantOverrides" in chosen:
+        # The quantizer insists on arrays in place of numpy's scalars.
         chosen["TensorQuantOverrides"] = {
-            tensor: [{key: _array(value) for key, value in override.items()} for override in overrides]
+            tensor: [
+                {key: np.asarray(value) if isinstance(value, np.generic) else value for key, value in override.items()}
+                for override in overrides
+            ]
             for tensor, overrides in chosen["TensorQuantOverrides"].items()
         }
     return chosen
-
-
-def _array(value: Any) -> Any:
-    """numpy's scalars as arrays, which the quantizer insists on."""
-    return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def quantize_static(
@@ -242,7 +247,8 @@ def _ranges(
             "there is neither a calibration_data_reader nor a calibration_cache_path that exists", "Give one"
         )
     statistics = statistics_of(prepared, reader, stride=options.get("CalibStridedMinMax"))
-    ranges = ranges_of(statistics, method, CalibratorOptions.of_quantize_static(options))
+    given = {_CALIBRATORS[name]: value for name, value in options.items() if name in _CALIBRATORS}
+    ranges = ranges_of(statistics, method, CalibratorOptions.read(given))
     if cache is not None:
         from onnxruntime.quantization import save_tensors_data
 

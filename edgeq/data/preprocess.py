@@ -363,7 +363,13 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
     if isinstance(value, Spec):
         return _declared("steps", value)
     if isinstance(value, Mapping):
-        return _from_dict(value)
+        table = dict(value)
+        name = table.pop("name", "steps")
+        if "function" in table:
+            raise DataError(
+                f"preprocessing {name} is a function, which plain data only names", "Pass file.py:function again"
+            )
+        return _declared(str(name), parse_spec(table, f"preprocessing {name}"))
     if callable(value):
         raise DataError(
             "a preprocessing is given as a function", "Name it with edgeq.register_preprocess, or as file.py:function"
@@ -402,16 +408,6 @@ def find_sidecar(folders: Sequence[Path]) -> Path | None:
 
 def _declared(name: str, spec: Spec) -> Preprocess:
     return Preprocess(name, spec.source, spec.title, spec)
-
-
-def _from_dict(value: Mapping[str, Any]) -> Preprocess:
-    plain = dict(value)
-    name = plain.pop("name", "steps")
-    if "function" in plain:
-        raise DataError(
-            f"preprocessing {name} is a function, which plain data only names", "Pass file.py:function again"
-        )
-    return _declared(str(name), parse_spec(plain, f"preprocessing {name}"))
 
 
 def _from_python(text: str) -> Preprocess:

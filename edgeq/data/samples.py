@@ -54,7 +54,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
         for row in range(rows):
             inputs = {k: v[row : row + 1] if v.ndim else v for k, v in sample.inputs.items()}
             name = sample.name if rows == 1 else f"{sample.name} row {row}"
-            if waiting and not _same_scalars(waiting[0].inputs, inputs):
+            if waiting and any(not v.ndim and v != inputs[k] for k, v in waiting[0].inputs.items()):
                 yield _gather(waiting, size)
                 waiting = []
             waiting.append(replace(sample, name=name, inputs=inputs))
@@ -68,10 +68,6 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
 def batches(rows: int, size: int) -> int:
     """Return how many batches `rows` single rows make."""
     return -(-rows // size)
-
-
-def _same_scalars(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
-    return all(value.ndim or value == other[name] for name, value in one.items())
 
 
 def _gather(rows: list[Sample], size: int) -> Sample:
@@ -227,7 +223,8 @@ class SourceSamples(Displayed):
                 inputs[name] = raw
                 continue
             spec = specs.get(name)
-            if self._untouched(name) or (spec is not None and spec.shape == ()):
+            untouched = self.preprocess.source.input not in (None, name)
+            if untouched or (spec is not None and spec.shape == ()):
                 inputs[name] = raw.pixels if isinstance(raw, Picture) else raw
                 continue
             done = self.preprocess(raw, spec)
@@ -244,11 +241,6 @@ class SourceSamples(Displayed):
         fitted = fit_inputs(record.name, inputs, self.signature, prepared=prepared)
         check_shapes(record.name, fitted, self.signature)
         return fitted
-
-    def _untouched(self, name: str) -> bool:
-        assert self.preprocess is not None
-        wanted = self.preprocess.source.input
-        return wanted is not None and name != wanted
 
 
 @dataclass(frozen=True)
@@ -319,7 +311,9 @@ def open_samples(
         source, preprocess, labels, count = source.over(preprocess, labels, count)
     check_selection(start, stride, count)
     if isinstance(source, Samples):
-        return _subset(source, start, stride, count)
+        if (start, stride, count) == (0, 1, None):
+            return source
+        return Subset(source, _select(len(source), start, stride, count, source.source))
     opened = open_source(source, signature, preprocess, Path(model) if model is not None else None)
     total = len(opened.records)
     if total == 0:
@@ -350,12 +344,6 @@ def _select(total: int, start: int, stride: int, count: int | None, name: str) -
     if not chosen:
         raise DataError(f"{name} holds {total} samples, none from {start} on", "Start earlier")
     return chosen if count is None else chosen[:count]
-
-
-def _subset(samples: Samples, start: int, stride: int, count: int | None) -> Samples:
-    if (start, stride, count) == (0, 1, None):
-        return samples
-    return Subset(samples, _select(len(samples), start, stride, count, samples.source))
 
 
 # Many enough that the last one does not keep the others waiting, few enough that merging them costs little.

@@ -7,12 +7,13 @@ from typing import Any
 
 from edgeq_device.cuda import capability_text
 
-from edgeq.hardware.detect import Cache, Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import EngineState, wrong_on
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
 from edgeq.util.records import plain
 
+_KINDS = {"data": "d", "instruction": "i"}
 Page = tuple[dict[str, Any], list[str]]
 
 
@@ -40,7 +41,7 @@ def machine_lines(
         ("system", f"{machine.architecture}, {machine.os}"),
         ("cores", f"{machine.cores or '?'}, {machine.threads or '?'} threads, {machine.usable_threads} usable here"),
         ("features", ", ".join(sorted(features)) or "none known"),
-        ("caches", ", ".join(_cache(cache) for cache in machine.caches)),
+        ("caches", ", ".join(f"L{c.level}{_KINDS.get(c.kind, '')} {_size(c.size)}" for c in machine.caches)),
         ("memory", _size(machine.memory_bytes or None)),
         *[("GPU", gpu) for gpu in gpus or ["none"]],
         ("runtimes", ", ".join(f"{name} {version}" for name, version in sorted(machine.runtimes.items()))),
@@ -159,11 +160,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return ", ".join(_plain(item) for item in value) or "none"
     return str(value)
-
-
-def _cache(cache: Cache) -> str:
-    suffix = {"data": "d", "instruction": "i"}.get(cache.kind, "")
-    return f"L{cache.level}{suffix} {_size(cache.size)}"
 
 
 def _size(size: int | None) -> str:
