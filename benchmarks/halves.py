@@ -29,7 +29,7 @@ from tune_cases import Case, cases
 from tuned import verdict
 
 from edgeq.data.open_source import Data
-from edgeq.data.samples import Sample
+from edgeq.data.records import Sample
 from edgeq.hardware.target import resolve
 from edgeq.jobs.job import open_job
 from edgeq.measure.boxes import Detections, suppress

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from edgeq.calibrate.run import calibrate
     from edgeq.data.open_source import Data
     from edgeq.data.preprocess import register as register_preprocess
-    from edgeq.data.samples import Sample, Samples, open_samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples, open_samples
     from edgeq.errors import EdgeqError
     from edgeq.hardware.detect import detect_machine as detect
     from edgeq.hardware.target import resolve as resolve_target

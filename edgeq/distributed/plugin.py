@@ -1,7 +1,8 @@
-"""A worker's side of a job: the only module that needs Dask to be imported."""
+"""What Dask runs in each worker: what it does when it starts, and the plugin that keeps a job open."""
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,34 +11,43 @@ from typing import Any
 from distributed import WorkerPlugin, get_worker
 
 
+def dask_setup(worker: Any) -> None:
+    """Leave Ctrl-C, which a terminal sends to all processes, to the one that ends the workers; and import what takes
+    longest of all that jobs import, while the main process still prepares the first one."""
+    del worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import onnx_ir  # noqa: F401
+
+
 class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
-    """Keeps a job open in a worker, from its first item on.
+    """Keep a job open in a worker, from its first item on.
 
     Args:
-        check: refuses a worker that lacks what the job needs.
+        open: of the job; see `edgeq.distributed.workers.Job`.
+        check: refuses a worker whose results would differ.
     """
 
-    def __init__(self, job: Any, check: Callable[[], None]) -> None:
-        self._job, self._check = job, check
+    def __init__(self, open: Callable[[ExitStack], Callable[[Any], Any]], check: Callable[[], None]) -> None:
+        self._open, self._check = open, check
 
     def setup(self, worker: Any) -> None:
-        """Called by Dask in the worker, when it has got the plugin."""
+        """Make ready when Dask has brought the plugin to the worker."""
         self._stack, self._lock = ExitStack(), threading.Lock()
         self._opened: Callable[[Any], Any] | None = None
 
     def teardown(self, worker: Any) -> None:
-        """Called by Dask in the worker, when it ends or no more items come."""
+        """Close the job when the worker ends or no more items come."""
         self._stack.close()
 
     def run(self, item: Any) -> Any:
-        """The job's result for one item."""
+        """Return the job's result for one item."""
         with self._lock:  # a worker with several threads opens it once
             if self._opened is None:
                 self._check()
-                self._opened = self._job.open(self._stack)
+                self._opened = self._open(self._stack)
         return self._opened(item)
 
 
 def run_item(name: str, item: Any) -> Any:
-    """The result of the job called `name` for `item`, in a worker."""
+    """Return the result of the job called `name` for `item`, in a worker."""
     return get_worker().plugins[name].run(item)

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgeq.backends.base import Artifact
-from edgeq.data.records import Array
-from edgeq.data.sample import Sample
+from edgeq.data.records import Array, Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, SliceAgreement
 from edgeq.measure.latency import Outputs

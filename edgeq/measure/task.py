@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.latency import Outputs
 from edgeq.util.display import Displayed

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.records import to_original
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample, to_original
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.boxes import (
     CocoAnnotations,

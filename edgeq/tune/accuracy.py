@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from edgeq.backends.base import Artifact
-from edgeq.data.samples import Sample, Samples, Sharded, SourceSamples
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.jobs.job import Job

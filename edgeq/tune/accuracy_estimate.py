@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.samples import Sample
+from edgeq.data.records import Sample
 from edgeq.measure.agreement import is_class_scores, probabilities
 from edgeq.measure.comparison import Comparison
 from edgeq.measure.latency import Outputs

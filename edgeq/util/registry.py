@@ -121,7 +121,27 @@ TASKS = Group(
     },
     also="path.py:factory",
 )
-STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
+STEPS = Group(
+    "preprocessing step",
+    "edgeq.preprocess_steps",
+    own={
+        "add": "edgeq.data.steps.arithmetic:Add",
+        "center": "edgeq.data.steps.arithmetic:Center",
+        "channels": "edgeq.data.steps.image:Channels",
+        "crop": "edgeq.data.steps.image:Crop",
+        "divide": "edgeq.data.steps.arithmetic:Divide",
+        "dtype": "edgeq.data.steps.arithmetic:Dtype",
+        "expand": "edgeq.data.steps.shape:Expand",
+        "layout": "edgeq.data.steps.shape:Layout",
+        "letterbox": "edgeq.data.steps.image:Letterbox",
+        "multiply": "edgeq.data.steps.arithmetic:Multiply",
+        "reshape": "edgeq.data.steps.shape:Reshape",
+        "resize": "edgeq.data.steps.image:Resize",
+        "subtract": "edgeq.data.steps.arithmetic:Subtract",
+        "window": "edgeq.data.steps.shape:Window",
+    },
+    error=DataError,
+)
 RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
 IMPROVEMENTS = Group("improvement", "edgeq.improvements", "edgeq.tune.improvements", "IMPROVEMENT")
 BACKENDS = Group(

@@ -200,3 +200,5 @@ def test_without_the_option_nothing_of_dask_is_imported() -> None:
     early = re.compile(r"^(?:import|from) (?:dask|distributed|edgeq\.distributed\.plugin)\b", re.MULTILINE)
     found = [p for p in (REPOSITORY / "edgeq").rglob("*.py") if early.search(p.read_text("utf-8"))]
     assert [path.relative_to(REPOSITORY).as_posix() for path in found] == ["edgeq/distributed/plugin.py"]
+    code = "import sys; from edgeq.jobs import package, quantize; assert not {'dask', 'distributed'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.errors import DataError
 from edgeq.measure.latency import Outputs
 from edgeq.measure.task import HALVES, ResampledMeter, Task, loss_error, random_halves

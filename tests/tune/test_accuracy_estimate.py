@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgeq.data.samples import Sample
+from edgeq.data.records import Sample
 from edgeq.measure.agreement import probabilities
 from edgeq.measure.comparison import Comparison
 from edgeq.measure.latency import Outputs
