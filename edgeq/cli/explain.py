@@ -103,13 +103,13 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
     ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
     # What the figures leave of the line; rich cuts at the end, where names differ.
     width = max(_LEAST_NAME, (Console().width - _FIGURES) // 2)
-    pairs = list(zip(found.comparison.activations, found.noise, strict=True))
-    shown = {id(noise) for _, noise in sorted(pairs, key=lambda pair: -pair[1].own)[: found.worst]}
+    activations = found.comparison.activations
+    shown = {id(a) for a in sorted(activations, key=lambda a: -a.noise.own)[: found.worst]}
     title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
     tensor, layer = (Column(head, overflow="fold") for head in ("tensor", "layer"))
     layers = Table("", tensor, layer, "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
-    for activation, noise in pairs:
-        if not verbose and id(noise) not in shown and activation.name not in ranks:
+    for activation in activations:
+        if not verbose and id(activation) not in shown and activation.name not in ranks:
             continue
         operator = activation.op_type + (f"+{activation.folded}" if activation.folded else "")
         layers.add_row(
@@ -121,11 +121,11 @@ def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
             _bar(activation.layer.sqnr_db),
             _db(activation.rounding.sqnr_db) if activation.rounding else activation.kind,
             _share(activation.saturated_low + activation.saturated_high),
-            _db(worst_db(found.effects[noise.name])) if noise.name in found.effects else "",
+            _db(worst_db(activation.effect)) if activation.effect is not None else "",
         )
     yield layers
-    if not verbose and len(shown) < len(pairs):
-        yield f"{len(pairs)} tensors were compared (-v shows all)"
+    if not verbose and len(shown) < len(activations):
+        yield f"{len(activations)} tensors were compared (-v shows all)"
 
 
 def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
@@ -189,7 +189,7 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
     """Show a model's operators, shapes, MACs and what runs in int8 where."""
     from edgeq_device.arrays import parse_shapes
 
-    from edgeq.measure.inspect import inspect
+    from edgeq.measure.coverage import inspect
     from edgeq.util.resources import device_errors
 
     with device_errors():

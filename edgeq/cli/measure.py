@@ -39,9 +39,8 @@ from edgeq.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgeq.measure.evaluation import EvalResult
+    from edgeq.measure.evaluation import EvalResult, Trial
     from edgeq.measure.latency import Measurement
-    from edgeq.measure.preprocess_trial import Trial
     from edgeq.remote.bench import Fleet
     from edgeq.remote.devices import Board
 
@@ -257,7 +256,7 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
             there = evaluate_on(request, board_of(on), progress=printer.progress())
             printer.lines(there, _eval_lines(there.result))
         elif trial:
-            from edgeq.measure.preprocess_trial import try_preprocess
+            from edgeq.measure.evaluation import try_preprocess
 
             tried = try_preprocess(request, progress=printer.progress())
             printer.lines(tried, _draw_trial(tried))

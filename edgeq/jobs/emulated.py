@@ -20,8 +20,7 @@ from edgeq.jobs.builds import too_slow
 from edgeq.jobs.emit_c import SUFFIX
 from edgeq.jobs.job import Built, Job, share
 from edgeq.jobs.variants import selftest_cases
-from edgeq.measure.checks import Check, CheckKind
-from edgeq.measure.coverage import Coverage
+from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.measure.latency import Session
 from edgeq.measure.task import Task, split_task_options
 from edgeq.model.macs import node_macs

@@ -37,8 +37,8 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.jobs.opening import check_preparation
-from edgeq.measure.node_runs import source_names
-from edgeq.measure.preprocess_trial import propose
+from edgeq.measure.coverage import source_names
+from edgeq.measure.evaluation import propose
 from edgeq.measure.task import make_task, split_task_options
 from edgeq.model.compatibility import parse_sizes
 from edgeq.model.load import is_quantized, read_model

@@ -24,9 +24,8 @@ from edgeq.jobs.job import Built
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision, kernel_table, kernels_saturate
 from edgeq.jobs.variants import PackagedVariant
-from edgeq.measure.checks import Check
 from edgeq.measure.comparison import decibels
-from edgeq.measure.coverage import Coverage
+from edgeq.measure.coverage import Check, Coverage
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.edit import bytes_of_text
 from edgeq.model.load import read_model

@@ -171,8 +171,9 @@ def model_signature(path: Path) -> Signature:
         ModelError: as `load_model` and `check_sizes`.
     """
     model = load_model(path, external_data="none")
+    signature = signature_of(model, path)
     check_sizes(model, path.parent, path)
-    return signature_of(model, path)
+    return signature
 
 
 def own_signature(model: Path | bytes, where: Path) -> Signature:

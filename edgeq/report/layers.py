@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError
-from edgeq.measure.comparison import compare_sessions
+from edgeq.measure.accuracy import compare_sessions
 from edgeq.measure.coverage import KernelTime
 from edgeq.measure.error_sources import ErrorSource
-from edgeq.measure.layers import attribute_error, compare_layers
+from edgeq.measure.layers import LayerPair
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
@@ -91,12 +91,11 @@ def layer_record(
         reference, candidate = (GraphIndex(read_model(path)) for path in (float_model, quantized))
         large = sum(node_macs(reference.model).values()) > _LARGE_MACS
         few = Subset(samples, range(min(SAMPLES // 2 if large else SAMPLES, len(samples))))
-        found = compare_layers(reference, candidate, few, settings=settings, progress=progress)
+        pair = LayerPair(reference, candidate, settings=settings, progress=progress)
+        found = pair.compare(few)
         written = replace(settings, optimization="none")
         outputs = compare_sessions(open_session(float_model), open_session(quantized, written), few)
-        _, error_sources = attribute_error(
-            reference, candidate, found, outputs, few, most=_ERROR_SOURCES, settings=settings
-        )
+        found, error_sources = pair.attribute_error(found, outputs, few, most=_ERROR_SOURCES)
     except EdgeqError as error:
         return {"error": str(error)}
     return {

@@ -23,7 +23,7 @@ from edgeq.jobs.package import as_text, bundle_variants, check_bundle_output
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.target_checks import artifact_checks
 from edgeq.jobs.variants import PackagedVariant, variant_name, with_fallback
-from edgeq.measure.checks import strongest
+from edgeq.measure.coverage import strongest
 from edgeq.measure.task import Task, as_task
 from edgeq.model.load import model_bytes, path_of
 from edgeq.remote.clock import BoardClock

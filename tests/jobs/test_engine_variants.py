@@ -48,11 +48,11 @@ def test_each_engine_adds_a_variant_of_the_same_model(place: Path, monkeypatch: 
     with opened(BUNDLE) as bundle:
         own, plain, brain = bundle.components["model"]
         assert [v.name for v in bundle.components["float32"]] == ["float32"]
+        expected = {name: read_arrays(variant.cases[0].outputs) for name, variant in (("own", own), ("fake", plain))}
     assert (own.ep, plain.ep, brain.ep) == ("CPUExecutionProvider", "FakeExecutionProvider", "FakeExecutionProvider")
     assert own.rank < brain.rank < plain.rank, "the first that was named is the best"
     assert (plain.info["precision"], brain.info["precision"]) == ("f32", "bf16")
     assert json.loads(brain.provider_options["config"]) == {"CPU": {"HINT": "brain"}}
-    expected = {name: read_arrays(variant.cases[0].outputs) for name, variant in (("own", own), ("fake", plain))}
     ((name, right),) = expected["own"].items()
     assert expected["fake"][name] == pytest.approx(right * 1.001), "its vectors are its own answers"
 

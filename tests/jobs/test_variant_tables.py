@@ -46,8 +46,9 @@ def magnitudes_in_file(variant: str) -> dict[str, float]:
     """The largest magnitude that each QuantizeLinear of a variant's file represents, by what it reads."""
     with open_bundle(BUNDLE) as bundle:
         (file,) = [v.model for v in bundle.components["model"] if v.name == variant]
+        graph = read_model(Path(file)).graph
     found = {}
-    for node in read_model(Path(file)).graph:
+    for node in graph:
         params = params_of(node) if node.op_type == "QuantizeLinear" else None
         if params is not None:
             low, high = (replace(params, narrow=True) if params.low < 0 else params).range
