@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from edgeq.calibrate.run import calibrate
     from edgeq.data.open_source import Data
     from edgeq.data.preprocess import register as register_preprocess
-    from edgeq.data.samples import Sample, Samples, open_samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples, open_samples
     from edgeq.errors import EdgeqError
     from edgeq.hardware.detect import detect_machine as detect
     from edgeq.hardware.target import resolve as resolve_target
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from edgeq.jobs.quantize import quantize
     from edgeq.measure.accuracy import evaluate
     from edgeq.measure.bench import BenchData, bench
+    from edgeq.measure.coverage import inspect
     from edgeq.measure.debug import debug
-    from edgeq.measure.inspect import inspect
     from edgeq.measure.task import TaskOptions, make_task
     from edgeq.report.bundle import report_bundle as report
     from edgeq.report.compare import compare
@@ -58,7 +59,7 @@ _PUBLIC = {
     "debug": "edgeq.measure.debug:debug",
     "detect": "edgeq.hardware.detect:detect_machine",
     "evaluate": "edgeq.measure.accuracy:evaluate",
-    "inspect": "edgeq.measure.inspect:inspect",
+    "inspect": "edgeq.measure.coverage:inspect",
     "make_task": "edgeq.measure.task:make_task",
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.jobs.package:package",

@@ -33,8 +33,7 @@ from edgeq.hardware.target import Target, runs_natively
 from edgeq.jobs.checks import explainer, with_improvements, with_unclipped
 from edgeq.jobs.job import Built, Job, build, computed_as_there
 from edgeq.jobs.proof import Proof, prove, unchecked
-from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage
-from edgeq.measure.node_runs import sized_macs
+from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
 from edgeq.model.int8_prediction import int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes
 from edgeq.run.engines import Engine

@@ -31,7 +31,7 @@ from edgeq.errors import CalibrationError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
-from edgeq.measure.node_runs import source_names
+from edgeq.measure.coverage import source_names
 from edgeq.measure.task import Task, make_task, split_task_options
 from edgeq.model.compatibility import parse_sizes
 from edgeq.model.prepare import PreparedModel

@@ -47,7 +47,7 @@ from edgeq.jobs.variants import (
     variant_spec,
     with_fallback,
 )
-from edgeq.measure.checks import strongest, summarise
+from edgeq.measure.coverage import strongest, summarise
 from edgeq.measure.match_layers import match_activations
 from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX

@@ -14,11 +14,10 @@ from edgeq.data.samples import Samples, Subset
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.jobs.opening import Opening, check_other_sizes, open_as_device
-from edgeq.measure.accuracy import Accuracy, evaluate_sessions
+from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, closeness
 from edgeq.measure.bench import race, runners
 from edgeq.measure.coverage import Coverage
-from edgeq.measure.evaluation import ModelAt, evaluate_on, evaluate_timed
 from edgeq.measure.latency import Outputs, sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.load import model_signature

@@ -22,7 +22,7 @@ from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.jobs.job import Job
 from edgeq.jobs.opening import check_preparation
-from edgeq.measure.preprocess_trial import propose
+from edgeq.measure.evaluation import propose
 from edgeq.measure.task import Task, as_task
 from edgeq.model.clean import check_bundle_name, is_named_bundle
 from edgeq.model.load import data_beside, data_name, is_quantized, model_files, path_of, read_model

@@ -23,8 +23,7 @@ from edgeq.jobs.job import Built, Job, share
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision, kernel_table, kernels_saturate
 from edgeq.jobs.variants import Variant, selftest_cases
-from edgeq.measure.checks import Check, CheckKind
-from edgeq.measure.coverage import Coverage
+from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.measure.task import split_task_options
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.load import read_model

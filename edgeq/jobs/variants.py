@@ -24,9 +24,8 @@ from edgeq.jobs.job import Built, Job
 from edgeq.jobs.opening import open_stand_in
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision
-from edgeq.measure.checks import Check, CheckKind
 from edgeq.measure.comparison import SliceSums
-from edgeq.measure.coverage import Coverage
+from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.measure.latency import Session, infer
 from edgeq.model.compatibility import Compatibility
 from edgeq.report.page import DIGITS

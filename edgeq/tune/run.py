@@ -23,7 +23,7 @@ from edgeq.jobs.proof import Proof
 from edgeq.jobs.request import Request
 from edgeq.jobs.target_checks import artifact_checks
 from edgeq.jobs.variants import Variant, variant_name, with_fallback
-from edgeq.measure.checks import strongest
+from edgeq.measure.coverage import strongest
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, path_of
 from edgeq.remote.clock import BoardClock

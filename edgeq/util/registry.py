@@ -97,9 +97,51 @@ class Group:
 
 
 METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
-DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER", also="path.py:function")
-TASKS = Group("task", "edgeq.tasks", "edgeq.measure.tasks", "TASK", also="path.py:factory")
-STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
+DECODERS = Group(
+    "decoder",
+    "edgeq.decoders",
+    own={
+        "ssd": "edgeq.measure.decoders:SSD",
+        "yolov3": "edgeq.measure.decoders:YOLOV3",
+        "yolov3-nms": "edgeq.measure.decoders:YOLOV3_NMS",
+        "yolov5": "edgeq.measure.decoders:YOLOV5",
+        "yolov8": "edgeq.measure.decoders:YOLOV8",
+        "yolox": "edgeq.measure.decoders:YOLOX",
+    },
+    also="path.py:function",
+)
+TASKS = Group(
+    "task",
+    "edgeq.tasks",
+    own={
+        "anomaly": "edgeq.measure.tasks:ANOMALY",
+        "classification": "edgeq.measure.tasks:CLASSIFICATION",
+        "detection": "edgeq.measure.tasks:DETECTION",
+        "similarity": "edgeq.measure.tasks:SIMILARITY",
+    },
+    also="path.py:factory",
+)
+STEPS = Group(
+    "preprocessing step",
+    "edgeq.preprocess_steps",
+    own={
+        "add": "edgeq.data.steps.arithmetic:Add",
+        "center": "edgeq.data.steps.arithmetic:Center",
+        "channels": "edgeq.data.steps.image:Channels",
+        "crop": "edgeq.data.steps.image:Crop",
+        "divide": "edgeq.data.steps.arithmetic:Divide",
+        "dtype": "edgeq.data.steps.arithmetic:Dtype",
+        "expand": "edgeq.data.steps.shape:Expand",
+        "layout": "edgeq.data.steps.shape:Layout",
+        "letterbox": "edgeq.data.steps.image:Letterbox",
+        "multiply": "edgeq.data.steps.arithmetic:Multiply",
+        "reshape": "edgeq.data.steps.shape:Reshape",
+        "resize": "edgeq.data.steps.image:Resize",
+        "subtract": "edgeq.data.steps.arithmetic:Subtract",
+        "window": "edgeq.data.steps.shape:Window",
+    },
+    error=DataError,
+)
 RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
 IMPROVEMENTS = Group("improvement", "edgeq.improvements", "edgeq.tune.improvements", "IMPROVEMENT")
 BACKENDS = Group(

@@ -16,7 +16,7 @@ from edgeq.jobs.builds import Builds
 from edgeq.jobs.job import Job
 from edgeq.jobs.saturation import Decision, MitigationTrial, decide
 from edgeq.jobs.target_checks import saturation_check
-from edgeq.measure.checks import Check
+from edgeq.measure.coverage import Check
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
 from tests.opened import open_job
