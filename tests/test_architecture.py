@@ -289,7 +289,7 @@ OWN_PACKAGES = re.compile(r"edgeq\.backends\.(?!base\b)\w+")
 BACKENDS = {path.stem for path in (REPOSITORY / "targets" / "backends").glob("*.toml")}
 ENGINES = {path.stem for path in (REPOSITORY / "targets" / "engines").glob("*.toml")}
 # Commands of one backend. Old interfaces (`compat`) name what they stood for.
-OF_ONE_BACKEND = {"cli/emit_c.py": "edgeq.backends.systolic"}
+OF_ONE_BACKEND = {"cli/convert.py": "edgeq.backends.systolic.emit_c"}
 
 
 def core_files() -> list[Path]:
