@@ -31,7 +31,7 @@ from edgeq.calibrate.collect import MOST_AT_ONCE, collect
 from edgeq.calibrate.observer import InstrumentedModel
 from edgeq.calibrate.ranges import derive_ranges, plan, quantizable_tensors
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, histogram_of
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.hardware.detect import usable_threads
 from edgeq.model.load import read_model
 from edgeq.util.registry import METHODS as REGISTERED

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from edgeq.calibrate.observer import InstrumentedModel, Observer, Part, Seen
 from edgeq.calibrate.ranges import Derived, Plan, plan, quantizable_tensors
 from edgeq.calibrate.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CalibrationError, DataError, EdgeqError

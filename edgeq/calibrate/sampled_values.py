@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.observer import InstrumentedModel
 from edgeq.calibrate.statistics import ChannelExtrema
-from edgeq.data.samples import Sample, Samples
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples
 from edgeq.model.graph import name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.util.display import Progress

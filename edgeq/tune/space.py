@@ -92,9 +92,9 @@ _BLOCKS = {8: 128, 4: 32}
 
 def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     """Those worth trying for the model; empty where it is not made of matrix products."""
-    profile = target.profile.scheme
-    model = job.prepared.model
-    if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < LEAST_SHARE:
+    profile, model = target.profile.scheme, job.prepared.model
+    dynamic = profile.dynamic_weight_types and "dynamic" in backend_named(target.backend).modes
+    if not dynamic or product_share(model) < LEAST_SHARE:
         return ()
     found = _variants(model, profile, sampled=job.calibration is not None)
     # Weights in blocks are a mode of the backend's own.

@@ -5,8 +5,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from edgeq.measure.comparison import compare_sessions
-from edgeq.measure.effects import disturbance_name, output_effects, with_disturbances
+from edgeq.measure.accuracy import compare_sessions
+from edgeq.measure.layers import disturbance_name, output_effects, with_disturbances
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.edit import to_bytes
 from edgeq.model.graph import GraphIndex

@@ -14,10 +14,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fields
+from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
 from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.channels import OFFSET, Shifted, sort_channels, with_offsets, without_idle_weights
 from edgeq.backends.systolic.dialect import write_dialect
+from edgeq.backends.systolic.emit_c.folder import with_c
 from edgeq.backends.systolic.estimate import coverage, place
 from edgeq.backends.systolic.lower import lower
 from edgeq.backends.systolic.network import (
@@ -33,7 +34,8 @@ from edgeq.backends.systolic.network import (
 )
 from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Program, array_config
 from edgeq.backends.systolic.reference_model import host_reference_model, in_origin_order
-from edgeq.backends.systolic.save import save_program
+from edgeq.backends.systolic.save import belongs_to_program, save_program
+from edgeq.backends.systolic.session import simulated_array
 from edgeq.backends.systolic.simulate import Array, Simulator, channel_means, correct_biases, corrected_layers
 from edgeq.backends.systolic.weights import rounded_weights
 from edgeq.calibrate.ranges import Range
@@ -322,7 +324,7 @@ _FIELDS: Mapping[str, Any] = {
 _NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
 
 
-class SystolicBackend:
+class SystolicBackend(Backend):
     """Builds integer programs for systolic arrays.
 
     Args:
@@ -331,8 +333,11 @@ class SystolicBackend:
 
     name = "systolic"
     title = "a systolic array: a static int8 program, with its simulator"
-    simulated = True
     adopts_quantized = True
+    targeted = True
+    simulated = True
+    recoverable = False
+    runs_engines = False
 
     def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._table = table
@@ -391,3 +396,15 @@ class SystolicBackend:
             files=files,
             coverage=coverage(program, macs),
         )
+
+    def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
+        """Return `artifact` with the C of its program. See `Backend.with_companions`."""
+        return with_c(artifact, samples, folder, count=count)
+
+    def owns(self, place: Path) -> bool:
+        """Return whether `place` is a program, or a model beside one. See `Backend.owns`."""
+        return belongs_to_program(place)
+
+    def simulator(self) -> DeviceSimulator:
+        """Return what runs programs in the array's arithmetic, bit by bit."""
+        return simulated_array

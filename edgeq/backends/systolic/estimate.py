@@ -36,8 +36,7 @@ from edgeq.backends.systolic.program import (
     Step,
     product_tiles,
 )
-from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import Kind, NodeRun
+from edgeq.measure.coverage import Coverage, Kind, NodeRun, coverage_of
 from edgeq.model.edit import from_bytes
 from edgeq.util.records import written
 

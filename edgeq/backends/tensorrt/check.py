@@ -21,8 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.backends.tensorrt.explicit import ADD, weight_axis
-from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import NodeRun
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.edit import Editor, insert_behind, replace_node
 from edgeq.model.graph import DATA_MOVEMENT, constant, is_op, name_of, node_input, only_reader
 from edgeq.model.macs import node_macs
