@@ -30,8 +30,8 @@ from edgeq.measure.latency import Session
 from edgeq.model.graph import GraphIndex, name_of, reads
 from edgeq.model.load import read_own
 from edgeq.model.macs import node_macs
-from edgeq.model.prepare import open_in_memory
 from edgeq.model.saturation import SaturationTable, exact_options, pairs_vary
+from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import computed

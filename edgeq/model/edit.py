@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import ModelError
-from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, is_op, maker, node_input, reads
+from edgeq.model.graph import MAIN_DOMAINS, is_op, maker, named_values, node_input, reads
 from edgeq.model.quant_params import QuantParams
 
 
@@ -232,9 +232,8 @@ def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
     """A copy of a model that gives the tensors `names` too, behind its own outputs. Types that are not known are left
     to the runtime."""
     observed = model.clone()
-    graph = GraphIndex(observed)
-    present = set(graph.outputs)
-    observed.graph.outputs.extend(graph.values[name] for name in dict.fromkeys(names) if name not in present)
+    values, present = named_values(observed.graph), {value.name for value in observed.graph.outputs}
+    observed.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name not in present)
     return observed
 
 
@@ -310,6 +309,16 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
         del graph.value_info[:]
         graph.value_info.extend(described)
     return proto
+
+
+def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
+    """Write the types and shapes between the nodes of a model's main graph, and of its outputs, into what `to_proto`
+    made of it before they were known, in place."""
+    graph = proto.graph
+    del graph.value_info[:], graph.output[:]
+    made = [value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output()]
+    graph.value_info.extend(ir.serde.serialize_value(v) for v in made if v.type is not None or v.shape is not None)
+    graph.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
 
 
 def to_bytes(model: ir.Model) -> bytes:

@@ -32,7 +32,7 @@ tenth of a bit. The kernels are the same, so it costs no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ from edgeq.model.graph import (
     OPERATORS,
     channel_axis,
     clamp_bounds,
+    clamps,
     constant,
     constant_tensor,
     is_constant,
@@ -57,7 +58,6 @@ from edgeq.model.graph import (
     is_op,
     name_of,
     node_input,
-    only_reader,
     operator_of,
 )
 from edgeq.model.graph import maker as maker_of
@@ -79,13 +79,6 @@ def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
     below = math.isinf(low) or float(np.rint(low / scale)) + zero <= params.low
     above = math.isinf(high) or float(np.rint(high / scale)) + zero >= params.high
     return below and above
-
-
-def clamps(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the Relu and Clip nodes of a graph that alone read the tensor in front of them, last one first."""
-    for node in reversed(graph):
-        if is_op(node, "Relu", "Clip") and node.inputs[0] is not None and only_reader(node.inputs[0]) is node:
-            yield node
 
 
 def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:

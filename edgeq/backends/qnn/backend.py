@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -18,13 +19,13 @@ from edgeq_device.engines import find_library, installed_version
 from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
 
-from edgeq.backends.base import Alternative, Artifact, check_names, require_fields
+from edgeq.backends.base import Alternative, Artifact, Backend, DeviceSimulator, check_names, require_fields
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import NodeRun, source_name
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
+from edgeq.measure.latency import Session
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.edit import Editor, part_of, replace_node
 from edgeq.model.fold import norm_factors
@@ -408,16 +409,15 @@ _NEEDS = "Leave the scheme to the target: static Q/DQ, uint8 activations, int8 w
 
 
 @dataclass(frozen=True)
-class QnnBackend:
+class QnnBackend(Backend):
     """Attributes:
     target: what it builds for, whose [device] engine_options the simulator is set to; None: the engine's defaults.
     """
 
-    name: str = "qnn"
-    title: str = "Qualcomm's NPU, through ONNX Runtime"
-    simulated: bool = True
-    recoverable: bool = True
-    adopts_quantized: bool = False
+    name = "qnn"
+    title = "Qualcomm's NPU, through ONNX Runtime"
+    targeted = True
+    simulated = True
     target: Target | None = None
 
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> QnnBackend:
@@ -480,6 +480,10 @@ class QnnBackend:
             coverage=found.coverage(),
         )
 
+    def simulator(self) -> DeviceSimulator:
+        """Return the engine that this backend builds for, which simulates the hardware."""
+        return _simulated
+
     @property
     def _options(self) -> Mapping[str, str]:
         return self.target.device.get("engine_options", {}) if self.target is not None else {}
@@ -488,3 +492,10 @@ class QnnBackend:
         where = self.target.name if self.target is not None else self.name
         artifact = Artifact(model=model, scheme=scheme, provider=_CPU)
         return Alternative(f"{where}-cpu", "any CPU, the same Q/DQ model", 0, artifact)
+
+
+@contextmanager
+def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
+    engine = engine_for(target.backend, target.device.get("engine_options", {}))
+    with Engines() as engines:
+        yield lambda model, settings: engines.open(model, dataclasses.replace(settings, engine=engine))

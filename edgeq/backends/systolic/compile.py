@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fields
+from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.build import build_network
 from edgeq.backends.systolic.channels import (
@@ -37,10 +37,12 @@ from edgeq.backends.systolic.channels import (
     with_offsets,
     without_idle_weights,
 )
+from edgeq.backends.systolic.emit_c.folder import with_c
 from edgeq.backends.systolic.estimate import coverage, place
 from edgeq.backends.systolic.lower import LARGEST_BIAS, lower
 from edgeq.backends.systolic.program import Array, Floats, Network, Program, Weighted
-from edgeq.backends.systolic.save import save_program
+from edgeq.backends.systolic.save import belongs_to_program, save_program
+from edgeq.backends.systolic.session import simulated_array
 from edgeq.backends.systolic.simulate import Simulator
 from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order, write_dialect
 from edgeq.calibrate.ranges import Range
@@ -51,7 +53,8 @@ from edgeq.model.edit import with_outputs
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
-from edgeq.model.prepare import PreparedModel, open_in_memory
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.sessions import open_in_memory
 from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
@@ -366,7 +369,7 @@ _FIELDS: Mapping[str, Any] = {
 _NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
 
 
-class SystolicBackend:
+class SystolicBackend(Backend):
     """Builds integer programs for systolic arrays.
 
     Args:
@@ -375,8 +378,11 @@ class SystolicBackend:
 
     name = "systolic"
     title = "a systolic array: a static int8 program, with its simulator"
-    simulated = True
     adopts_quantized = True
+    targeted = True
+    simulated = True
+    recoverable = False
+    runs_engines = False
 
     def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._table = table
@@ -435,3 +441,15 @@ class SystolicBackend:
             files=files,
             coverage=coverage(program, macs),
         )
+
+    def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
+        """Return `artifact` with the C of its program. See `Backend.with_companions`."""
+        return with_c(artifact, samples, folder, count=count)
+
+    def owns(self, place: Path) -> bool:
+        """Return whether `place` is a program, or a model beside one. See `Backend.owns`."""
+        return belongs_to_program(place)
+
+    def simulator(self) -> DeviceSimulator:
+        """Return what runs programs in the array's arithmetic, bit by bit."""
+        return simulated_array

@@ -22,6 +22,7 @@ from edgeq.errors import BundleError
 from edgeq.util.ownership import is_plain
 from edgeq.util.records import parse, plain
 
+SUFFIX = ".program.npz"
 FORMAT = 1
 _STEPS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Step)}
 _MAIN = "program"
@@ -81,7 +82,7 @@ def belongs_to_program(path: Path) -> bool:
     if path.name.endswith(".program.npz"):
         return is_program(path)
     stem = path.stem.removesuffix(".dialect")
-    if path.suffix != ".onnx" or not is_plain(path) or not is_program(path.with_name(f"{stem}.program.npz")):
+    if path.suffix != ".onnx" or not is_plain(path) or not is_program(path.with_name(f"{stem}{SUFFIX}")):
         return False
     try:
         # Not `load_model`: the dialect has an operator that ONNX does not know.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,19 +24,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.cuda import capability_text
+from edgeq_device.cuda import capability_text, read_gpus
 from edgeq_device.engines import engine_options
+from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.version import parse_version
 
-from edgeq.backends.base import Alternative, Artifact, check_names, refuse_wide
+from edgeq.backends.base import Alternative, Artifact, Backend, Check, check_names, refuse_wide
 from edgeq.backends.tensorrt import explicit, options
 from edgeq.calibrate.ranges import Range, share_ranges
-from edgeq.calibrate.table import FLATBUFFERS
+from edgeq.calibrate.table import FLATBUFFERS, is_table
 from edgeq.data.samples import Samples
 from edgeq.errors import EdgeqError, HardwareError, ModelError, UsageError, one_line
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import NodeRun
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.clean import name_nodes
 from edgeq.model.edit import Editor, insert_behind, replace_node
 from edgeq.model.fold import raise_opset
@@ -48,7 +49,7 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.model.shapes import element_types
 from edgeq.model.tensors import proto_skeleton
 from edgeq.run.engines import load_engines
-from edgeq.run.session import SessionSettings
+from edgeq.run.session import SessionSettings, onnxruntime
 from edgeq.scheme import Scheme
 from edgeq.util.records import computed, plain
 
@@ -335,17 +336,18 @@ _CUDA = "cuda"
 
 
 @dataclass(frozen=True)
-class TensorrtBackend:
+class TensorrtBackend(Backend):
     """Attributes:
     target: what it builds for; None: no TensorRT version and no GPU is known.
     observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
     cut: share of each tensor's power that its range cuts off.
     """
 
-    name: str = "tensorrt"
-    title: str = "TensorRT, through ONNX Runtime"
-    simulated: bool = True
-    adopts_quantized: bool = False
+    name = "tensorrt"
+    title = "TensorRT, through ONNX Runtime"
+    targeted = True
+    simulated = True
+    recoverable = False
     target: Target | None = None
     observed: Mapping[str, Range] = field(default_factory=dict)
     cut: Mapping[str, float] = field(default_factory=dict)
@@ -396,6 +398,36 @@ class TensorrtBackend:
         if scheme.format == "table":
             return self._implicit(prepared, ranges, scheme, destination, place)
         return self._explicit(prepared, ranges, scheme, destination, place)
+
+    def owns(self, place: Path) -> bool:
+        """Return whether `place` is a calibration table. See `Backend.owns`."""
+        return is_table(place)
+
+    def doctor(self, machine: Machine) -> Iterator[Check]:
+        """Look for GPUs, TensorRT and CUDA, and hold the options of artifacts against the provider's."""
+        gpus, problem = read_gpus()
+        for gpu in gpus:
+            capability = capability_text(gpu.compute_capability)
+            size = f", {gpu.memory_bytes >> 20} MiB" if gpu.memory_bytes else ""
+            driver = f", driver {gpu.driver}" if gpu.driver else ""
+            yield Check("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")
+        if not gpus:
+            yield Check("GPU", "absent", problem)
+        ort = onnxruntime()
+        version, problem = read_tensorrt(ort)
+        # A machine with a GPU is expected to have one of the two that run on it.
+        nothing = gpus and options.CUDA not in ort.get_available_providers()
+        yield Check("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
+        cuda = machine.runtimes.get("cuda", "")
+        yield Check("CUDA", "ok" if cuda else "absent", cuda or "no CUDA runtime is installed as a Python package")
+        given = {"explicit": options.explicit_options("float16"), "table": options.table_options(FLATBUFFERS)}
+        for name, chosen in given.items():
+            try:
+                options.check_options(options.TENSORRT, chosen)
+                _, source = options.known_options(options.TENSORRT)
+                yield Check(f"provider options ({name})", "ok", f"all known by {source}")
+            except EdgeqError as error:
+                yield Check(f"provider options ({name})", "failed", str(error))
 
     def _explicit(
         self, prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme, destination: Path, place: Path

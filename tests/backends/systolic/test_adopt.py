@@ -12,12 +12,12 @@ from onnx import numpy_helper
 from edgeq import demo
 from edgeq.backends.systolic.lower import quantize_weights
 from edgeq.backends.systolic.program import Conv, Fc
-from edgeq.backends.systolic.recognise import adopt
 from edgeq.backends.systolic.save import load_program
 from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
 from edgeq.jobs.quantize import quantize
 from edgeq.model.prepare import prepare_model
+from edgeq.quantize.adopt import adopt
 from edgeq.run.session import open_session
 from tests import graphs
 
