@@ -13,13 +13,14 @@ from edgeq_device.package import MAIN, Bundle
 from edgeq_device.verify import hash_line, variant_lines
 from msgspec import Meta
 
+from edgeq.backends.base import SIMULATORS
 from edgeq.bundle.verify import opened
 from edgeq.emulate.check import EmulatedCheck, Verified, VerifyRequest, check_variant, samples_of, summary, verify_on
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.errors import BoardError, BundleError, CheckFailedError, EdgeqError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import AUTO, resolve
-from edgeq.jobs.emulated import SIMULATORS, verify_request
+from edgeq.jobs.target_checks import verify_request
 from edgeq.measure.bench import LoadedModel, Workload
 from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
 from edgeq.measure.latency import Measurement, measurement

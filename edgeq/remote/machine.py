@@ -24,13 +24,13 @@ from google.protobuf.message import DecodeError
 from msgspec import Meta
 
 from edgeq import demo
+from edgeq.backends.base import Check, Status
 from edgeq.errors import BoardError, DataError, RuntimeUnavailableError
 from edgeq.hardware import detect
-from edgeq.hardware.detect import PACKAGES, Machine, SystemInfo, describe, runtimes_among
+from edgeq.hardware.detect import PACKAGES, Machine, describe, runtimes_among
 from edgeq.hardware.engines import Installed, detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.jobs.doctor import Check, Diagnosis, Status
-from edgeq.jobs.target_checks import LEAST_DB
+from edgeq.jobs.doctor import LEAST_DB, Diagnosis
 from edgeq.measure.comparison import decibels
 from edgeq.remote import link
 from edgeq.remote.devices import Board
@@ -192,7 +192,7 @@ def _evidence(reported: Reported) -> Evidence:
     )
 
 
-def _system(found: _Described, python: str) -> SystemInfo:
+def _system(found: _Described, python: str) -> Machine:
     """The rest, by the readers that read this machine, from the board's files under a folder."""
     gpus = tuple(
         Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]
@@ -207,7 +207,7 @@ def _system(found: _Described, python: str) -> SystemInfo:
         caches, memory = detect.caches(root), detect.memory_bytes(root)
         if not 0 <= memory <= _LARGEST_BYTES or any(cache.size > _LARGEST_CACHE for cache in caches):
             raise ValueError("sizes that no machine has")
-        return SystemInfo(
+        return Machine(
             board=detect.board(root),
             usable_threads=detect.usable_threads(root, found.affinity),
             caches=caches,

@@ -227,11 +227,6 @@ class Command:
         return (*self.interpreter, "-I", *kept)
 
 
-def guest_program() -> Path:
-    """The script that serves requests in the guest, as shipped."""
-    return shipped("targets") / "runtime" / "edgeq_guest.py"
-
-
 class Guest(edgeq_device.serve.Guest):
     """A running guest program; made by `start_guest`."""
 
@@ -290,7 +285,7 @@ def start_guest(
     Raises:
         RuntimeUnavailableError: it cannot be started.
     """
-    program = guest_program()
+    program = shipped("targets") / "runtime" / "edgeq_guest.py"
     path = os.pathsep.join(map(str, (program.parent, *command.folders)))
     line = [*command.python, str(program), path, *command.arguments]
     with device_errors():

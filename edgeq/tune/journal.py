@@ -29,7 +29,8 @@ from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
 
 from edgeq.calibrate.files import STATISTICS
-from edgeq.data.samples import Sample, Samples
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples
 from edgeq.errors import BoardError, DataError, EdgeqError, OutputError
 from edgeq.report.tuning_record import Assessment, Screening
 from edgeq.tune.evaluator import Evaluator, Race, Runner

@@ -14,7 +14,7 @@ import numpy as np
 from edgeq_device.claim import FEWEST_SESSIONS, RaceRules
 from edgeq_device.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp
 
-from edgeq.backends.base import Artifact, RecoverableBackend, backend_named
+from edgeq.backends.base import Artifact, backend_named
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
@@ -92,7 +92,7 @@ class LocalEvaluator:
         self.timed = timed
         self._batched = batched
         self._progress = progress
-        self._editable = timed or isinstance(backend_named(target.backend), RecoverableBackend)
+        self._editable = timed or backend_named(target.backend).recoverable
         # One file for all: the figure counts that its proof reports. Where candidates are many, some are lucky.
         seen_only = not timed and not (self._editable and task is not None)
         self._accuracy = AccuracyMeter(

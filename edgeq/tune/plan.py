@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends.base import RecoverableBackend, TargetedBackend, backend_named
+from edgeq.backends.base import backend_named
 from edgeq.data.files import check_there
 from edgeq.data.open_source import Data
 from edgeq.errors import HardwareError
@@ -89,7 +89,7 @@ def plan(
         prepared = prepare_model(model, Path(folder), progress=progress)
         first = kernel_choices(prepared, chosen, static=is_static(chosen, data, statistics))
     methods = method_candidates(first[0], chosen.profile) if first else ()
-    editable = timed or isinstance(backend_named(chosen.backend), RecoverableBackend)
+    editable = timed or backend_named(chosen.backend).recoverable
     return Plan(
         target=chosen,
         goal=goal,
@@ -109,8 +109,7 @@ def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
     """
     chosen = resolve(target, machine)
     lacks = chosen.profile.missing(machine)
-    backend = backend_named(chosen.backend)
-    if lacks and not (isinstance(backend, TargetedBackend) and backend.simulated):
+    if lacks and not backend_named(chosen.backend).simulated:
         raise HardwareError(
             f"{chosen.name} does not run here: this machine lacks {', '.join(lacks)}, and tuning measures latencies",
             "Run edgeq tune on the device, or `edgeq package` for it here",

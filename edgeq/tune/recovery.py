@@ -21,8 +21,8 @@ from edgeq.calibrate.ranges import Range
 from edgeq.hardware.profile import Profile
 from edgeq.model.edit import Editor, insert_behind, set_constant
 from edgeq.model.graph import is_op, name_of, only_reader, sizes
-from edgeq.model.prepare import open_in_memory
 from edgeq.model.quant_params import QuantParams
+from edgeq.model.sessions import open_in_memory
 from edgeq.quantize.block_weights import block_products, read_blocks
 from edgeq.scheme import ALL_NODES
 from edgeq.tune.decision import in_simulation

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.calibrate.files import save_statistics
-from edgeq.data.open_source import Data, as_data
+from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import BoardError, GoalNotMetError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, runs_natively
 from edgeq.jobs.builds import prove_built, target_coverage, with_compiled
-from edgeq.jobs.checks import check_request, read_paths
-from edgeq.jobs.job import Job, open_job
-from edgeq.jobs.package import as_text, bundle_variants, check_bundle_output
+from edgeq.jobs.job import Job, collect_statistics
+from edgeq.jobs.package import as_text, bundle_variants
 from edgeq.jobs.proof import Proof
+from edgeq.jobs.request import Request
 from edgeq.jobs.target_checks import artifact_checks
-from edgeq.jobs.variants import PackagedVariant, variant_name, with_fallback
-from edgeq.measure.checks import strongest
-from edgeq.measure.task import Task, as_task
+from edgeq.jobs.variants import Variant, variant_name, with_fallback
+from edgeq.measure.coverage import strongest
+from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, path_of
 from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import EngineChoice, as_engines
@@ -125,26 +125,23 @@ class PreparedRun:
             tuning=record if timed else None,
             notes=(*self.job.prepared.notes, *notes, *winner.built.artifact.notes, *winner.proof.opening.notes),
             force=force,
-            progress=self.progress,
         )
         return winner.proof
 
-    def _proven(self, candidate: Candidate, count: int | None = None) -> PackagedVariant:
+    def _proven(self, candidate: Candidate, count: int | None = None) -> Variant:
         """The candidate's artifact with its proof, on the first `count` samples where a simulator proves it."""
         built, threads = self.evaluator.built(candidate), candidate.threads
-        built = with_compiled(self.job, built, self.workdir / "compiled", progress=self.progress)
+        built = with_compiled(self.job, built)
         route = None if self.clock is None else self.clock.route
-        coverage = target_coverage(self.job, built, self.here, route=route, progress=self.progress)
+        coverage = target_coverage(self.job, built, route=route)
         judged = self.job
         if count is not None:
             judged = replace(judged, validation=self.evaluator.simulated_samples(count))
-        proof = prove_built(
-            judged, built, coverage, task=self.task, timed=False, threads=threads, count=count, progress=self.progress
-        )
+        proof = prove_built(judged, built, coverage, timed=False, threads=threads, count=count)
         size, native = model_bytes(built.artifact.model), runs_natively(self.target, self.here)
         there = () if self.clock is None else self.clock.checks()
         checks = strongest((*artifact_checks(built, proof, self.here, None), *there))
-        return PackagedVariant(built, proof, native, size, threads, checks)
+        return Variant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
 # Least and most of a budget that is kept for what follows the search.
@@ -240,17 +237,16 @@ def tune(
         UsageError: an argument of another type, or an unknown task, engine or objective.
         EdgeqError: as the stages have it.
     """
-    model, output = path_of(model), path_of(output, "output")
-    statistics = path_of(statistics, "statistics") if statistics is not None else None
-    task, goal, engines = as_task(task), as_goal(goal), as_engines(engines)
+    request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
+    model, data, statistics, task = request.model, request.data, request.statistics, request.task
+    goal, engines = as_goal(goal), as_engines(engines)
     deadline = Deadline(goal.budget_s)
-    data, validation = as_data(data), as_data(validation)
-    check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
-    check_folder(output, read_paths(model, (data, validation), statistics))
+    request.check_output(output, force=force)
+    check_folder(output, request.paths())
     here = detect_machine()
     machine = here if clock is None else clock.machine
     chosen, timed = resolve_timed(target, machine)
-    check_request([chosen], {}, task=task, max_drop=None)
+    request.schemes([chosen])
     kept = folder_of(output)
     field = find_field(chosen, machine, engines, timed=timed, progress=progress)
     if clock is not None:
@@ -265,18 +261,8 @@ def tune(
         collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
         static = is_static(chosen, data, statistics)
-        job = open_job(
-            model,
-            data,
-            validation,
-            workdir,
-            statistics=reuse,
-            static=static,
-            fix=fix,
-            workers=pool,
-            machine=here,
-            progress=progress,
-        )
+        job = request.prepare(workdir, static=static, fix=fix, workers=pool, machine=here, progress=progress)
+        job = collect_statistics(job, reuse)
         settings = settings_of(job, chosen, machine, task, goal, field)
         held.enter_context(claimed(kept))
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)

@@ -10,8 +10,7 @@ from typing import Any
 from edgeq.backends.base import Artifact
 from edgeq.errors import BoardError, EdgeqError
 from edgeq.hardware.profile import Profile
-from edgeq.measure.coverage import measure_coverage
-from edgeq.measure.node_runs import sized_macs
+from edgeq.measure.coverage import measure_coverage, sized_macs
 from edgeq.model.load import content_digest, structure_digest
 from edgeq.model.prepare import PreparedModel
 from edgeq.report.tuning_record import Screening, Stage

@@ -244,7 +244,7 @@ def slow_layers(
     Args:
         feed: one query's inputs.
         float_threads, threads: that the float model and the artifact run with.
-        opener: see `edgeq.measure.node_runs.profile`.
+        opener: see `edgeq.measure.coverage.profile`.
     """
     settings, quantized = SessionSettings(intra_op_threads=float_threads), artifact.settings(threads=threads)
     in_float = _by_layer(kernel_times(prepared.path, settings, feed, prepared.model, opener=opener))

@@ -16,13 +16,14 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.table import read_tables
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import resolve
-from edgeq.jobs.job import build, open_job
+from edgeq.jobs.job import build
 from edgeq.jobs.package import package, used_ranges
 from edgeq.model.graph import name_of
 from edgeq.model.load import read_model
 from edgeq.model.quant_params import params_of
 from edgeq.scheme import Scheme
 from tests.backends.build import random
+from tests.opened import open_job
 
 BUNDLE = Path("bundle")
 

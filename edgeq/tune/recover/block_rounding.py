@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.cpu import described
+from edgeq.backends.base import described
 from edgeq.data.samples import Samples
 from edgeq.model.load import read_model, save_model
 from edgeq.quantize.block_weights import (

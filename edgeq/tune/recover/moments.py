@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibrate.sampled_values import spread, tensor_values
-from edgeq.data.samples import Sample, Samples
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples
 from edgeq.model.load import partitions
 from edgeq.model.prepare import PreparedModel
 from edgeq.tune.recover.layers import Floats, Layer

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.calibrate.sampled_values import spread
-from edgeq.data.samples import Sample, Samples
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.tune.recover.artifact import PLAIN, IntegerLayer, QuantizedFile, expanded
