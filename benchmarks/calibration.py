@@ -28,10 +28,10 @@ import onnxruntime
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 
 from edgeq.calibrate.collect import MOST_AT_ONCE, collect
-from edgeq.calibrate.observer import InstrumentedModel, ReducedModel
+from edgeq.calibrate.observer import InstrumentedModel
 from edgeq.calibrate.ranges import derive_ranges, plan, quantizable_tensors
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, histogram_of
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.hardware.detect import usable_threads
 from edgeq.model.load import read_model
 from edgeq.util.registry import METHODS as REGISTERED
@@ -122,13 +122,13 @@ def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
     read = read_model(model)
     steps = plan(read, quantizable_tensors(read))
 
-    def opened() -> ReducedModel:
-        return ReducedModel(InstrumentedModel(read, steps.fetched, threads=max(1, threads // at_once)))
+    def opened() -> InstrumentedModel:
+        return InstrumentedModel(read, steps.fetched, threads=max(1, threads // at_once))
 
     reduced = opened()
     inputs = [(place, sample.inputs) for place, sample in enumerate(samples)]
     with ThreadPoolExecutor(at_once) as pool:  # opens the session that is used from some sample on
-        list(pool.map(lambda item: reduced.run(item[1], "", item[0] + len(inputs)), inputs[:2]))
+        list(pool.map(lambda item: reduced.observe(item[1], "", item[0] + len(inputs)), inputs[:2]))
 
     def side_by_side(run: Callable[[tuple[int, Mapping[str, np.ndarray]]], object]) -> None:
         with ThreadPoolExecutor(at_once) as pool:
@@ -137,7 +137,7 @@ def breakdown(model: Path, samples: Images) -> dict[str, Callable[[], object]]:
 
     return {
         "side_by_side": lambda: side_by_side(lambda item: len(session.run(None, item[1]))),
-        "handing": lambda: side_by_side(lambda item: len(reduced.run(item[1], "", item[0]))),
+        "handing": lambda: side_by_side(lambda item: len(reduced.observe(item[1], "", item[0]))),
         "opening": lambda: (read_model(model), opened()),
         "collect": lambda: collect(read_model(model), samples),
     }

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from tasks import resnet20, shared_data
 
-from edgeq.compat import quantize_static
+from edgeq.compat.files import quantize_static
 from edgeq.retarget.run import retarget
 
 FASTER_BAR = 2.0

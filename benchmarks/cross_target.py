@@ -28,7 +28,7 @@ sys.path.insert(0, str(REPOSITORY))  # the random operators are those of the tes
 
 from edgeq.data.open_source import Data  # noqa: E402
 from edgeq.data.samples import open_samples  # noqa: E402
-from edgeq.emulate.saturation.audit import Simulation  # noqa: E402
+from edgeq.emulate.audit import Simulation  # noqa: E402
 from edgeq.jobs.package import package  # noqa: E402
 from edgeq.jobs.quantize import quantize  # noqa: E402
 from edgeq.measure.task import make_task  # noqa: E402

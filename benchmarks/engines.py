@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 from contenders import edgeq_json
+from edgeq_device.claim import rank_until_settled, ratio
 from edgeq_device.latency import WarmUp
 from edgeq_device.package import open_bundle
-from edgeq_device.ranking import rank_until_settled, ratio
 from edgeq_device.scenarios import query_runner
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 from tasks import shared_data

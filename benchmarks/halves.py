@@ -29,15 +29,15 @@ from tune_cases import Case, cases
 from tuned import verdict
 
 from edgeq.data.open_source import Data
-from edgeq.data.samples import Sample
+from edgeq.data.records import Sample
 from edgeq.hardware.target import resolve
-from edgeq.jobs.job import open_job
+from edgeq.jobs.job import collect_statistics
+from edgeq.jobs.request import Request
 from edgeq.measure.boxes import Detections, suppress
 from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.error_sources import ResampledMeter
 from edgeq.measure.latency import Outputs, infer
-from edgeq.measure.task import Task
-from edgeq.measure.tasks.detection import Detection, input_size
+from edgeq.measure.task import ResampledMeter, Task
+from edgeq.measure.tasks import Detection, input_size
 from edgeq.model.macs import node_macs
 from edgeq.report.tuning_record import Screening
 from edgeq.run.session import open_session
@@ -96,7 +96,8 @@ def collect(case: Case, task: Task, workdir: Path) -> Stored:
     """Build the candidates of a case and run each once."""
     target = resolve("auto")
     validation = Data(case.judged_on, case.preprocess, count=MOST)
-    job = open_job(case.model, Data(case.data, case.preprocess, count=case.count), validation, workdir)
+    request = Request(case.model, Data(case.data, case.preprocess, count=case.count), validation, None, None)
+    job = collect_statistics(request.prepare(workdir))
     evaluator = LocalEvaluator(job, target, workdir / "tune", counts=True)
     layers = [name for name, macs in node_macs(job.prepared.model).items() if macs]
     kernels = kernel_candidates(target.profile)

@@ -30,7 +30,8 @@ from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import GoalNotMetError
 from edgeq.hardware.target import Target, resolve
-from edgeq.jobs.job import build, open_job, scheme_for, share
+from edgeq.jobs.job import build, collect_statistics, share
+from edgeq.jobs.request import Request
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.compatibility import free_sizes
 from edgeq.model.load import model_signature, read_model
@@ -69,8 +70,9 @@ def sizes_of(case: Case) -> dict[str, int]:
 def with_edgeq(case: Case, target: Target, wide: tuple[str, ...], folder: Path) -> tuple[Path, list[str]]:
     """The model that edgeq builds, and what it says."""
     data = Data(case.data, case.preprocess, count=case.count)
-    job = open_job(case.model, data, None, folder / "work", fix=sizes_of(case))
-    built = build(job, target, scheme_for(target, {"wide": wide}), folder / "int8.onnx")
+    request = Request(case.model, data, None, None, None)
+    job = collect_statistics(request.prepare(folder / "work", fix=sizes_of(case)))
+    built = build(job, target, target.profile.scheme.replace(wide=wide), folder / "int8.onnx")
     return built.artifact.model, list(built.artifact.notes)
 
 

@@ -32,7 +32,7 @@ from edgeq.calibrate.ranges import plan, quantizable_tensors
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.data.samples import Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import _WAITING, Files, files_for, open_workers
-from edgeq.measure.evaluation import EvaluationJob, ModelAt
+from edgeq.measure.accuracy import EvaluationJob, ModelAt
 from edgeq.measure.task import make_task
 from edgeq.model.prepare import prepare_model
 from edgeq.run.session import SessionSettings

@@ -25,8 +25,8 @@ from tasks import Task, demo_task, shared_data, tasks
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.estimate import estimate, place
 from edgeq.backends.systolic.program import ArrayConfig, Program
-from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import Simulator
+from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples

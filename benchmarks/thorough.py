@@ -19,9 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.claim import claim
+from edgeq_device.claim import claim, rank_until_settled
 from edgeq_device.latency import WarmUp
-from edgeq_device.ranking import rank_until_settled
 from edgeq_device.scenarios import query_runner
 from tasks import required_data
 from tune_cases import Case, chosen

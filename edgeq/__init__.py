@@ -14,14 +14,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from edgeq_device.bench import BenchSettings
 
-    from edgeq.bundle.sign import sign_bundle as sign
     from edgeq.bundle.transfer import pull_bundle as pull
     from edgeq.bundle.transfer import push_bundle as push
     from edgeq.bundle.verify import verify_bundle as verify
+    from edgeq.bundle.write import sign_bundle as sign
     from edgeq.calibrate.run import calibrate
     from edgeq.data.open_source import Data
     from edgeq.data.preprocess import register as register_preprocess
-    from edgeq.data.samples import Sample, Samples, open_samples
+    from edgeq.data.records import Sample
+    from edgeq.data.samples import Samples, open_samples
     from edgeq.errors import EdgeqError
     from edgeq.hardware.detect import detect_machine as detect
     from edgeq.hardware.target import resolve as resolve_target
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from edgeq.jobs.quantize import quantize
     from edgeq.measure.accuracy import evaluate
     from edgeq.measure.bench import BenchData, bench
+    from edgeq.measure.coverage import inspect
     from edgeq.measure.debug import debug
-    from edgeq.measure.inspect import inspect
     from edgeq.measure.task import TaskOptions, make_task
     from edgeq.report.bundle import report_bundle as report
     from edgeq.report.compare import compare
@@ -58,7 +59,7 @@ _PUBLIC = {
     "debug": "edgeq.measure.debug:debug",
     "detect": "edgeq.hardware.detect:detect_machine",
     "evaluate": "edgeq.measure.accuracy:evaluate",
-    "inspect": "edgeq.measure.inspect:inspect",
+    "inspect": "edgeq.measure.coverage:inspect",
     "make_task": "edgeq.measure.task:make_task",
     "open_samples": "edgeq.data.samples:open_samples",
     "package": "edgeq.jobs.package:package",
@@ -71,7 +72,7 @@ _PUBLIC = {
     "report": "edgeq.report",
     "retarget": "edgeq.retarget",
     "resolve_target": "edgeq.hardware.target:resolve",
-    "sign": "edgeq.bundle.sign:sign_bundle",
+    "sign": "edgeq.bundle.write:sign_bundle",
     "tune": "edgeq.tune",
     "verify": "edgeq.bundle.verify:verify_bundle",
 }

@@ -30,7 +30,7 @@ from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples
 from edgeq.errors import EdgeqError
 from edgeq.measure.comparison import decibels
-from edgeq.measure.node_runs import source_name
+from edgeq.measure.coverage import source_name
 from edgeq.model.int8_prediction import DEFAULT, Rule
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import engine_for

@@ -6,7 +6,6 @@ When one of these fails, the code is wrong far more often than the rule. docs/ar
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from edgeq.cli import COMMANDS
+from edgeq.cli import COMMANDS, FILES, group
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EDGEQ = REPOSITORY / "edgeq"
@@ -286,6 +285,81 @@ def test_hardware_names_are_recognised(source: str, names: set[str]) -> None:
     assert {name for _, name in hardware_names(ast.walk(ast.parse(source)))} == names
 
 
+OWN_PACKAGES = re.compile(r"edgeq\.backends\.(?!base\b)\w+")
+BACKENDS = {path.stem for path in (REPOSITORY / "targets" / "backends").glob("*.toml")}
+ENGINES = {path.stem for path in (REPOSITORY / "targets" / "engines").glob("*.toml")}
+# Commands of one backend. Old interfaces (`compat`) name what they stood for.
+OF_ONE_BACKEND = {"cli/convert.py": "edgeq.backends.systolic.emit_c"}
+
+
+def core_files() -> list[Path]:
+    return [path for path in everything_under_edgeq() if package_of(path) not in {"backends", "compat"}]
+
+
+def test_the_core_imports_no_backend() -> None:
+    """A backend joins through its entry point: what the core needs of one is a method of `Backend`."""
+    wrong = [
+        f"{where(path, node)}: imports {name}"
+        for path in core_files()
+        for node, name in imports(path, REPOSITORY)
+        if OWN_PACKAGES.match(name)
+        and not name.startswith(OF_ONE_BACKEND.get(path.relative_to(EDGEQ).as_posix(), "nothing"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def named_parts(module: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
+    """Names of backends and engines in conditions. "cpu" is also a kind of device, "onnxruntime" also a package: these
+    two count where they are compared with a backend or an engine."""
+    for condition in conditions(module):
+        compared = ast.unparse(condition).lower()
+        asked = "backend" in compared or "engine.name" in compared
+        known = BACKENDS | ENGINES if asked else (BACKENDS | ENGINES) - {"cpu", "onnxruntime"}
+        for node in ast.walk(condition):
+            if isinstance(node, ast.Constant) and node.value in known:
+                yield node, str(node.value)
+
+
+def test_no_condition_of_the_core_names_a_backend_or_an_engine() -> None:
+    wrong = {
+        f"{where(path, node)}: a condition names {name!r}"
+        for path in core_files()
+        for node, name in named_parts(nodes(path))
+    }
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("if target.backend != 'cpu': pass", {"cpu"}),
+        ("x = 1 if 'systolic' in tables else 2", {"systolic"}),
+        ("ok = engine.name == 'onnxruntime'", {"onnxruntime"}),
+        ("if artifact.device == 'cpu': pass", set()),
+        ("SIMULATORS = {'qnn': open_engine}", set()),
+    ],
+)
+def test_names_of_backends_and_engines_are_recognised(source: str, names: set[str]) -> None:
+    assert {name for _, name in named_parts(ast.walk(ast.parse(source)))} == names
+
+
+# What finds modules by name: extensions, lazy exports, commands, old interfaces.
+FINDERS = {"util/registry.py", "__init__.py", "cli/__init__.py"}
+
+
+def test_no_import_hides_in_a_string() -> None:
+    """Layers and circles are read off imports; one by name would not be seen."""
+    wrong = []
+    for path in everything_under_edgeq():
+        if path.relative_to(EDGEQ).as_posix() in FINDERS or package_of(path) == "compat":
+            continue
+        for node in nodes(path):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called in {"importlib.import_module", "import_module", "__import__"} and "edgeq" in ast.unparse(node):
+                wrong.append(f"{where(path, node)}: {ast.unparse(node)}")
+    assert not wrong, "\n".join(wrong)
+
+
 def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     if isinstance(command, click.Group):
         for child, inner in sorted(command.commands.items()):
@@ -295,13 +369,13 @@ def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Comma
 
 
 def test_every_command_file_is_listed() -> None:
-    files = {p.stem.replace("_", "-") for p in (EDGEQ / "cli").glob("*.py") if not p.stem.startswith("_")}
-    assert files - set(COMMANDS) == set(), "name it in COMMANDS, edgeq/cli/__init__.py"
+    files = {p.stem for p in (EDGEQ / "cli").glob("*.py") if not p.stem.startswith("_")}
+    assert files == set(FILES), "name it in FILES, edgeq/cli/__init__.py"
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_explains_itself_and_speaks_json(name: str) -> None:
-    command = importlib.import_module(f"edgeq.cli.{name.replace('-', '_')}").command
+    command = group.get_command(click.Context(group), name)
     assert isinstance(command, click.Command)
     assert COMMANDS[name].endswith(".")
     for full, leaf in leaves(name, command):

@@ -22,15 +22,12 @@ from edgeq import demo
 from edgeq.data.samples import SourceSamples, Subset
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.quantize import Quantized
-from edgeq.jobs.variants import PackagedVariant
+from edgeq.jobs.variants import Variant
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import Measurement
 from edgeq.measure.task import Task
-from edgeq.measure.tasks.anomaly import Anomaly
-from edgeq.measure.tasks.classification import Classification
-from edgeq.measure.tasks.detection import Detection
-from edgeq.measure.tasks.similarity import Similarity
+from edgeq.measure.tasks import Anomaly, Classification, Detection, Similarity
 from edgeq.util.display import Displayed
 
 LIMIT = 400
@@ -64,7 +61,7 @@ def returned() -> Iterator[type]:
 
 
 TASKS = (Anomaly, Classification, Detection, Similarity)  # what `make_task` makes
-PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, PackagedVariant, *TASKS)
+PARTS = (SourceSamples, Subset, Proof, Coverage, Agreement, Variant, *TASKS)
 RESULTS = sorted({*returned(), *PARTS}, key=lambda kind: kind.__qualname__)
 
 

@@ -6,12 +6,11 @@ import re
 import sys
 import tempfile
 
-import click
 import pytest
 from click.testing import CliRunner
 
 from edgeq import errors
-from edgeq.cli._common import Printer, common
+from edgeq.cli._common import Printer, command
 from edgeq.errors import DataError, EdgeqError, suggest
 from edgeq.util.process import INTERRUPTED
 
@@ -56,12 +55,11 @@ def test_a_part_of_a_name_is_enough_to_be_reminded_of_it(given: str, near: str) 
 
 
 def run(raised: BaseException) -> tuple[int, str, str]:
-    @click.command()
-    @common
-    def command(printer: Printer) -> None:
+    @command("fail")
+    def fail(printer: Printer) -> None:
         raise raised
 
-    result = CliRunner().invoke(command, [])
+    result = CliRunner().invoke(fail, [])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -80,17 +78,16 @@ def test_interruption_ends_on_one_line_too() -> None:
 
 
 def test_a_bug_is_called_one_and_shows_its_traceback_on_request() -> None:
-    @click.command()
-    @common
-    def command(printer: Printer) -> None:
+    @command("fail")
+    def fail(printer: Printer) -> None:
         raise ZeroDivisionError("by nothing")
 
-    short = CliRunner().invoke(command, [])
+    short = CliRunner().invoke(fail, [])
     assert (short.exit_code, short.stdout) == (1, "")
     assert short.stderr.startswith("edgeq: ZeroDivisionError: by nothing. This is a bug in edgeq")
     assert short.stderr.count("\n") == 1
     assert "-v" in short.stderr
-    long = CliRunner().invoke(command, ["-v"])
+    long = CliRunner().invoke(fail, ["-v"])
     assert long.exit_code == 1
     assert long.stderr.startswith("Traceback")
     assert long.stderr.splitlines()[-1].startswith("edgeq: ZeroDivisionError: by nothing. This is a bug in edgeq")

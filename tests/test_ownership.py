@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from edgeq.backends.systolic.emit_c.folder import C_FOLDER
 from edgeq.bundle.write import BUNDLE
 from edgeq.calibrate.files import STATISTICS, save_statistics
 from edgeq.calibrate.statistics import Statistics
 from edgeq.emulate.sysroot import SYSROOT
 from edgeq.errors import OutputError
-from edgeq.jobs.emit_c import C_FOLDER
 from edgeq.tune.journal import TUNING, Journal, claimed, clear
 from edgeq.util import outputs
 from edgeq.util.ownership import MARKER, Ownership, content, is_marker, read_marker, shown, write_marker

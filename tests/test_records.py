@@ -15,10 +15,10 @@ import pytest
 
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.table import read_table
-from edgeq.data.array_files import read_tensor
+from edgeq.data.arrays import read_tensor
 from edgeq.data.records import read_text
 from edgeq.errors import DataError, EdgeqError, HardwareError
-from edgeq.measure.coco import load_annotations
+from edgeq.measure.boxes import load_annotations
 from edgeq.util.records import (
     NOT_WRITTEN,
     NullIsInfinite,

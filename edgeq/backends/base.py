@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError, closest
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import Coverage
+from edgeq.measure.latency import Session
 from edgeq.model.prepare import PreparedModel
+from edgeq.quantize.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
@@ -76,7 +80,7 @@ class Artifact:
 
     @property
     def in_simulator(self) -> bool:
-        """Whether the engine that executes it simulates its hardware here, slowly."""
+        """Return whether the engine that executes it simulates its hardware here, slowly."""
         return self.simulation is None and self.plugin is not None and self.plugin.engine.simulated
 
     @property
@@ -85,7 +89,7 @@ class Artifact:
         return self.engine if self.engine is not None and self.engine.engine.module else None
 
     def in_engine(self, choice: EngineChoice) -> Artifact:
-        """The same model, executed by `choice`.
+        """Return the same model, executed by `choice`.
 
         Raises:
             UsageError: it is for hardware of another kind than the engine's own.
@@ -96,7 +100,7 @@ class Artifact:
 
     @property
     def proof_model(self) -> Path:
-        """What is run here to learn what the artifact computes."""
+        """Return what is run here to learn what the artifact computes."""
         return self.simulation or self.model
 
     def proof_settings(self, *, threads: int = 0) -> SessionSettings:
@@ -119,21 +123,46 @@ class Alternative:
     architecture: str = "any"
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """What builds artifacts for one kind of hardware or runtime."""
+DeviceSimulator = Callable[[Target], AbstractContextManager[Callable[[Path, SessionSettings], Session]]]
+"""Simulates the device of a target: opens models as sessions whose outputs are the device's."""
 
-    @property
-    def name(self) -> str:
-        """As profiles and targets have it."""
+Status = Literal["ok", "absent", "failed", "not run"]
 
-    @property
-    def title(self) -> str:
-        """What it builds for, in a few words."""
 
-    @property
-    def adopts_quantized(self) -> bool:
-        """Whether it takes models that are quantized already (Q/DQ pairs), with their parameters."""
+@dataclass(frozen=True)
+class Check:
+    """One thing that `edgeq doctor` looked at. "absent" is no fault: not every machine has a GPU."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+class Backend:
+    """Build artifacts for one kind of hardware or runtime.
+
+    A backend has a `name` and a `title`, and defines `check` and `build`. Everything else has a default that suits a
+    backend whose artifacts onnxruntime's own kernels run.
+
+    Attributes:
+        name: as profiles and targets have it.
+        title: what it builds for, in a few words.
+        adopts_quantized: whether it takes models that are quantized already (Q/DQ pairs), with their parameters.
+        targeted: whether its artifacts depend on more of the target than its scheme: see `configured`.
+        simulated: whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target.
+        recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
+        runs_engines: whether plug-in engines run what is built for its targets.
+        modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
+    """
+
+    name: str = ""
+    title: str = ""
+    adopts_quantized: bool = False
+    targeted: bool = False
+    simulated: bool = False
+    recoverable: bool = True
+    runs_engines: bool = True
+    modes: tuple[str, ...] = ("static",)
 
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that no model could be built with, before any work is done.
@@ -141,6 +170,7 @@ class Backend(Protocol):
         Raises:
             UsageError: names the field.
         """
+        raise NotImplementedError
 
     def build(
         self,
@@ -149,7 +179,7 @@ class Backend(Protocol):
         scheme: Scheme,
         destination: Path,
         *,
-        samples: Samples | None,
+        samples: Samples | None = None,
     ) -> Artifact:
         """Write the quantized model to `destination` (a path in an existing folder) and describe it.
 
@@ -161,28 +191,70 @@ class Backend(Protocol):
             CalibrationError: a range that the scheme needs is missing.
             ModelError: the model cannot be quantized this way; names the node and the rule.
         """
-
-
-@runtime_checkable
-class TargetedBackend(Backend, Protocol):
-    """A backend whose artifacts depend on more of the target than its scheme."""
-
-    @property
-    def simulated(self) -> bool:
-        """Whether `Artifact.proof_model` computes on any CPU what the artifact computes on its target."""
+        raise NotImplementedError
 
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> Backend:
-        """The backend for `target`, knowing of each tensor what calibration saw of it, unclipped, and the share of its
-        power that its range cuts off."""
+        """Return the backend for `target`, knowing of each tensor what calibration saw of it, unclipped, and the share
+        of its power that its range cuts off."""
+        del target, observed, cut
+        return self
+
+    def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> Backend:
+        """Return the backend that knows of nodes, by name, per output channel the largest sum of two products beside
+        samples, as a share of what 16 bits hold, with weights of the full range.
+
+        Raises:
+            UsageError: it does not fit ranges of weights to what samples make of them.
+        """
+        del reach
+        raise UsageError(f"the {self.name} backend cannot build with fit_seen = True", "Use fit_pairs")
+
+    def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact | None:
+        """Return what `build` gives for `scheme`, made of the artifact of a scheme that differs in session options
+        alone; None where that has to be built."""
+        del artifact, scheme, destination
+        return None
+
+    def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
+        """Return `artifact` with the files that travel with it in a bundle alone.
+
+        Args:
+            folder: where they are written; private, and not made yet.
+            count: how many of `samples` they may hold.
+        """
+        del samples, folder, count
+        return artifact
+
+    def owns(self, place: Path) -> bool:
+        """Return whether `place` is a file that this backend wrote, beside a model or in its place."""
+        del place
+        return False
+
+    def simulator(self) -> DeviceSimulator | None:
+        """Return what simulates the device of a target; None where nothing does."""
+        return None
+
+    def doctor(self, machine: Machine) -> Iterator[Check]:
+        """Yield what a machine has of what the backend needs."""
+        del machine
+        yield from ()
 
 
-@runtime_checkable
-class RecoverableBackend(TargetedBackend, Protocol):
-    """One whose file is a Q/DQ model, which accuracy recoveries can edit though it is not timed here."""
+class _Adapted(Backend):
+    """An object with the members of a backend that its package documents, and the defaults of all others."""
 
-    @property
-    def recoverable(self) -> bool:
-        """True."""
+    def __init__(self, plain: Any) -> None:
+        members = (name for name in dir(Backend) if not name.startswith("_") and hasattr(plain, name))
+        self.__dict__.update({name: getattr(plain, name) for name in members})
+        # Such an object says by its members alone what it can do.
+        self.targeted = getattr(plain, "targeted", hasattr(plain, "configured"))
+        self.recoverable = getattr(plain, "recoverable", not self.targeted)
+
+
+def as_backend(found: Any) -> Backend:
+    """Return a plug-in's class or object as a backend."""
+    found = found() if isinstance(found, type) else found
+    return found if isinstance(found, Backend) else _Adapted(found)
 
 
 def refuse_wide(scheme: Scheme, where: str) -> None:
@@ -209,21 +281,16 @@ def require_fields(scheme: Scheme, needed: Mapping[str, Any], backend: str, fix:
             raise UsageError(f"the {backend} backend cannot build with {name} = {getattr(scheme, name)}", fix)
 
 
-@runtime_checkable
-class FittingBackend(Backend, Protocol):
-    """A backend that fits ranges of weights to what samples make of them."""
-
-    def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> Backend:
-        """The backend that knows of nodes, by name, per output channel the largest sum of two products beside samples,
-        as a share of what 16 bits hold, with weights of the full range."""
-
-
-@runtime_checkable
-class OptionsBackend(Backend, Protocol):
-    """A backend whose session options change nothing in a model but what its metadata say."""
-
-    def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:
-        """What `build` gives for `scheme`, made of the artifact of a scheme that differs in session options alone."""
+def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
+    """Return an artifact with what its products compute in, in its scheme, its details and its notes."""
+    before = artifact.details.get(DETAIL)
+    kept = [note for note in artifact.notes if before is None or note != before.note]
+    return dataclasses.replace(
+        artifact,
+        scheme=artifact.scheme.replace(float_compute=compute.float_compute),
+        details={**artifact.details, DETAIL: compute},
+        notes=(*kept, compute.note),
+    )
 
 
 def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
@@ -239,18 +306,17 @@ def check_names(prepared: PreparedModel, names: Sequence[str]) -> None:
         raise UsageError(f"{prepared.source}: no node is named {unknown!r}", hint)
 
 
-__all__ = ["REGISTRY", "Alternative", "Artifact", "Backend", "backend_for", "backend_named"]
+def _is_backend(found: Backend) -> bool:
+    inherited = (Backend.check, Backend.build)
+    defined = (getattr(method, "__func__", method) not in inherited for method in (found.check, found.build))
+    return bool(found.name and found.title) and all(defined)
 
-REGISTRY: Registry[Backend] = Registry(
-    BACKENDS,
-    lambda found: isinstance(found, Backend),
-    "edgeq.backends.base.Backend",
-    make=lambda found: found() if isinstance(found, type) else found,
-)
+
+REGISTRY: Registry[Backend] = Registry(BACKENDS, _is_backend, "edgeq.backends.base.Backend", make=as_backend)
 
 
 def backend_named(name: str) -> Backend:
-    """The backend that `name` stands for in profiles and targets: edgeq's own, or one of a plug-in.
+    """Return the backend that `name` stands for in profiles and targets: edgeq's own, or one of a plug-in.
 
     Raises:
         HardwareError: no backend has that name.
@@ -262,11 +328,29 @@ def backend_named(name: str) -> Backend:
 def backend_for(
     target: Target, observed: Mapping[str, Range] | None = None, cut: Mapping[str, float] | None = None
 ) -> Backend:
-    """The backend of `target`, configured for it where its artifacts depend on more than the scheme.
+    """Return the backend of `target`, configured for it where its artifacts depend on more than the scheme.
 
     Args:
         observed: extrema that calibration saw, by tensor, unclipped.
         cut: share of each tensor's power that its range cuts off (`edgeq.calibrate.ranges`).
     """
-    backend = backend_named(target.backend)
-    return backend.configured(target, observed or {}, cut or {}) if isinstance(backend, TargetedBackend) else backend
+    return as_backend(backend_named(target.backend).configured(target, observed or {}, cut or {}))
+
+
+class _Simulators(Mapping[str, DeviceSimulator]):
+    """The simulators of all backends, by the name that a profile's [emulate] simulator gives."""
+
+    def __getitem__(self, name: str) -> DeviceSimulator:
+        found = backend_named(name).simulator() if name in BACKENDS.names() else None
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, backend in REGISTRY.items() if backend.simulator() is not None)
+
+    def __len__(self) -> int:
+        return len(tuple(iter(self)))
+
+
+SIMULATORS: Mapping[str, DeviceSimulator] = _Simulators()

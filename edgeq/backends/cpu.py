@@ -1,13 +1,5 @@
 """Build models for ONNX Runtime's CPU kernels: static, dynamic and weight-only quantization.
 
-Layers that were kept in float stay so in every session, with or without session options.
-
-At load, ONNX Runtime's WeightBiasQuantization quantizes the weights of a float Conv or Gemm between integer tensors,
-per tensor: what was kept in float for accuracy loses more of it than any other layer. A session option prevents that,
-and is lost where the file is used alone. The optimizer looks for one scale on the tensor that the layer reads. So the
-layer gets a DequantizeLinear of its own, with the same scale written once per channel: the same numbers, in a form that
-the optimizer does not match.
-
 Weights that are 8-bit integers in the file and float32 at run time.
 
 For operators whose kernels compute in float: the file shrinks to a quarter, and the runtime folds the conversion when
@@ -17,112 +9,37 @@ fold a DequantizeLinear.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.options import KEY as CARRIED
 from numpy.typing import NDArray
 
-from edgeq.backends.base import Artifact, check_names, refuse_wide
+from edgeq.backends.base import Artifact, Backend, check_names, described, refuse_wide
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError, UsageError, closest
 from edgeq.model.edit import Editor
-from edgeq.model.graph import GraphIndex, channel_axis, constant, constant_tensor, is_op, name_of, node_input
+from edgeq.model.graph import channel_axis, constant, is_op, name_of
 from edgeq.model.int8_prediction import (
     Rule,
     int8_rules,
     predict_int8,
     quantizable_operators,
-    slow_fusions,
     stacked_products,
 )
-from edgeq.model.load import is_quantized, read_model, read_own, save_model
+from edgeq.model.load import is_quantized, read_model, read_own, save_model, share_model
 from edgeq.model.prepare import PreparedModel
-from edgeq.quantize.block_weights import DETAIL, BlockCompute
+from edgeq.quantize.block_weights import BlockCompute
 from edgeq.quantize.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
 from edgeq.quantize.quantizer import chosen_params, integer_type, quant_type, quantize_with_ranges, spreads_thin
+from edgeq.quantize.settle import settle
 from edgeq.quantize.weight_only import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.quantize.weight_only import check_dynamic, finish_dynamic, write_dynamic, write_weight_only
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
-
-_SUFFIX = "/kept_in_float"
-
-
-def guard_float_layers(model: ir.Model, names: Collection[str]) -> int:
-    """Give each of the named nodes that reads a dequantized tensor its own DequantizeLinear per channel, in place.
-
-    Args:
-        names: of Conv, ConvTranspose, Gemm and MatMul nodes with constant weights.
-
-    Returns:
-        How many nodes were changed.
-    """
-    editor = Editor(model)
-    changed = 0
-    for node, maker in _behind_dequantize(model, names):
-        restored, weight = maker.outputs[0], constant_tensor(node.inputs[1])
-        if weight is None:
-            continue
-        parameters = {value.name: constant(value) for value in maker.inputs[1:] if value is not None}
-        if not all(number is not None and not number.ndim for number in parameters.values()):
-            continue
-        axis, channels = _channels(node, tuple(weight.shape.numpy()))
-        if channels == 1:  # one number per channel would be one scale again
-            axis, channels = next(
-                ((axis, n) for axis, n in enumerate(restored.shape or ()) if isinstance(n, int) and n > 1), (axis, 1)
-            )
-        if channels == 1:
-            continue
-        repeated = [
-            editor.constant(f"{name}/{channels}_times", np.full(channels, number))
-            for name, number in parameters.items()
-        ]
-        own = editor.node(
-            "DequantizeLinear",
-            [maker.inputs[0], *repeated],
-            f"{node.name}{_SUFFIX}",
-            before=node,
-            attributes={"axis": axis},
-        )
-        node.replace_input_with(0, own)
-        changed += 1
-        if not restored.uses() and not restored.is_graph_output():
-            model.graph.remove(maker, safe=True)
-    return changed
-
-
-def requantized_at_load(model: ir.Model, names: Collection[str]) -> tuple[str, ...]:
-    """Those of the named nodes that the optimizer may match: they read a tensor that is dequantized with one scale."""
-    scales = [(node, constant(maker.inputs[1])) for node, maker in _behind_dequantize(model, names)]
-    return tuple(str(node.name) for node, scale in scales if scale is None or scale.size == 1)
-
-
-def _behind_dequantize(model: ir.Model, names: Collection[str]) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """The named nodes that read a dequantized tensor, each with the DequantizeLinear."""
-    for node in model.graph:
-        data = node.inputs[0] if node.name in names else None
-        made = data.producer() if data is not None else None
-        if made is not None and is_op(made, "DequantizeLinear"):
-            yield node, made
-
-
-def _channels(node: ir.Node, weight: tuple[int, ...]) -> tuple[int, int]:
-    """(axis, size) of the channels of the data that a node sums over."""
-    if node.op_type == "Conv":
-        return 1, weight[1] * node.attributes.get_int("group", 1)
-    if node.op_type == "ConvTranspose":
-        return 1, weight[0]
-    if node.op_type == "Gemm":
-        rows = weight[1] if node.attributes.get_int("transB", 0) else weight[0]
-        return 0 if node.attributes.get_int("transA", 0) else 1, rows
-    return -1, weight[-2] if len(weight) > 1 else weight[0]
-
 
 LEAST_ELEMENTS = 1024
 """Smaller tensors gain less than the two nodes that they would need."""
@@ -185,25 +102,21 @@ def _summed_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
     return (rank - 1,)
 
 
-# For what `edgeq.backends.cpu` has no form of.
-_DISABLED = "optimization.disable_specified_optimizers"
-_REQUANTIZER = "WeightBiasQuantization"
 _OTHER_FORMAT = "Choose --format QDQ; it writes Where wrongly in this format"
-_REQUANTIZED_AT_LOAD = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """For ONNX Runtime's kernels on CPUs of any architecture: static, dynamic and weight-only quantization."""
 
     name = "cpu"
     title = "ONNX Runtime's CPU execution provider"
-    adopts_quantized = False
+    modes = ("static", "dynamic", "weight-only")
 
     def __init__(self, reach: Mapping[str, NDArray[np.float64]] | None = None) -> None:
         self._reach = reach
 
     def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> CpuBackend:
-        """The backend that fits ranges to samples. See `FittingBackend.fitting`."""
+        """Return the backend that fits ranges to samples. See `Backend.fitting`."""
         return CpuBackend(reach)
 
     def check(self, scheme: Scheme) -> None:
@@ -262,6 +175,7 @@ class CpuBackend:
         session_options, why, settled = settle(built, scheme.session_options)
         if settled or changes or scheme.mode == "static":
             save_model(built, destination)
+        share_model(built, destination)
         notes.extend(why)
         artifact = Artifact(
             model=destination,
@@ -273,65 +187,11 @@ class CpuBackend:
         return artifact if compute is None else described(artifact, compute)
 
     def with_options(self, artifact: Artifact, scheme: Scheme, destination: Path) -> Artifact:
-        """The artifact with other session options. See `OptionsBackend.with_options`."""
+        """Return the artifact with other session options. See `Backend.with_options`."""
         model = read_own(artifact.model)
         options, _, _ = settle(model, scheme.session_options)
         save_model(model, destination)
         return replace(artifact, model=destination, scheme=scheme, session_options=options)
-
-
-def settle(
-    built: ir.Model, given: Mapping[str, str] | None = None, *, guard: bool = True
-) -> tuple[dict[str, str], tuple[str, ...], bool]:
-    """Make a quantized model right and fast on ONNX Runtime's CPU kernels, in place: by the form of its graph where
-    that does it (`edgeq.backends.cpu`), else by session options, which its metadata carry.
-
-    Args:
-        given: options that are set already; they are among those returned.
-        guard: whether the form of the graph may be changed.
-
-    Returns:
-        The session options, why each thing was done, and whether the model was changed.
-    """
-    options = dict(given or {})
-    disabled = [name for name in options.get(_DISABLED, "").split(";") if name]
-    notes = []
-    kept = float_compute_nodes(built)
-    guarded = guard_float_layers(built, kept) if guard else 0
-    if guarded:
-        notes.append(
-            f"compute nodes that stay in float: {guarded}, in a form that ONNX Runtime does not quantize at load"
-        )
-    at_risk = requantized_at_load(built, kept)
-    if at_risk:
-        disabled.append(_REQUANTIZER)
-        notes.append(
-            f"compute nodes that stay in float: {len(at_risk)}; the session option {_DISABLED} keeps ONNX Runtime from "
-            "quantizing their weights at load"
-        )
-    for fusion in slow_fusions(CpuBackend.name, built):
-        disabled.append(fusion.optimizer)
-        notes.append(f"without ONNX Runtime's {fusion.optimizer}: {fusion.reason}")
-    if disabled:
-        options[_DISABLED] = ";".join(dict.fromkeys(disabled))
-    before = built.metadata_props.pop(CARRIED, None)
-    if options:
-        built.metadata_props[CARRIED] = json.dumps(options, sort_keys=True)
-    return options, tuple(notes), guarded > 0 or before != built.metadata_props.get(CARRIED)
-
-
-def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:
-    """Names of Conv, ConvTranspose, Gemm and MatMul nodes with a constant float weight in a graph that has Q nodes."""
-    if not any(node.op_type == "QuantizeLinear" for node in model.graph):
-        return ()
-    constants = GraphIndex(model).computed_constants
-    found = []
-    for node in model.graph:
-        weight = node_input(node, 1) if node.op_type in _REQUANTIZED_AT_LOAD else None
-        is_float = weight is not None and not is_op(weight.producer(), "DequantizeLinear")
-        if is_float and name_of(weight) in constants:
-            found.append(str(node.name))
-    return tuple(found)
 
 
 def _store(scheme: Scheme, model: ir.Model) -> tuple[str, ...]:
@@ -349,7 +209,7 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
     """What a user can do about a model in which nothing was quantized, with the reason of the node that has most of the
     work."""
     rules, hazards = int8_rules("cpu"), prepared.hazards if scheme.mode == "static" else {}
-    for node in sorted(predict_int8(prepared.model, rules, hazards=hazards), key=lambda n: -n.macs):
+    for node in sorted(predict_int8(prepared.graph, rules, hazards=hazards), key=lambda n: -n.macs):
         if node.name in scheme.exclude:
             return "Exclude fewer nodes"
         types = scheme.quantized_types
@@ -359,7 +219,7 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
             return f"It holds {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
         if node.verdict == "float":
             return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
-    left = next((n for n in predict_int8(prepared.model, rules, scheme) if n.verdict == "float"), None)
+    left = next((n for n in predict_int8(prepared.graph, rules, scheme) if n.verdict == "float"), None)
     return f"{left.op_type} ({left.name}): {left.reason}" if left is not None else "Deploy the float model"
 
 
@@ -426,20 +286,8 @@ def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Sch
     """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
     and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
     that ONNX Runtime refuses."""
-    predicted = predict_int8(prepared.model, rules, hazards=prepared.hazards)
+    predicted = predict_int8(prepared.graph, rules, hazards=prepared.hazards)
     found = [node.name for node in predicted if node.verdict == "float"]
     if scheme.per_channel:
         found.extend(stacked_products(prepared.model))
     return found
-
-
-def described(artifact: Artifact, compute: BlockCompute) -> Artifact:
-    """An artifact with what its products compute in, in its scheme, its details and its notes."""
-    before = artifact.details.get(DETAIL)
-    kept = [note for note in artifact.notes if before is None or note != before.note]
-    return replace(
-        artifact,
-        scheme=artifact.scheme.replace(float_compute=compute.float_compute),
-        details={**artifact.details, DETAIL: compute},
-        notes=(*kept, compute.note),
-    )

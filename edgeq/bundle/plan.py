@@ -21,13 +21,19 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import write_npz
-from edgeq_device.contents import directory_hash
 from edgeq_device.engines import installed_versions, plugin_of
 from edgeq_device.errors import DeviceError
-from edgeq_device.manifest import BUNDLE_SCHEMA, COMPONENT, MANIFEST, SCHEMA_VERSION, check_file_names, is_plain_name
+from edgeq_device.manifest import (
+    BUNDLE_SCHEMA,
+    MANIFEST,
+    SCHEMA_VERSION,
+    check_file_names,
+    directory_hash,
+    is_plain_name,
+)
 from edgeq_device.options import provider_problem, session_problem
 from edgeq_device.package import FLOAT, MAIN
-from edgeq_device.variants import EXTERNAL_FOLDER, SliceTolerance
+from edgeq_device.variants import COMPONENT, EXTERNAL_FOLDER, SliceTolerance
 
 from edgeq import __version__
 from edgeq.errors import BundleError, CalibrationError, DataError, UsageError
@@ -175,7 +181,7 @@ _SPDX = re.compile(r"[A-Za-z0-9.+-]+( (AND|OR|WITH) [A-Za-z0-9.+-]+)*")
 
 
 def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, str]) -> dict[str, Any]:
-    """What the bundle was made of and with.
+    """Return what the bundle was made of and with.
 
     Args:
         models: path inside the bundle → sha256 in hex, of models and their external data.
@@ -243,7 +249,7 @@ class ModelFiles:
 
     @property
     def together(self) -> dict[str, StoredFile]:
-        """The model under its name in a bundle and its external data, by path relative to the model."""
+        """Return the model under its name in a bundle and its external data, by path relative to the model."""
         return {MODEL_FILE: self.model, **self.external}
 
 
@@ -323,7 +329,7 @@ FILES = "files"
 
 
 def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
-    """Path inside the bundle → bytes, or the file to copy; sorted by path, the manifest with all hashes among them.
+    """Map paths inside the bundle to bytes, or to the file to copy; sorted, the manifest with all hashes among them.
 
     Raises:
         ModelError: a model or its external data cannot be read.
@@ -417,7 +423,8 @@ def _variant_body(variant: VariantSpec, placement: Placement) -> dict[str, Any]:
 
 
 def _selftest(variant: VariantSpec, vectors: dict[bytes, str]) -> dict[str, Any]:
-    """The self-test entry of one variant; vectors that are there already (`vectors`: bytes → path) are not repeated."""
+    """Return the self-test entry of one variant; vectors that are there already (`vectors`: bytes → path) are not
+    repeated."""
     cases = []
     for case in variant.selftest:
         entry = {}
@@ -485,7 +492,7 @@ def _manifest(
 
 
 def tool_versions() -> dict[str, str]:
-    """Versions of edgeq and of what it builds with."""
+    """Return the versions of edgeq and of what it builds with."""
     return {"edgeq": __version__, **installed_versions(("numpy", "onnx", "onnxruntime", "onnxruntime-gpu"))}
 
 

@@ -140,7 +140,7 @@ def pull_bundle(
 
 
 def _blobs(bundle: Bundle) -> dict[str, tuple[str, bytes | Path]]:
-    """Path inside the bundle → digest and content of every file of it, sorted."""
+    """Return the path inside the bundle → digest and content of every file of it, sorted."""
     return {
         name: (_digest(content) if isinstance(content, bytes) else f"sha256:{bundle.files[name].sha256}", content)
         for name, content in contents(bundle).items()

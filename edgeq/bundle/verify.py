@@ -37,7 +37,8 @@ def check_cryptography() -> None:
 
 
 def verified_key(chain: Sequence[bytes], trusted: Sequence[bytes]) -> PublicKey:
-    """The key of the first certificate of `chain`, where it leads to one of `trusted` today and may sign (all in DER).
+    """Return the key of the first certificate of `chain`, where it leads to one of `trusted` today and may sign (all in
+    DER).
 
     The first must allow digital signatures or code signing; those between must be of certificate authorities.
 
@@ -110,7 +111,8 @@ def _may_sign(certificate: Certificate) -> bool:
 
 @contextmanager
 def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
-    """The bundle at `path` (a directory or an .edgeq file), checked; errors of the device side inside are translated.
+    """Give the bundle at `path` (a directory or an .edgeq file), checked; errors of the device side inside are
+    translated.
 
     Args:
         expect: the sha256 that its manifest must have.
@@ -123,7 +125,7 @@ def opened(path: Path, *, expect: str | None = None) -> Iterator[Bundle]:
 
 
 def contents(bundle: Bundle) -> dict[str, bytes | Path]:
-    """Path inside the bundle → bytes, or the file that has them, of all that it consists of; sorted by path."""
+    """Map the path of every file inside the bundle to its bytes, or to the file that has them; sorted by path."""
     found: dict[str, bytes | Path] = {name: bundle.root / name for name in bundle.files}
     found[MANIFEST] = bundle.manifest
     if bundle.signature is not None:

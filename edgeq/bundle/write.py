@@ -4,34 +4,54 @@ Large tensors of several models as files named by their content, so that a bundl
 
 Models built for different targets from one source differ in their graphs and small tensors, but many weights are the
 same bytes. Each large tensor becomes an external data file "<sha256>.bin"; what coincides has the same name, and the
-bundle's sharing puts all of them into one shared asset (`edgeq.bundle.plan`).
-"""
+bundle's sharing puts all of them into one shared asset (`edgeq.bundle.plan`)."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
+import os
 import re
 import shutil
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from edgeq_device.arrays import plain_entry
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import MANIFEST, FileRecord, parse_manifest
 from edgeq_device.plainjson import MAX_BYTES, parse_json
-from edgeq_device.signature import SIGNATURE, parse_signature
+from edgeq_device.signature import (
+    BUNDLE_TYPE,
+    PAYLOAD_TYPE,
+    PREDICATE_TYPE,
+    SIGNATURE,
+    STATEMENT_TYPE,
+    PublicKey,
+    Signature,
+    parse_signature,
+    read_public_key,
+    root_digest,
+)
 from onnx import TensorProto, numpy_helper
 
 from edgeq.bundle.plan import BundleSpec, Content, SelfTestCase, VariantSpec, plan_bundle
-from edgeq.bundle.verify import opened
-from edgeq.errors import EdgeqError, OutputError
+from edgeq.bundle.verify import check_cryptography, contents, opened, verified_key
+from edgeq.errors import BundleError, DataError, EdgeqError, OutputError, UsageError
 from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import is_named_bundle
-from edgeq.model.load import load_model, model_files
+from edgeq.model.load import load_model, model_files, path_of
+from edgeq.util.display import Displayed
 from edgeq.util.outputs import output_directory, output_file
 from edgeq.util.ownership import Judge, Ownership, as_listed, is_plain, shown
+from edgeq.util.resources import device_errors
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 # Python writes these beside the runner's modules when those are imported.
 _COMPILED = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/]+\.pyc")
@@ -44,7 +64,8 @@ def _judge(folder: Path) -> Judge | None:
     digests = {name: record.sha256 for name, record in records.items()}
 
     def judge(name: str) -> bool:
-        """Whether `name` has the hash that the manifest states, or is what Python compiled from such a module."""
+        """Return whether `name` has the hash that the manifest states, or is what Python compiled from such a
+        module."""
         compiled = _COMPILED.fullmatch(name)
         if compiled is not None:
             return f"{compiled['folder']}{compiled['module']}.py" in digests
@@ -56,7 +77,7 @@ def _judge(folder: Path) -> Judge | None:
 
 
 def is_signature(path: Path) -> bool:
-    """Whether the file is a signature, as `edgeq sign` and others write it, which can be made again."""
+    """Return whether the file is a signature, as `edgeq sign` and others write it, which can be made again."""
     if not is_plain(path) or path.stat().st_size > MAX_BYTES:
         return False
     try:
@@ -189,7 +210,7 @@ def _large(model: onnx.ModelProto) -> list[TensorProto]:
 
 
 def _raw(tensor: TensorProto) -> bytes:
-    """The tensor's bytes as external data holds them: little-endian."""
+    """Return the tensor's bytes as external data holds them: little-endian."""
     return bytes(tensor.raw_data) if tensor.HasField("raw_data") else numpy_helper.to_array(tensor).tobytes()
 
 
@@ -211,3 +232,165 @@ def _write(model: onnx.ModelProto, common: Mapping[str, TensorProto], path: Path
             for key, value in (("location", f"{digest[:_NAME_DIGITS]}.bin"), ("offset", "0"), ("length", str(length))):
                 tensor.external_data.add(key=key, value=value)
     path.write_bytes(model.SerializeToString(deterministic=True))
+
+
+PASSWORD = "EDGEQ_KEY_PASSWORD"
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """A private key, its public one, and the certificates (DER, the key's own first) that vouch for it, if any."""
+
+    private: EllipticCurvePrivateKey
+    public: PublicKey
+    chain: tuple[bytes, ...] = ()
+
+
+def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKey:
+    """Return the private key in a PEM file; $EDGEQ_KEY_PASSWORD opens an encrypted one.
+
+    Args:
+        certificates: PEM files: the key's own certificate first, then those of its issuers. The root may be left out.
+
+    Raises:
+        DataError: it cannot be read, or is no elliptic-curve key on P-256, P-384 or P-521.
+        UsageError: the password is missing or wrong, or the first certificate is another key's.
+        RuntimeUnavailableError: cryptography is not installed.
+    """
+    check_cryptography()
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+    password = os.environ.get(PASSWORD)
+    try:
+        data = path.read_bytes()
+        private = load_pem_private_key(data, password.encode() if password and b"ENCRYPTED" in data else None)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})", "Name a private key") from error
+    except TypeError as error:
+        raise UsageError(f"{path} is encrypted", f"Set {PASSWORD}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise DataError(f"{path} is no private key in PEM, or its password is another", _how()) from error
+    if not isinstance(private, EllipticCurvePrivateKey):
+        raise DataError(f"{path} is no elliptic-curve key", _how())
+    with device_errors():
+        spki = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        public = read_public_key(spki, str(path))
+    chain: list[bytes] = []
+    for file in certificates:
+        try:
+            found = x509.load_pem_x509_certificates(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} holds no certificate in PEM that can be read") from error
+        if not chain and found[0].public_key() != private.public_key():
+            raise UsageError(f"{file} is not the certificate of {path}", "Name the key's own certificate first")
+        chain += [certificate.public_bytes(Encoding.DER) for certificate in found]
+    if chain:
+        # Refused here, and not only by everyone who verifies: an expired certificate, one that is not for signing.
+        try:
+            verified_key(chain, chain[-1:])
+        except BundleError as error:
+            raise UsageError(f"{certificates[0]}: {error.problem}", "Name a certificate that holds") from error
+    return SigningKey(private, public, tuple(chain))
+
+
+def sign_files(files: Mapping[str, str], name: str, key: SigningKey) -> bytes:
+    """Return the signature file over `files` (relative path → sha256 in hex) of the model called `name`."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+
+    ordered = {path: files[path] for path in sorted(files, key=lambda path: PurePosixPath(path).parts)}
+    payload = _json(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [{"name": name, "digest": {"sha256": root_digest(ordered)}}],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {
+                "serialization": {
+                    "method": "files",
+                    "hash_type": "sha256",
+                    "allow_symlinks": False,
+                    "ignore_paths": [SIGNATURE],
+                },
+                "resources": [{"name": n, "algorithm": "sha256", "digest": d} for n, d in ordered.items()],
+            },
+        }
+    )
+    digest = getattr(hashes, key.public.curve.digest.upper())()
+    value = key.private.sign(Signature(payload, b"", "", ()).message, ECDSA(digest, deterministic_signing=True))
+    material: dict[str, Any] = (
+        {"x509CertificateChain": {"certificates": [{"rawBytes": _base64(der)} for der in key.chain]}}
+        if key.chain
+        else {"publicKey": {"hint": key.public.id}}
+    )
+    return _json(
+        {
+            "mediaType": BUNDLE_TYPE,
+            "verificationMaterial": {**material, "tlogEntries": []},
+            "dsseEnvelope": {
+                "payload": _base64(payload),
+                "payloadType": PAYLOAD_TYPE,
+                "signatures": [{"sig": _base64(value), "keyid": ""}],
+            },
+        }
+    )
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _how() -> str:
+    return "Make one: openssl ecparam -name prime256v1 -genkey -noout -out key.pem"
+
+
+@dataclass(frozen=True)
+class Signed(Displayed):
+    """What `sign_bundle` did: how many files the signature covers, and the id of the key (docs/signing.md)."""
+
+    bundle: Path
+    files: int
+    key: str
+    curve: str
+    certificates: int
+
+
+def sign_bundle(
+    path: str | Path, key: str | Path, *, certificates: Sequence[str | Path] = (), force: bool = False
+) -> Signed:
+    """Sign the bundle at `path`: `model.sig` beside its manifest, in a directory as in an .edgeq file.
+
+    Args:
+        key: private key, PEM.
+        certificates: see `read_signing_key`.
+        force: replace the signature that it has.
+
+    Raises:
+        BundleError: it is no bundle, or a damaged one.
+        OutputError: it is signed already, or cannot be written.
+        DataError, UsageError, RuntimeUnavailableError: see `read_signing_key`.
+    """
+    path = path_of(path, "bundle")
+    signing = read_signing_key(Path(key), [Path(certificate) for certificate in certificates])
+    with opened(path) as bundle:
+        if bundle.signature is not None and not force:
+            raise OutputError(f"{path} is signed already", "Pass --force to replace its signature")
+        digests = {name: record.sha256 for name, record in bundle.files.items()}
+        digests[MANIFEST] = bundle.manifest_sha256
+        signature = sign_files(digests, bundle.name or path.stem, signing)
+        if path.is_dir():
+            place = path / SIGNATURE
+            if place.exists() and not is_signature(place):
+                raise OutputError(f"{place} is no signature", "Move it")
+            with output_file(place, force=force) as draft:
+                draft.write_bytes(signature)
+        else:
+            with output_file(path, force=True) as draft:
+                write_archive(contents(replace(bundle, signature=signature)), draft)
+    return Signed(path, len(digests), signing.public.id, signing.public.curve.name, len(signing.chain))

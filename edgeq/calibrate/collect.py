@@ -26,16 +26,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.calibrate.observer import InstrumentedModel, Observer, Part, ReducedModel, Seen
+from edgeq.calibrate.observer import InstrumentedModel, Observer, Part, Seen
 from edgeq.calibrate.ranges import Derived, Plan, plan, quantizable_tensors
 from edgeq.calibrate.statistics import EMPTY, FINITE, Counter, Statistics, TensorStatistics
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CalibrationError, DataError, EdgeqError
 from edgeq.hardware.detect import usable_threads
-from edgeq.model.graph import GraphIndex, name_of
+from edgeq.model.graph import GraphIndex, indexed, name_of
 from edgeq.model.load import model_files, partitions, read_model, save_model, tensor_sizes
+from edgeq.model.sessions import Loadable
 from edgeq.model.shapes import element_types
 from edgeq.model.tensors import float_constant
 from edgeq.util.display import SILENT, Progress
@@ -103,7 +104,7 @@ class FloatPass:
 
     def __init__(
         self,
-        model: ReducedModel,
+        model: InstrumentedModel,
         steps: Plan,
         state: Mapping[str, TensorStatistics],
         channels: Mapping[str, int],
@@ -243,7 +244,7 @@ class FloatPass:
                 raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
         arrays: _Arrays = [(name, sample.inputs[name]) for name in self._plan.inputs]
         if self._plan.fetched:
-            values = self._model.run(sample.inputs, sample.name, place)
+            values = self._model.observe(sample.inputs, sample.name, place)
             arrays += zip(self._plan.fetched, values, strict=self._outputs is None)
             if self._outputs is not None:
                 self._outputs.keep(place, dict(zip(self._model.names, values, strict=True)))
@@ -284,12 +285,14 @@ class CalibrationJob:
         """See `edgeq.distributed.workers.Job`."""
         model = read_model(self.model.place(stack))
         steps = plan(model, self.names, self.channels)
-        instrumented = InstrumentedModel(model, steps.fetched, keep_layout=self.channels, threads=self.threads)
-        fetched = ReducedModel(instrumented, every_element=self.every_element)
+        every = self.every_element
+        fetched = InstrumentedModel(
+            model, steps.fetched, keep_layout=self.channels, threads=self.threads, every_element=every
+        )
         nothing = {name: TensorStatistics() for name in self.names}
 
         def run(shard: Shard) -> dict[str, TensorStatistics]:
-            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=self.every_element)
+            seen = FloatPass(fetched, steps, nothing, self.channels, at_once=1, every_element=every)
             for place, sample in enumerate(shard.read(self.samples), shard.start):
                 seen.observe(sample, place)
             return seen.freeze(last=True, derive=False)
@@ -368,7 +371,7 @@ Checkpoint = Callable[[Statistics], None]
 
 
 def collect(
-    model: ir.Model,
+    model: ir.Model | GraphIndex,
     samples: Samples,
     tensors: Sequence[str] | None = None,
     *,
@@ -416,13 +419,14 @@ def collect(
     if total == 0:
         raise DataError("there are no samples to calibrate with", "Give at least one")
     channels = dict(channels or {})
-    types = element_types(model)
-    names = _known_floats(model, tuple(tensors) if tensors is not None else quantizable_tensors(model, types), types)
+    graph = indexed(model)
+    model = graph.model
+    names = _known_floats(graph, tuple(tensors) if tensors is not None else quantizable_tensors(graph))
     data_digest = samples.digest()
     state = _initial(start, model_digest, data_digest, names, total)
     threads = threads or (1 if workers is not None else usable_threads())
     at_once = 1 if workers is not None else min(MOST_AT_ONCE, threads)
-    passes, at_once = _passes(model, names, state, samples, total, memory, at_once)
+    passes, at_once = _passes(graph, names, state, samples, total, memory, at_once)
     kept = outputs if outputs is not None and outputs.names and workers is None and len(passes) == 1 else None
 
     def snapshot() -> Statistics:
@@ -458,8 +462,10 @@ def collect(
             each = max(1, threads // at_once)
             last = kept.names if kept is not None else ()
             wanted = tuple(dict.fromkeys((*steps.fetched, *last)))
-            instrumented = InstrumentedModel(model, wanted, keep_layout={*channels, *last}, threads=each)
-            fetched = ReducedModel(instrumented, every_element=every_element)
+            kept_layout = {*channels, *last}
+            fetched = InstrumentedModel(
+                graph, wanted, keep_layout=kept_layout, threads=each, every_element=every_element
+            )
             seen = FloatPass(
                 fetched, steps, state, channels, at_once=at_once, every_element=every_element, outputs=kept
             )
@@ -485,7 +491,7 @@ def _weights_named(model: ir.Model) -> Iterator[None]:
 
 
 def _passes(
-    model: ir.Model,
+    graph: GraphIndex,
     names: Sequence[str],
     state: Mapping[str, TensorStatistics],
     samples: Samples,
@@ -509,7 +515,7 @@ def _passes(
     first = next(iter(samples), None)
     if first is None:
         raise DataError("there are no samples to calibrate with", "Give at least one")
-    sizes = tensor_sizes(model, first.inputs)
+    sizes = tensor_sizes(Loadable.of(graph).proto, first.inputs)
     largest = max(sizes.values(), default=0)
     sizes = {name: sizes.get(name, largest) for name in names}
     # One sample more waits to be counted while as many as run at once do.
@@ -561,14 +567,14 @@ def _initial(
     return dict(start.tensors)
 
 
-def _known_floats(model: ir.Model, names: Sequence[str], types: Mapping[str, ir.DataType]) -> tuple[str, ...]:
-    """`names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
-    index = GraphIndex(model)
+def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
+    """Return `names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
     for name in names:
-        if name not in index.values or index.values[name].is_initializer():
+        if name not in graph.values or graph.values[name].is_initializer():
             raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")
-    untyped = [n for n in names if n not in index.inputs and n not in types]
+    types = element_types(graph)
+    untyped = [n for n in names if n not in graph.inputs and n not in types]
     if not untyped:
         return tuple(names)
-    floats = InstrumentedModel(model, untyped, keep_layout=untyped, threads=1).floats()
+    floats = InstrumentedModel(graph, untyped, keep_layout=untyped, threads=1).floats()
     return tuple(n for n in names if n not in untyped or n in floats)

@@ -17,7 +17,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,6 +27,7 @@ from edgeq_device.budget import largest_sample
 from numpy.typing import NDArray
 
 from edgeq.calibrate.statistics import (
+    FINITE,
     KEYS,
     ChannelExtrema,
     Histogram,
@@ -146,13 +147,6 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
-class _Nonfinite:
-    nan: Count = 0
-    below: Count = 0
-    above: Count = 0
-
-
-@dataclass(frozen=True)
 class _Description:
     format: Literal["edgeq-statistics"]
     version: int
@@ -162,7 +156,7 @@ class _Description:
     total: Count
     tensors: tuple[_Tensor, ...]
     # Of those that had any; earlier releases pass this over.
-    nonfinite: Mapping[str, _Nonfinite] = field(default_factory=dict)
+    nonfinite: Mapping[str, Nonfinite] = field(default_factory=dict)
 
 
 def _described(statistics: Statistics) -> _Description:
@@ -180,7 +174,7 @@ def _described(statistics: Statistics) -> _Description:
         for name, tensor in statistics.tensors.items()
     )
     digests = statistics.model_digest, statistics.data_digest
-    nonfinite = {n: _Nonfinite(*astuple(t.nonfinite)) for n, t in statistics.tensors.items() if t.nonfinite}
+    nonfinite = {n: t.nonfinite for n, t in statistics.tensors.items() if t.nonfinite}
     return _Description(FORMAT, VERSION, *digests, statistics.samples, statistics.total, tensors, nonfinite)
 
 
@@ -238,13 +232,13 @@ def _statistics(described: _Description, arrays: Mapping[str, NDArray[Any]]) -> 
             int(entry.maximum_sum),
             histogram,
             None if axis is None else ChannelExtrema(axis, splits["channel_minimum"][i], splits["channel_maximum"][i]),
+            described.nonfinite.get(entry.name, FINITE),
         )
         if not sound(histogram) or bool(histogram.total) != bool(tensor.count) or entry.name in tensors:
             raise ValueError(f"tensor {entry.name!r} contradicts itself")
         if tensor.count and not -np.inf < tensor.minimum <= tensor.maximum < np.inf:
             raise ValueError(f"tensor {entry.name!r} has the extrema {tensor.minimum}..{tensor.maximum}")
-        unusual = described.nonfinite.get(entry.name, _Nonfinite())
-        tensors[entry.name] = replace(tensor, nonfinite=Nonfinite(*astuple(unusual)))
+        tensors[entry.name] = tensor
     return Statistics(described.model, described.data, described.samples, tensors, described.total)
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from edgeq_device.arrays import one_array
 from numpy.typing import NDArray
@@ -46,19 +47,10 @@ from edgeq.calibrate.statistics import (
     in_units,
 )
 from edgeq.errors import CalibrationError, DataError
-from edgeq.model.edit import Editor, with_outputs
-from edgeq.model.graph import (
-    PERMUTATIONS,
-    GraphIndex,
-    clamp_bounds,
-    constant_tensor,
-    is_op,
-    name_of,
-    node_input,
-    opset_of,
-)
-from edgeq.model.prepare import open_in_memory
-from edgeq.model.tensors import weight_bytes
+from edgeq.model.clean import names_read
+from edgeq.model.graph import MAIN_DOMAINS, PERMUTATIONS, GraphIndex, indexed
+from edgeq.model.sessions import Loadable
+from edgeq.model.tensors import opset_of_proto, weight_bytes
 from edgeq.run.session import SessionSettings
 
 _BLOCKED = "com.microsoft.nchwc"
@@ -71,6 +63,8 @@ _WEIGHTS_BESIDE = {
 }
 _FLOATS = ("tensor(float)", "tensor(float16)")
 
+Inputs = Mapping[str, NDArray[Any]]
+
 
 class InstrumentedModel:
     """Runs a model and gives `names`, in that order.
@@ -80,46 +74,62 @@ class InstrumentedModel:
         names: tensors made by nodes of the main graph.
         keep_layout: those of `names` that are wanted in their own layout, not just with all their values.
         threads: threads inside an operator; 0 leaves it to ONNX Runtime.
+        every_element: `observe` gives large tensors whole, always.
 
     Attributes:
         fetched: for each of `names`, the tensor of the optimised graph that is fetched.
-        optimised: that graph, whose weights are in files that live as long as this object; None where it was not
-            written.
+        optimised: that graph; None where it was not written.
+        folder: where its weights are, as long as this object lives.
 
     Raises:
         RuntimeUnavailableError: ONNX Runtime is missing, or refuses the model.
     """
 
     def __init__(
-        self, model: ir.Model, names: Sequence[str], *, keep_layout: Collection[str] = (), threads: int = 0
+        self,
+        model: ir.Model | GraphIndex,
+        names: Sequence[str],
+        *,
+        keep_layout: Collection[str] = (),
+        threads: int = 0,
+        every_element: bool = False,
     ) -> None:
+        graph = indexed(model)
         self.names = tuple(names)
         self.keep_layout = frozenset(keep_layout)
         self.threads = threads
         self.fetched = list(names)
-        self.optimised: ir.Model | None = None
+        self.optimised: onnx.ModelProto | None = None
+        self._every_element = every_element
+        self._reduced: _Reduced | None = None
+        self._building = threading.Lock()
         settings = SessionSettings(intra_op_threads=threads)
-        observed = with_outputs(model, names)
-        if weight_bytes(model) > _LARGEST or not any(node.op_type == "Conv" for node in model.graph):
-            self._session = open_in_memory(observed, settings)
+        observed = Loadable.of(graph).with_outputs(names)
+        if weight_bytes(graph.model) > _LARGEST or not any(node.op_type == "Conv" for node in graph.graph):
+            self._session = observed.open(settings)
             return
-        folder = Path(tempfile.mkdtemp(prefix="edgeq-calibrate-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        written = folder / "optimised.onnx"
-        self._session = open_in_memory(observed, replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=written))
-        self.optimised = ir.load(written)
-        blocked = without_conversions(self.optimised, names, keep_layout)
+        self.folder = Path(tempfile.mkdtemp(prefix="edgeq-calibrate-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        written = self.folder / "optimised.onnx"
+        self._session = observed.open(replace(settings, config=_WEIGHTS_BESIDE, save_optimized_to=written))
+        self.optimised = onnx.load(written, load_external_data=False)
+        blocked = without_conversions(self.optimised.graph, names, keep_layout)
         if blocked:
             self.fetched = [blocked.get(name, name) for name in names]
             del self._session
-            self._session = open_in_memory(self.optimised, replace(settings, optimization="none"))
+            self._session = self.open(self.optimised)
+
+    def open(self, model: onnx.ModelProto) -> Any:
+        """Open a form of `optimised`, as it is written."""
+        settings = SessionSettings(intra_op_threads=self.threads, optimization="none")
+        return Loadable.of_proto(model, self.folder).open(settings)
 
     def floats(self) -> frozenset[str]:
         """Those of the names that are float32 or float16 tensors, by the types that ONNX Runtime infers."""
         kinds = {output.name: output.type for output in self._session.get_outputs()}
         return frozenset(n for n, fetched in zip(self.names, self.fetched, strict=True) if kinds[fetched] in _FLOATS)
 
-    def run(self, inputs: Mapping[str, NDArray[Any]], sample: str) -> list[NDArray[Any]]:
+    def run(self, inputs: Inputs, sample: str) -> list[NDArray[Any]]:
         """The tensors for one sample.
 
         Args:
@@ -136,69 +146,119 @@ class InstrumentedModel:
             raise DataError(f"onnxruntime cannot run sample {sample}: {text}", "Check its names and shapes") from error
         return [one_array(value) for value in values]
 
+    def observe(self, inputs: Inputs, sample: str, place: int) -> list[NDArray[Any] | Part]:
+        """Return the tensors for one sample, large ones of later samples in part; several threads may call it at once.
 
-def without_conversions(model: ir.Model, names: Sequence[str], keep_layout: Collection[str] = ()) -> dict[str, str]:
+        Args:
+            inputs, sample: as `run` has them.
+            place: of the sample among all, from 0.
+
+        Raises:
+            DataError: ONNX Runtime refuses the sample.
+        """
+        small = self._reduced.run(inputs) if self._reduced is not None and place >= FIRST else None
+        if small is not None:
+            return small
+        values = self.run(inputs, sample)
+        possible = self.optimised is not None and not self._every_element and place >= FIRST
+        if possible and self._building.acquire(blocking=False):
+            # Never released: the first shapes that come are those of nearly all samples, or none come twice.
+            self._reduced = _Reduced(self, inputs, values)
+        return list(values)
+
+
+class Links:
+    """The nodes of a graph by the names that they make and read; they must not change while it is used."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.makers = {name: node for node in graph.node for name in node.output}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in names_read(node):
+                self.readers.setdefault(name, []).append(node)
+        self.outputs = {value.name for value in graph.output}
+
+
+def without_conversions(
+    graph: onnx.GraphProto, names: Sequence[str], keep_layout: Collection[str] = ()
+) -> dict[str, str]:
     """Remove layout conversions from an optimised graph, in place; its outputs become what is fetched for `names`.
 
     Returns:
         For each of `names`, but those of `keep_layout`, whose values can be had in the blocked layout, the name of the
         blocked tensor. Nothing is changed where there is none.
     """
-    values = GraphIndex(model).values
     wanted = set(names) - set(keep_layout)
-    _unwrap_clips(model.graph)
-    blocked: dict[str, ir.Value] = {}
-    found: set[ir.Value] = set()
-    for node in model.graph:
-        name, source = name_of(node.outputs[0]), node_input(node, 0)
-        if name not in wanted or source is None:
+    _unwrap_clips(graph)
+    blocked: dict[str, str] = {}
+    found: set[str] = set()
+    for node in graph.node:
+        name = node.output[0]
+        if name not in wanted or not node.input:
             continue
         if _converts_back(node):
-            blocked[name] = source
+            blocked[name] = node.input[0]
         # A Clip that works on blocked tensors now gives one itself.
-        elif is_op(node, "Clip") and source in found:
-            blocked[name] = node.outputs[0]
+        elif _is(node, "Clip") and node.input[0] in found:
+            blocked[name] = name
         else:
             continue
         found.add(blocked[name])
     if blocked:
-        outputs = dict.fromkeys(blocked.get(name, values[name]) for name in names)
-        for value in outputs:  # the file has the shapes of the plain layout
-            value.shape = value.type = None
-        model.graph.outputs[:] = list(outputs)
-        for node in model.graph:
-            if _converts_back(node) and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
-                model.graph.remove(node, safe=True)
-    return {name: name_of(value) for name, value in blocked.items()}
+        outputs = dict.fromkeys(blocked.get(name, name) for name in names)
+        _forget(graph, outputs)  # the file has the shapes of the plain layout
+        del graph.output[:]
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+        read = Links(graph)
+        for node in list(graph.node):
+            if _converts_back(node) and node.output[0] not in read.readers and node.output[0] not in outputs:
+                graph.node.remove(node)
+    return blocked
 
 
-def _unwrap_clips(graph: ir.Graph) -> None:
+def _unwrap_clips(graph: onnx.GraphProto) -> None:
     """Turn blocked → plain → Clip → blocked into blocked → Clip, where nothing else reads the plain Clip."""
-    for node in graph:
-        source = node.inputs[0].producer() if is_op(node, "Clip") and node.inputs[0] is not None else None
-        clipped = node.outputs[0]
-        after = [use.node for use in clipped.uses()]
-        if source is None or not _converts_back(source) or not after or clipped.is_graph_output():
+    links = Links(graph)
+    for node in list(graph.node):
+        source = links.makers.get(node.input[0]) if _is(node, "Clip") else None
+        clipped = node.output[0]
+        after = links.readers.get(clipped, [])
+        if source is None or not _converts_back(source) or not after or clipped in links.outputs:
             continue
         if all(_converts_to_blocked(reader) for reader in after):
-            node.replace_input_with(0, source.inputs[0])
-            clipped.shape = clipped.type = None
+            node.input[0] = source.input[0]
+            _forget(graph, [clipped])
             for reader in after:
-                reader.outputs[0].replace_all_uses_with(clipped)
-                graph.remove(reader, safe=True)
+                for user in links.readers.get(reader.output[0], []):
+                    user.input[:] = [clipped if name == reader.output[0] else name for name in user.input]
+                graph.node.remove(reader)
 
 
-def _converts_back(node: ir.Node) -> bool:
+def _forget(graph: onnx.GraphProto, names: Collection[str]) -> None:
+    """Remove what a graph says of the shapes of tensors, in place."""
+    kept = [value for value in graph.value_info if value.name not in names]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+
+
+def _is(node: onnx.NodeProto, *op_types: str) -> bool:
+    return node.op_type in op_types and node.domain in MAIN_DOMAINS
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _converts_back(node: onnx.NodeProto) -> bool:
     """Blocked to plain, with blocks that are full."""
-    return (
-        (node.domain, node.op_type) == (_BLOCKED, "ReorderOutput")
-        and node.attributes.get_int("channels", 1) % _WIDEST_BLOCK == 0
-        and not node.attributes.get_int("channels_last", 0)
-    )
+    if (node.domain, node.op_type) != (_BLOCKED, "ReorderOutput"):
+        return False
+    given = _attributes(node)
+    return given.get("channels", 1) % _WIDEST_BLOCK == 0 and not given.get("channels_last", 0)
 
 
-def _converts_to_blocked(node: ir.Node) -> bool:
-    return (node.domain, node.op_type) == (_BLOCKED, "ReorderInput") and not node.attributes.get_int("channels_last", 0)
+def _converts_to_blocked(node: onnx.NodeProto) -> bool:
+    return (node.domain, node.op_type) == (_BLOCKED, "ReorderInput") and not _attributes(node).get("channels_last", 0)
 
 
 ALL_COUNTED = 1 << 13
@@ -384,45 +444,9 @@ MODERATE, MOST_WEIGHT = 1e30, 1e6
 _ROW = (96, 192, 768)
 """Elements, at least, best and at most, of the rows by which a tensor is reduced: ONNX Runtime's kernels take two
 thirds of the time for them that they take for one long row."""
+_ADDED = "edgeq/reduced"
+"""Begins the names of what is added to a graph."""
 _REARRANGED = PERMUTATIONS | {"Relu", "ReorderInput", "ReorderOutput"}
-
-Inputs = Mapping[str, NDArray[Any]]
-
-
-class ReducedModel:
-    """Gives the tensors of an instrumented model; may be used by several threads.
-
-    Args:
-        every_element: large tensors are given whole, always.
-
-    Attributes:
-        names: of the tensors that it gives.
-    """
-
-    def __init__(self, model: InstrumentedModel, *, every_element: bool = False) -> None:
-        self._model = model
-        self.names = model.names
-        self._reduced: _Reduced | None = None
-        self._building = threading.Lock()
-        self._possible = model.optimised is not None and not every_element
-
-    def run(self, inputs: Inputs, sample: str, place: int) -> list[NDArray[Any] | Part]:
-        """The tensors of one sample, in the order of the model's names.
-
-        Args:
-            place: of the sample among all, from 0.
-
-        Raises:
-            DataError: ONNX Runtime refuses the sample.
-        """
-        small = self._reduced.run(inputs) if self._reduced is not None and place >= FIRST else None
-        if small is not None:
-            return small
-        values = self._model.run(inputs, sample)
-        if self._possible and place >= FIRST and self._building.acquire(blocking=False):
-            # Never released: the first shapes that come are those of nearly all samples, or none come twice.
-            self._reduced = _Reduced(self._model, inputs, values)
-        return list(values)
 
 
 class _Reduced:
@@ -442,14 +466,14 @@ class _Reduced:
         if not self._large:
             return
         assert model.optimised is not None
-        graph = model.optimised.clone()
-        known = GraphIndex(graph).values
-        measured = {*self._names, *inputs}
-        sources = {name: bounded_by(known[name].producer(), measured) for name in self._large}
+        reduced = onnx.ModelProto()
+        reduced.CopyFrom(model.optimised)
+        bounds = Bounds(reduced.graph, {*self._names, *inputs}, model.folder)
+        sources = {name: bounds.of(name) for name in self._large}
         self._summed = tuple(name for name, found in sources.items() if found is None)
         self._sources = {source for found in sources.values() for source in found or ()} - set(self._large)
-        reduce_large(graph, self._names, self._large, self._summed)
-        self._session = open_in_memory(graph, SessionSettings(optimization="none", intra_op_threads=model.threads))
+        reduce_large(reduced, self._names, self._large, self._summed)
+        self._session = model.open(reduced)
 
     def run(self, inputs: Inputs) -> list[NDArray[Any] | Part] | None:
         """The tensors of one sample; None where it has to be seen whole: other shapes, or a value that is not finite
@@ -478,37 +502,59 @@ class _Reduced:
         return [found[name] for name in self._names]
 
 
-def bounded_by(node: ir.Node | None, measured: Collection[str]) -> frozenset[str] | None:
-    """Some of the `measured` tensors: while all of their values are `MODERATE`, those of the node's output are finite.
-    None where that does not follow."""
-    if node is None:
-        return None
-    if is_op(node, "Add", "Sub"):
-        data = list(node.inputs)
-    elif node.op_type == "Conv" and node.attributes.get_string("activation", "") in ("", "Relu"):
-        constants = [constant_tensor(value) for value in node.inputs[1:3] if value is not None]
-        if any(c is None or not np.abs(c.numpy()).sum(dtype=np.float64) <= MOST_WEIGHT for c in constants):
+class Bounds:
+    """What bounds the values of tensors in a graph.
+
+    Args:
+        measured: names of the tensors whose values are seen.
+        folder: where the weights are that are not in the graph.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, measured: Collection[str], folder: Path) -> None:
+        self._makers, self._measured, self._folder = Links(graph).makers, measured, folder
+        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+
+    def of(self, name: str) -> frozenset[str] | None:
+        """Return some of the measured tensors: while all of their values are `MODERATE`, those of `name` are finite.
+        None where that does not follow."""
+        node = self._makers.get(name)
+        if node is None:
             return None
-        data = [node.inputs[0], *node.inputs[3:]]
-    else:
-        return None
-    found = [_source(value, measured) for value in data]
-    return frozenset(name for name in found if name is not None) if None not in found else None
-
-
-def _source(value: ir.Value | None, measured: Collection[str]) -> str | None:
-    """The measured tensor whose values bound those of `value`."""
-    while value is not None and name_of(value) not in measured:
-        node = value.producer()
-        if node is None or not (node.op_type in _REARRANGED or _is_moderate_clip(node)):
+        if _is(node, "Add", "Sub"):
+            data = list(node.input)
+        elif node.op_type == "Conv" and _attributes(node).get("activation", b"") in (b"", b"Relu"):
+            constants = [self._constant(value) for value in node.input[1:3] if value]
+            if any(c is None or not np.abs(c).sum(dtype=np.float64) <= MOST_WEIGHT for c in constants):
+                return None
+            data = [node.input[0], *node.input[3:]]
+        else:
             return None
-        value = node.inputs[0]
-    return name_of(value) if value is not None else None
+        found = [self._source(value) for value in data]
+        return frozenset(name for name in found if name is not None) if None not in found else None
 
+    def _constant(self, name: str) -> NDArray[Any] | None:
+        tensor = self._constants.get(name)
+        return None if tensor is None else onnx.numpy_helper.to_array(tensor, str(self._folder))
 
-def _is_moderate_clip(node: ir.Node) -> bool:
-    bounds = clamp_bounds(node) if is_op(node, "Clip") else None
-    return bounds is not None and bounds[0] <= MODERATE and bounds[1] >= -MODERATE
+    def _source(self, name: str) -> str | None:
+        """Return the measured tensor whose values bound those of `name`."""
+        while name not in self._measured:
+            node = self._makers.get(name)
+            if node is None or not (node.op_type in _REARRANGED or self._is_moderate_clip(node)):
+                return None
+            name = node.input[0]
+        return name
+
+    def _is_moderate_clip(self, node: onnx.NodeProto) -> bool:
+        if not _is(node, "Clip"):
+            return False
+        given = _attributes(node)
+        bounds: list[Any] = []
+        for place, attribute, otherwise in ((1, "min", -math.inf), (2, "max", math.inf)):
+            name = node.input[place] if place < len(node.input) else ""
+            bounds.append(self._constant(name) if name else given.get(attribute, otherwise))
+        low, high = bounds
+        return low is not None and high is not None and bool(low <= MODERATE and high >= -MODERATE)
 
 
 def _is_moderate(values: NDArray[Any] | Part | None) -> bool:
@@ -517,7 +563,7 @@ def _is_moderate(values: NDArray[Any] | Part | None) -> bool:
 
 
 def reduce_large(
-    model: ir.Model, names: Sequence[str], large: dict[str, tuple[int, int]], summed: Sequence[str]
+    model: onnx.ModelProto, names: Sequence[str], large: dict[str, tuple[int, int]], summed: Sequence[str]
 ) -> None:
     """Make the outputs of an optimised graph, in place: a vector of all that is wanted of the `large` tensors, then
     the others of `names`, once each.
@@ -529,31 +575,40 @@ def reduce_large(
         large: tensor name → (its elements, the step from one element of its part to the next).
         summed: those whose sums are wanted.
     """
-    editor = Editor(model)
-    values = GraphIndex(model).values
-    zero = editor.constant("reduced/zero", np.array([0]))
+    graph = model.graph
+
+    def add(op_type: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
+        """Append a node and return the name of what it gives."""
+        graph.node.append(onnx.helper.make_node(op_type, inputs, [f"{_ADDED}/{name}"], **attributes))
+        return f"{_ADDED}/{name}"
+
+    def constant(name: str, *values: int) -> str:
+        """Append an initializer and return its name."""
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), f"{_ADDED}/{name}"))
+        return f"{_ADDED}/{name}"
+
+    zero = constant("zero", 0)
     # Opset 18 made the axes an input.
-    as_input = opset_of(model) >= 18
-    axis = [editor.constant("reduced/axis", np.array([1]))] if as_input else []
+    as_input = opset_of_proto(model) >= 18
+    axis = [constant("axis", 1)] if as_input else []
     along: dict[str, Any] = {"keepdims": 0} if as_input else {"keepdims": 0, "axes": [1]}
-    wanted: dict[str, dict[str, ir.Value]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
+    wanted: dict[str, dict[str, str]] = {"ReduceMin": {}, "ReduceMax": {}, "ReduceSum": {}, "Slice": {}}
     # ONNX Runtime goes from an output to what it needs, and there first to the node that comes last in the file. So
     # the first tensor is reduced as soon as it is there, while it is in the caches and before an operator that could
     # then work in its place.
     for name, (size, stride) in reversed(large.items()):
-        length = editor.constant("reduced/length", np.array([size]))
-        step = editor.constant("reduced/step", np.array([stride]))
-        row = editor.constant("reduced/row", np.array([-1, row_length(size)]))
-        rows = editor.node("Reshape", [values[name], row], f"{name}/rows")
+        length, step = constant(f"{name}/length", size), constant(f"{name}/step", stride)
+        rows = add("Reshape", [name, constant(f"{name}/row", -1, row_length(size))], f"{name}/rows")
         for kind in ("ReduceMin", "ReduceMax"):
-            wanted[kind][name] = editor.node(kind, [rows, *axis], f"{name}/{kind}", attributes=along)
-        flat = editor.node("Reshape", [values[name], length], f"{name}/flat")
+            wanted[kind][name] = add(kind, [rows, *axis], f"{name}/{kind}", **along)
+        flat = add("Reshape", [name, length], f"{name}/flat")
         if name in summed:
-            wanted["ReduceSum"][name] = editor.node("ReduceSum", [flat], f"{name}/ReduceSum")
-        wanted["Slice"][name] = editor.node("Slice", [flat, zero, length, zero, step], f"{name}/part")
+            wanted["ReduceSum"][name] = add("ReduceSum", [flat], f"{name}/ReduceSum")
+        wanted["Slice"][name] = add("Slice", [flat, zero, length, zero, step], f"{name}/part")
     parts = [made[name] for made in wanted.values() for name in large if name in made]
-    joined = editor.node("Concat", parts, "reduced/all", attributes={"axis": 0})
-    model.graph.outputs[:] = [joined, *(values[name] for name in dict.fromkeys(names) if name not in large)]
+    outputs = [add("Concat", parts, "all", axis=0), *(name for name in dict.fromkeys(names) if name not in large)]
+    del graph.output[:]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
 
 
 def row_length(size: int) -> int:

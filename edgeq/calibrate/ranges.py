@@ -21,6 +21,8 @@ from edgeq.model.graph import (
     PERMUTATIONS,
     GraphIndex,
     clamp_bounds,
+    computed_constants,
+    indexed,
     is_op,
     name_of,
     only_reader,
@@ -214,23 +216,20 @@ class Plan:
         return known
 
 
-def quantizable_tensors(model: ir.Model, types: Mapping[str, ir.DataType] | None = None) -> tuple[str, ...]:
-    """Names of the float tensors that some backend may quantize, in the order of the graph: inputs, activations and
-    outputs of the main graph.
+def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
+    """Return the names of the float tensors that some backend may quantize, in the order of the graph: inputs,
+    activations and outputs of the main graph.
 
     Not among them: weights and what is computed from weights alone; a convolution's output that only a
     BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
     `collect` drops it where ONNX Runtime infers that it is no float.
-
-    Args:
-        types: the model's `element_types`, where they are at hand.
     """
-    constants = GraphIndex(model).computed_constants
-    types = element_types(model) if types is None else types
-    made = [value for node in model.graph for value in node.outputs if value.name]
+    graph = indexed(model)
+    constants, types = graph.computed_constants, element_types(graph)
+    made = [value for node in graph.graph for value in node.outputs if value.name]
     return tuple(
         name
-        for value in (*model.graph.inputs, *made)
+        for value in (*graph.graph.inputs, *made)
         if (name := name_of(value)) not in constants
         and types.get(name, ir.DataType.FLOAT) in _FLOATS
         and not _is_folded(value, constants)
@@ -297,7 +296,7 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
 
     Data inputs and outputs count; shapes, axes and constants do not. Names and sets are sorted.
     """
-    constants = GraphIndex(model).computed_constants
+    constants = computed_constants(model.graph)
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:

@@ -152,7 +152,7 @@ def _existing(data: Any) -> tuple[Path, ...]:
 
 
 def _recorded(prepared: PreparedModel, model: Path, skip: Sequence[str]) -> tuple[str, ...]:
-    names = quantizable_tensors(prepared.model)
+    names = quantizable_tensors(prepared.graph)
     if not names:
         raise CalibrationError(f"{model} has no float activation", "There is nothing in it to calibrate")
     unknown = sorted(set(skip) - set(names))

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.observer import InstrumentedModel
 from edgeq.calibrate.statistics import ChannelExtrema
-from edgeq.data.samples import Sample, Samples
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples
 from edgeq.model.graph import name_of
 from edgeq.model.prepare import PreparedModel
 from edgeq.util.display import Progress
@@ -38,7 +39,7 @@ def tensor_values(
     """
     inputs = {name_of(value) for value in prepared.model.graph.inputs}
     names = [name for name in dict.fromkeys(tensors) if name not in inputs]
-    model = InstrumentedModel(prepared.model, names, keep_layout=names) if names else None
+    model = InstrumentedModel(prepared.graph, names, keep_layout=names) if names else None
     for sample in samples:
         values = dict(sample.inputs)
         if model is not None:
@@ -54,7 +55,7 @@ def channel_extrema(
     Args:
         axes: tensor → its channel axis.
     """
-    statistics = collect(prepared.model, samples, list(axes), channels=axes, progress=progress)
+    statistics = collect(prepared.graph, samples, list(axes), channels=axes, progress=progress)
     found = {}
     for name, tensor in statistics.tensors.items():
         assert tensor.channels is not None, "extrema were requested"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edgeq.errors import CalibrationError, UsageError
 from edgeq.util.display import Displayed
+from edgeq.util.records import Count
 
 MANTISSA_BITS = 10
 _SHIFT = 23 - MANTISSA_BITS
@@ -347,9 +348,9 @@ class Nonfinite:
         below, above: minus and plus infinity.
     """
 
-    nan: int = 0
-    below: int = 0
-    above: int = 0
+    nan: Count = 0
+    below: Count = 0
+    above: Count = 0
 
     def __add__(self, other: Nonfinite) -> Nonfinite:
         return Nonfinite(self.nan + other.nan, self.below + other.below, self.above + other.above)

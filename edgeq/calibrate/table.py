@@ -129,6 +129,7 @@ class _View:
 
 FLATBUFFERS, JSON, CACHE = "calibration.flatbuffers", "calibration.json", "calibration.cache"
 LEVELS = 127
+_LARGEST = float(np.finfo(np.float32).max)
 MAX_BYTES = 2**25
 """A table file larger than this is refused."""
 
@@ -152,12 +153,9 @@ def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None
         )
     table = {}
     for name, span in sorted(ranges.items()):
-        if not (math.isfinite(span.low) and math.isfinite(span.high)):
+        if not all(abs(bound) <= _LARGEST for bound in (span.low, span.high)):
             raise CalibrationError(f"tensor {name!r} has the range {span.low}..{span.high}", "Calibrate it again")
-        largest = max(abs(span.low), abs(span.high))
-        if largest > float(np.finfo(np.float32).max):
-            raise CalibrationError(f"tensor {name!r} has the range {span.low}..{span.high}", "Calibrate it again")
-        table[name] = float(np.float32(largest))
+        table[name] = float(np.float32(max(abs(span.low), abs(span.high))))
     return table
 
 

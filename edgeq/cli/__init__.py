@@ -1,9 +1,10 @@
-"""The command line. One file a command, imported only when that command runs, so that `--help` is instant."""
+"""The command line. The file of a command is imported only when that command runs, so that `--help` is instant."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -12,80 +13,114 @@ from edgeq import __version__
 from edgeq.errors import UsageError, suggest
 from edgeq.util.process import begin, ends_in_one_line
 
-# Title → command → its one-line help. Standing here so that `edgeq --help` need not import fifteen modules.
-GROUPS = {
-    "Look": {
-        "detect": "Show this machine and the profile that fits it.",
-        "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
-        "doctor": "Say what is installed and what works; with --gpu, run it.",
-        "demo": "Run the main job on the embedded demo model.",
-    },
-    "Quantize": {
-        "quantize": "Quantize a model for a profile and prove the result.",
+# File → command → its one-line help. Standing here so that `edgeq --help` need not import the files.
+FILES = {
+    "build": {
+        "quantize": "Quantize a model for a machine or a target and prove the result.",
         "tune": "Find the best int8 model for this machine that keeps its accuracy.",
-        "package": "Quantize and write a deployable bundle.",
-        "calibrate": "Run the float model once over samples and keep the statistics.",
-        "retarget": "Rewrite a quantized model for another runtime.",
-        "run": "Run what a recipe says: commands and their options in one TOML file.",
+        "package": "Quantize for one or more targets and write a bundle to deploy.",
     },
-    "Prove and measure": {
+    "calibrate": {"calibrate": "Run the float model once over samples and keep the statistics."},
+    "measure": {
         "verify": "Check a bundle: hashes, loading, self-test; on other kernels too.",
         "bench": "Measure latency and throughput of a model or a bundle.",
         "eval": "Measure accuracy of a model or a bundle on labelled data.",
+    },
+    "compare": {
         "compare": "Compare two models or bundles: size, accuracy, speed, coverage.",
         "gate": "Fail a build whose model is worse than a baseline.",
-        "report": "Write a bundle's report: one HTML file that opens offline.",
+    },
+    "explain": {
+        "inspect": "Show a model's operators, shapes, MACs and what runs in int8 where.",
         "debug": "Find the layers that lose accuracy in a quantized model.",
+        "report": "Write a bundle's report: one HTML file that opens offline.",
         "audit": "Tell which layers of a quantized model saturate where two products are added in 16 bits.",
     },
-    "Sign and ship": {
+    "info": {
+        "detect": "Show this machine and the profile that fits it.",
+        "doctor": "Say what is installed and what works; with --gpu, run it.",
+        "targets": "List deployment targets, or show one.",
+        "profiles": "List hardware profiles, or show one with its reasons.",
+        "preprocess": "List preprocessings, or show one's arithmetic.",
+        "extensions": "List calibration methods, decoders, steps, recoveries and backends, plug-ins' too.",
+    },
+    "device": {
+        "device": "List boards, prepare one over SSH, and make emulated machines.",
+        "emulate": "Make the machines on which other targets' kernels run.",
+    },
+    "ship": {
         "sign": "Sign a bundle with a key, in the OpenSSF Model Signing format.",
         "push": "Upload a bundle to an OCI registry.",
         "pull": "Get a bundle from an OCI registry, by its digest.",
     },
-    "Targets": {
-        "targets": "List deployment targets, or show one.",
-        "profiles": "List hardware profiles, or show one with its reasons.",
-        "device": "List boards, make an environment on one over SSH, remove what edgeq keeps there.",
-        "emulate": "Make the machines on which other targets' kernels run.",
+    "convert": {
+        "retarget": "Rewrite a quantized model for another runtime.",
         "emit-c": "Write the C of a model that was quantized for a systolic array.",
     },
-    "Data and plug-ins": {
-        "preprocess": "List preprocessings, or show one's arithmetic.",
-        "extensions": "List calibration methods, decoders, steps, recoveries and backends, plug-ins' too.",
-    },
+    "demo": {"demo": "Run the main job on the embedded demo model."},
+    "run": {"run": "Run what a recipe says: commands and their options in one TOML file."},
 }
-COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
+COMMANDS = {name: text for commands in FILES.values() for name, text in commands.items()}
+GROUPS = {
+    "explain": "Show what is in a model and where it loses: inspect, debug, report, audit.",
+    "info": "Show this machine, and the targets, data steps and plug-ins that edgeq knows.",
+    "ship": "Sign a bundle, push it to a registry, pull it from one.",
+}
+"""Groups of the commands in the file of the same name. Each of those can be typed without its group, too."""
+SHOWN = {
+    "Build": ("quantize", "tune", "package", "calibrate"),
+    "Prove": ("verify", "bench", "eval", "compare", "explain"),
+    "Machines and delivery": ("info", "device", "ship"),
+}
+_ALSO = (
+    "Start with `edgeq demo`. Also: edgeq run RECIPE.toml, retarget, gate, emit-c; each explains itself with --help."
+)
 
 
 class _LazyGroup(click.Group):
+    """A group that imports a command when it runs.
+
+    Args:
+        sections: the commands that its help shows, by title.
+        hidden: commands that can be typed and are not shown.
+    """
+
+    def __init__(self, *, sections: Mapping[str, Iterable[str]], hidden: Iterable[str] = (), **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.sections = sections
+        self.names = list(dict.fromkeys([*(name for names in sections.values() for name in names), *hidden]))
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order of `COMMANDS`; click would sort them."""
-        return list(COMMANDS)
+        """Return the commands, those that are shown first; click would sort them."""
+        return self.names
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of `cmd_name` and return its command; None where there is none of that name."""
-        if cmd_name not in COMMANDS:
+        """Import the file of `cmd_name` and return its command; None where there is none of that name."""
+        if cmd_name not in self.names:
             return None
-        module = importlib.import_module(f"edgeq.cli.{cmd_name.replace('-', '_')}")
-        command = module.command
+        if cmd_name in GROUPS:
+            return _LazyGroup(name=cmd_name, help=GROUPS[cmd_name], sections={"Commands": FILES[cmd_name]})
+        file = next(file for file, commands in FILES.items() if cmd_name in commands)
+        command = getattr(importlib.import_module(f"edgeq.cli.{file}"), f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands' short help from `GROUPS`, so that `edgeq --help` imports none of them."""
-        width = max(map(len, COMMANDS))
-        for title, commands in GROUPS.items():
+        """Write the short help of commands from `FILES` and `GROUPS`, so that `--help` imports none of them."""
+        width = max(len(name) for names in self.sections.values() for name in names)
+        for title, names in self.sections.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
+                formatter.write_dl([(name.ljust(width), COMMANDS.get(name) or GROUPS[name]) for name in names])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command of the first argument; an unknown one is answered with those of about that name."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = suggest(args[0], COMMANDS)
-            raise UsageError(f"No such command {args[0]!r}", near if "?" in near else "See `edgeq --help`")
+        """Return the command of the first argument; answer an unknown one with those of about that name."""
+        if args and not args[0].startswith("-") and args[0] not in self.names:
+            near = suggest(args[0], self.names)
+            raise UsageError(
+                f"No such command {args[0]!r}", near if "?" in near else f"See `{ctx.command_path} --help`"
+            )
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -95,12 +130,18 @@ class _LazyGroup(click.Group):
             sys.exit(code if isinstance(code, int) else 0)
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    sections=SHOWN,
+    hidden=COMMANDS,
+    epilog=_ALSO,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="edgeq")
 def group() -> None:
     """Quantize ONNX models for the hardware they will run on, prove the result, ship it as a bundle."""
 
 
 def main() -> None:
-    """The `edgeq` program."""
+    """Run the `edgeq` program."""
     group(prog_name="edgeq", obj=begin())

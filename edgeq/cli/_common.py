@@ -1,23 +1,26 @@
-"""What every command shares: options, output for people or as JSON, and errors as one line and an exit code."""
+"""What every command shares: output for people or as JSON, the next line, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
 import errno
 import functools
 import logging
+import re
+import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from edgeq_device.budget import Budget, renew
 from edgeq_device.relay import json_text, printable, printable_lines, unfiltered
 
-from edgeq.cli._next import next_line
+from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import OutputError
-from edgeq.util.display import SILENT, Advance, Progress
+from edgeq.util.display import Advance, Progress
 from edgeq.util.process import check_threads, ends_in_one_line
 
 if TYPE_CHECKING:
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-F = TypeVar("F", bound=Callable[..., Any])
 Lines = Iterable[Any]
 """What a command prints for people: texts, each on a line of its own, tables, and texts with a style."""
 
@@ -70,7 +72,7 @@ class Printer:
         self.result(record, draw)
 
     def console(self) -> Console:
-        """A rich console on stdout that raises on a broken pipe; lines are not wrapped where stdout is no terminal.
+        """Return a rich console on stdout that raises on a broken pipe; off a terminal it wraps no lines.
 
         Each text, in a line or in a cell of a table, stays on its line and moves no cursor.
         """
@@ -88,13 +90,12 @@ class Printer:
         )
 
     def progress(self) -> Progress:
-        """A progress display on stderr when a person is watching; notes alone otherwise; nothing with --quiet."""
-        shown = SILENT if self.quiet else _StderrProgress()
-        return shown if self.budget is None else _Renewing(shown, self.budget)
+        """Return a display on stderr: bars when a person is watching, else notes alone; nothing with --quiet."""
+        return _StderrProgress(self.budget, quiet=self.quiet)
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **how: Any) -> Table:
-    """A table for people.
+    """Make a table for people.
 
     Args:
         numbers_from: the column from which on all are aligned to the right.
@@ -123,95 +124,272 @@ def watched_console() -> Console:
 
 
 def styled(text: str, style: str) -> Text:
-    """A line in a colour, or bold."""
+    """Return a line in a colour, or bold."""
     from rich.text import Text
 
     return Text(printable(text), style=style)
 
 
-@dataclass(frozen=True)
-class _Renewing:
-    """Progress of which each step gives the process its time again."""
-
-    shown: Progress
-    budget: Budget
-
-    @contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """See `Progress.stage`."""
-        with self.shown.stage(title, total) as advance:
-            renew(self.budget)
-
-            def renewing(steps: int) -> None:
-                renew(self.budget)
-                advance(steps)
-
-            yield renewing
-        renew(self.budget)
-
-    def note(self, text: str) -> None:
-        """See `Progress.note`."""
-        self.shown.note(text)
-
-
 class _StderrProgress:
-    def __init__(self) -> None:
+    """Bars and notes on stderr. Each step of progress gives a process under limits its time again."""
+
+    def __init__(self, budget: Budget | None, *, quiet: bool) -> None:
+        self._budget, self._quiet = budget, quiet
         self._printed: set[str] = set()
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """See `Progress.stage`: a bar with speed and remaining time on a terminal, else nothing."""
-        if not sys.stderr.isatty():
+        """See `Progress.stage`."""
+        with self._bar(title, total) as advance:
+            self._renew()
+
+            def renewing(steps: int) -> None:
+                self._renew()
+                advance(steps)
+
+            yield renewing
+        self._renew()
+
+    def _renew(self) -> None:
+        if self._budget is not None:
+            renew(self._budget)
+
+    @contextmanager
+    def _bar(self, title: str, total: int | None) -> Iterator[Advance]:
+        """Draw a bar with speed and remaining time on a terminal, else nothing."""
+        if self._quiet or not sys.stderr.isatty():
             yield lambda steps: None
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        from rich import progress
         from rich.text import Text
 
-        class Speed(ProgressColumn):
-            def render(self, task: Task) -> Text:
+        class Speed(progress.ProgressColumn):
+            def render(self, task: progress.Task) -> Text:
                 return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
         columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
             Speed(),
-            TimeRemainingColumn(),
+            progress.TimeRemainingColumn(),
         )
-        with Bar(*columns, console=watched_console(), transient=True) as bar:
+        with progress.Progress(*columns, console=watched_console(), transient=True) as bar:
             task = bar.add_task(printable(title), total=total)
             yield lambda steps: bar.advance(task, steps)
 
     def note(self, text: str) -> None:
         """Print `text` on stderr once: notes on calibration and validation data are often the same."""
-        if text not in self._printed:
+        if not self._quiet and text not in self._printed:
             self._printed.add(text)
             click.echo(printable(text), err=True)
 
 
-def common(function: F) -> F:
-    """Add --json, -q, -v (passed as `printer`) and --print-recipe to a command, and end on errors with one line and an
-    exit code."""
+_TOPICS = {
+    "Data": "data val source calibration preprocess try_preprocess count start first stride labels task annotations "
+    "decoder class_offset confidence iou task_output fixed shapes batch seed skip every_element",
+    "Quantization": "method percentile method_options per_channel reduce_range fit_pairs format activation_type "
+    "weight_type activation_symmetric rest dynamic weight_only eight_bit block_compute op_types exclude wide recover",
+    "Machine": "target targets engine engines variant threads session_options optimization on pin workers no_emulate",
+    "Limits": "max_drop min_sqnr min_speedup max_growth max_memory_growth require_coverage limits objective budget "
+    "duration_s min_queries target_qps latency_bound_ms no_timing thorough memory",
+    "Output": "output with_float selftest split force update as_markdown junit as_json quiet verbose print_recipe",
+}
+"""Title → names of the parameters that help shows under it; all others stand first, under Options."""
+_FEW = 14
 
-    @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else on stdout.")
-    @click.option("-q", "--quiet", is_flag=True, help="No progress and no notes.")
-    @click.option("-v", "--verbose", is_flag=True, help="Give reasons.")
-    @click.option("--print-recipe", is_flag=True, help="Print the recipe for `edgeq run` that does the same.")
-    @functools.wraps(function)
-    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **kwargs: Any) -> None:
-        # onnxruntime's quantizer warns of what edgeq has done already.
-        logging.getLogger().setLevel(logging.ERROR)
-        with ends_in_one_line(verbose=verbose):
-            if print_recipe:
-                from edgeq.cli._recipe import written
 
-                click.echo(written(click.get_current_context()))
-                return
-            check_threads()
-            budget = click.get_current_context().find_object(Budget)
-            function(*args, printer=Printer(as_json, quiet, verbose, budget), **kwargs)
-            if not as_json and not quiet and (line := next_line(click.get_current_context())) is not None:
-                click.echo(printable(f"next: {line}"))
+class Command(click.Command):
+    """A command whose help shows its options by topic, where there are many."""
 
-    return wrapped  # type: ignore[return-value]
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, each under its topic."""
+        known = {name: title for title, names in _TOPICS.items() for name in names.split()}
+        found: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *_TOPICS)}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for option in options:
+            topic = "Output" if option is self.get_help_option(ctx) else known.get(option.name or "", "Options")
+            if record := option.get_help_record(ctx):
+                found[topic if len(options) > _FEW else "Options"].append(record)
+        for title, rows in found.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def command(name: str, within: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command of a function: with --json, -q, -v (passed as `printer`) and --print-recipe. Errors end it with
+    one line and an exit code.
+
+    Args:
+        within: the group that it belongs to.
+    """
+
+    def make(function: Callable[..., None]) -> click.Command:
+        made = Command(
+            name,
+            callback=functools.partial(_run, function),
+            help=function.__doc__,
+            params=[*reversed(getattr(function, "__click_params__", [])), *_common_options()],
+        )
+        if within is not None:
+            within.add_command(made)
+        return made
+
+    return make
+
+
+def _common_options() -> Iterator[click.Option]:
+    yield click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON and nothing else on stdout.")
+    yield click.Option(["-q", "--quiet"], is_flag=True, help="No progress and no notes.")
+    yield click.Option(["-v", "--verbose"], is_flag=True, help="Give reasons.")
+    yield click.Option(["--print-recipe"], is_flag=True, help="Print the recipe for `edgeq run` that does the same.")
+
+
+def _run(
+    function: Callable[..., None], *, as_json: bool, quiet: bool, verbose: bool, print_recipe: bool, **given: Any
+) -> None:
+    # onnxruntime's quantizer warns of what edgeq has done already.
+    logging.getLogger().setLevel(logging.ERROR)
+    context = click.get_current_context()
+    with ends_in_one_line(verbose=verbose):
+        if print_recipe:
+            click.echo(written(context))
+            return
+        check_threads()
+        function(printer=Printer(as_json, quiet, verbose, context.find_object(Budget)), **given)
+        if not as_json and not quiet and (line := next_line(context)) is not None:
+            click.echo(printable(f"next: {line}"))
+
+
+NEXT = {
+    "detect": "edgeq inspect MODEL.onnx",
+    "inspect": "edgeq quantize {model} --data SAMPLES -o int8.onnx",
+    "doctor": "edgeq detect",
+    "demo": "edgeq report {output} --bench --open",
+    "demo files": "edgeq inspect {files}/model.onnx",
+    "quantize": "edgeq bench {output} --against {model} --data {data} ...",
+    "quantize target": "edgeq package {model} -t {target} -o BUNDLE ...",
+    "tune": "edgeq verify {output}",
+    "tune target": "edgeq verify {output} --on all",
+    "tune dry_run": "edgeq tune {model} -o {output} ...",
+    "calibrate collect": "edgeq quantize {model} --calibration {output} -o int8.onnx ...",
+    "calibrate merge": "edgeq calibrate show {output}",
+    "calibrate show": "edgeq quantize MODEL.onnx --calibration {path} --data SAMPLES -o int8.onnx",
+    "retarget": "edgeq bench {output} --against {model}",
+    "run dry_run": "edgeq run {recipe} ...",
+    "verify": "edgeq bench {bundle}",
+    "verify on": "edgeq report {bundle} --open",
+    "sign": "edgeq push {bundle} HOST/REPOSITORY:TAG",
+    "push": "edgeq pull {reference} -o BUNDLE --trust {trust}",
+    "bench": "edgeq eval {model} --data LABELLED --task classification",
+    "eval": "edgeq compare {reference|FLOAT.onnx} {model} ...",
+    "compare": "edgeq debug {a} {b} --data {data|SAMPLES} ...",
+    "gate": "edgeq compare {baseline} {model} ...",
+    "debug": "edgeq tune {float_model} -o BUNDLE ...",
+    "audit": "edgeq debug {reference|FLOAT.onnx} {model} --data {data|SAMPLES} ...",
+    "targets list": "edgeq targets show NAME --why",
+    "targets show": "edgeq package MODEL.onnx -t {name} --data SAMPLES -o BUNDLE",
+    "profiles list": "edgeq profiles show NAME --why",
+    "profiles show": "edgeq quantize MODEL.onnx -t {name} --data SAMPLES -o int8.onnx",
+    "device setup": "edgeq doctor --on {board}",
+    "device list": "edgeq doctor --on {board}",
+    "emulate setup": "edgeq verify BUNDLE --on all",
+    "emulate status": "edgeq emulate setup",
+    "emit-c": "make -C {output} check",
+    "preprocess list": "edgeq preprocess show NAME",
+    "preprocess show": "edgeq quantize MODEL.onnx --data IMAGES --preprocess {name} -o int8.onnx",
+    "extensions": "edgeq quantize MODEL.onnx --data SAMPLES --method NAME -o int8.onnx",
+}
+"""Command, with its subcommand, action or an option that changes what it does → the line to type.
+
+A parameter stands in braces, with what is written where it was not given behind a bar; an option without a value is
+left out. "..." stands for the options that were typed and that the next command takes too.
+"""
+
+_HERE = ("auto", "this-machine")
+_FOUND, _CHOSEN = "edgeq.next", "edgeq.next.line"
+_CARRIED = "..."
+_PARAMETER = re.compile(r"{(\w+)(?:\|([^}]+))?}")
+_OPTION = re.compile(r" --[\w-]+ {(\w+)}")
+_NOT_CARRIED = frozenset({"as_json", "quiet", "verbose", "print_recipe", "dry_run"})
+
+
+def fill_next(**words: object) -> None:
+    """Set words of the running command's next line, by name; where one that the line needs is None, none is printed."""
+    click.get_current_context().meta[_FOUND] = words
+
+
+def choose_next(line: Callable[[], str | None], **words: object) -> None:
+    """Set the running command's next line, because of what was found, and words of it.
+
+    Args:
+        line: gives one as in `NEXT`, without "edgeq"; None prints none. Called where the line is printed alone.
+    """
+    fill_next(**words)
+    click.get_current_context().meta[_CHOSEN] = line
+
+
+def propose_check(bundle: Path, targets: Sequence[str] = ()) -> None:
+    """Propose, as the next line, the command that checks as much of `bundle` as this machine can run."""
+
+    def line() -> str | None:
+        """Look into the bundle, where the line is printed at all."""
+        from edgeq.backends.base import SIMULATORS
+        from edgeq.emulate.check import next_check
+
+        return next_check(bundle, SIMULATORS, targets)
+
+    choose_next(line, bundle=bundle)
+
+
+def next_line(context: click.Context) -> str | None:
+    """Return the line to type after the command of `context`, with its own arguments filled in; None for none."""
+    if _CHOSEN in context.meta:
+        chosen = context.meta[_CHOSEN]()
+        line = f"edgeq {chosen}" if chosen else None
+    else:
+        line = next((NEXT[key] for key in _keys(context) if key in NEXT), None)
+    if line is None:
+        return None
+    words = {**context.params, **context.meta.get(_FOUND, {})}
+    given = {name: shlex.quote(str(value)) for name, value in words.items() if value is not None}
+    line = _OPTION.sub(lambda option: option[0] if option[1] in given else "", line)
+    if any(name not in given and not instead for name, instead in _PARAMETER.findall(line)):
+        return None
+    if line.endswith(_CARRIED):
+        line = " ".join([line.removesuffix(f" {_CARRIED}"), *map(shlex.quote, _carried(context, line))])
+    return _PARAMETER.sub(lambda parameter: given.get(parameter[1], parameter[2]), line)
+
+
+def _keys(context: click.Context) -> Iterator[str]:
+    """Yield the keys of `NEXT` that fit the running command, the most particular first."""
+    names = typed_names(context)
+    chosen = [str(context.params["action"])] if "action" in context.params else []
+    chosen += [name for name in ("files", "dry_run", "on") if context.params.get(name)]
+    targets = context.params.get("target") or ()
+    chosen += ["target"] * any(name not in _HERE for name in ([targets] if isinstance(targets, str) else targets))
+    return (" ".join([*names, *part]) for part in (chosen, *([word] for word in chosen), []))
+
+
+def _carried(context: click.Context, line: str) -> Iterator[str]:
+    """Yield the options that were typed and that the command of `line` takes too, but for those that stand there."""
+    there = line.split()
+    group: Any = context.find_root().command
+    taken = {option.name: option for option in group.get_command(context, there[1]).params}
+    for option in context.command.params:
+        typed = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        other = taken.get(option.name)
+        if not typed or not isinstance(option, click.Option) or other is None or option.name in _NOT_CARRIED:
+            continue
+        if not set(other.opts).isdisjoint(there) or (
+            option.name == "force" and other is not option and "-o {output}" not in line
+        ):
+            continue
+        value = context.params[option.name or ""]
+        name = next((name for name in other.opts if name.startswith("--")), other.opts[0])
+        if option.is_flag:
+            yield name if value else option.secondary_opts[0]
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                yield from (name, str(one))

@@ -1,11 +1,11 @@
-"""Options that `quantize`, `package` and `tune` have in common."""
+"""Options that several commands have in common."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from edgeq_device.errors import DeviceError
@@ -13,6 +13,10 @@ from edgeq_device.options import MOST_THREADS
 
 from edgeq.errors import UsageError
 from edgeq.util.registry import DECODERS, METHODS, TASKS
+
+if TYPE_CHECKING:
+    from edgeq.remote.devices import Board
+    from edgeq.run.engines import EngineChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,38 +33,19 @@ class Renamed(click.Option):
         self.before = frozenset(before)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """What `--help` shows of it."""
+        """Return what `--help` shows of it."""
         shown = copy.copy(self)
         shown.opts = [name for name in self.opts if name not in self.before]
         return super(Renamed, shown).get_help_record(ctx)
 
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The shipped targets and profiles with `incomplete` anywhere in their names, for the shell."""
+    """Return the shipped targets and profiles with `incomplete` anywhere in their names, for the shell."""
     from edgeq.util.resources import shipped
 
     del ctx, parameter
     names = {file.stem for folder in ("targets", "profiles") for file in shipped(folder).glob("*.toml")}
     return sorted(name for name in names if incomplete.lower() in name)
-
-
-def named_to_show(what: str, action: str, name: str | None, *, why: bool) -> str | None:
-    """The name with which `targets` and `profiles` are to show one, None where they list all.
-
-    Args:
-        what: "target" or "profile".
-
-    Raises:
-        UsageError: nothing is named to show, or something is named or asked that a list leaves out.
-    """
-    if action == "show" and name is None:
-        raise UsageError(f"no {what} named", f"Give a name: `edgeq {what}s` lists them")
-    if action == "list" and (name is not None or why):
-        raise UsageError(
-            f"{name or '--why'} says nothing where all {what}s are listed",
-            f"Leave it out, or say `edgeq {what}s show {name or 'NAME'}`",
-        )
-    return name
 
 
 def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
@@ -70,7 +55,7 @@ def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
 
 
 def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The names of the devices files that begin with `incomplete`, for the shell."""
+    """Return the names of the devices files that begin with `incomplete`, for the shell."""
     from edgeq.remote.devices import known_boards
 
     del ctx, parameter
@@ -87,8 +72,22 @@ def on_board(function: F) -> F:
     )(function)
 
 
+def board_of(name: str) -> Board:
+    """Return the board that `--on` names."""
+    from edgeq.remote.devices import one_board
+
+    return one_board(name)
+
+
+def engines_of(texts: Sequence[str]) -> list[EngineChoice]:
+    """Return the engines that `--engine` names."""
+    from edgeq.run.engines import choose_engine
+
+    return [choose_engine(text) for text in texts]
+
+
 def _checked_workers(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
-    """`given` as it is, checked before anything is read."""
+    """Return `given` as it is, checked before anything is read."""
     if given is not None:
         from edgeq.distributed.workers import check_workers
 
@@ -137,8 +136,8 @@ OWN_PREPROCESS = click.option(
     help="Preprocessing: a name or steps (`edgeq preprocess list`), or a .toml file. A bundle brings its own.",
 )
 VARIANT = click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
-START = click.option("--start", type=click.IntRange(min=0), default=0, help="Skip so many samples.")
-STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every so many-th sample.")
+START = click.option("--start", type=click.IntRange(min=0), default=0, help="Skip this many samples first.")
+STRIDE = click.option("--stride", type=click.IntRange(min=1), default=1, help="Take every N-th sample, for this N.")
 THREADS = click.option(
     "--threads",
     type=click.IntRange(0, MOST_THREADS),
@@ -177,6 +176,27 @@ FIX = click.option(
     help="A number for a free size of the inputs, such as N=1, or x:0=1 where it has no name. Repeatable.",
 )
 FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
+WITH_FLOAT = click.option(
+    "--with-float", is_flag=True, help="Put the float32 model in, so that the device can time both."
+)
+
+
+def output_beside(pattern: str, metavar: str, help_text: str) -> Callable[[F], F]:
+    """Add `-o/--output`; without it a command writes beside its model.
+
+    Args:
+        pattern: the name of the file, with the model's as {stem}.
+    """
+
+    def place(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path | None:
+        """Return the place that is given, else the one beside the model."""
+        del parameter
+        model: Path | None = context.params.get("model")  # None where the shell completes a line without it
+        return given or (model and model.parent / pattern.format(stem=model.stem))
+
+    shown = f"{help_text} [{pattern.format(stem='MODEL')}, beside the model]"
+    return click.option("-o", "--output", type=OUTPUT, callback=place, metavar=metavar, help=shown)
+
 
 _DECODING = (
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
@@ -200,7 +220,7 @@ _DATA = (
         "--calibration", type=PATH, help="Folder that `edgeq calibrate` wrote, instead of a pass over --data."
     ),
     PREPROCESS,
-    click.option("--count", type=click.IntRange(min=1), help="At most so many calibration samples."),
+    click.option("--count", type=click.IntRange(min=1), help="Calibration samples to use, at most."),
     click.option("--labels", help="Where the --val labels are, if not with the data."),
     click.option("--task", help=f"What to measure on --val: {TASK_NAMES}."),
     *_DECODING,
@@ -298,7 +318,7 @@ def comparison_options(function: F) -> F:
         click.option("--task", help=f"What to measure against labels: {TASK_NAMES}."),
         OWN_PREPROCESS,
         task_options(),
-        click.option("--count", type=click.IntRange(min=1), help="At most so many samples."),
+        click.option("--count", type=click.IntRange(min=1), help="Samples to use, at most."),
         THREADS,
         SESSION_OPTIONS,
     )
@@ -306,7 +326,7 @@ def comparison_options(function: F) -> F:
 
 
 def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options`, with those of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
+    """Return `options`, with those of `comparison_options` as fields of `edgeq.report.compare.CompareRequest`."""
     from edgeq.measure.task import split_task_options
     from edgeq.run.session import given_options
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 from edgeq_device.relay import without_passwords
 
+from edgeq.cli import COMMANDS
 from edgeq.errors import UsageError, suggest
 from edgeq.util.records import parse, toml_table
 
@@ -29,8 +30,17 @@ class Step:
     context: click.Context
 
 
+def typed_names(context: click.Context) -> list[str]:
+    """Return the words of the running command; `edgeq info detect` is `detect`, which recipes and next lines name."""
+    names: list[str] = []
+    while context.parent is not None:
+        names.insert(0, str(context.info_name))
+        context = context.parent
+    return names[1:] if len(names) > 1 and names[1] in COMMANDS else names
+
+
 def written(context: click.Context) -> str:
-    """The recipe of the command that is being run: what was given for it, as TOML."""
+    """Return the recipe of the command that is being run: what was given for it, as TOML."""
     given = {
         key: context.params[parameter.name or ""]
         for key, parameter in parameters_of(context.command).items()
@@ -39,16 +49,13 @@ def written(context: click.Context) -> str:
     for key, value in given.items():
         if any("://" in text and without_passwords(text) != text for text in map(str, several(value))):
             raise UsageError(f"a recipe would keep the password in {key}", "Leave the password out")
-    names, outer = [context.info_name or ""], context.parent
-    while outer is not None and outer.parent is not None:
-        names, outer = [outer.info_name or "", *names], outer.parent
-    table = ".".join(name.replace("-", "_") for name in names)
+    table = ".".join(name.replace("-", "_") for name in typed_names(context))
     lines = [f"{key} = {_toml(value)}" for key, value in given.items()]
     return "\n".join(["# edgeq run THIS_FILE; relative paths start from its folder", f"[{table}]", *lines])
 
 
 def read(path: Path, group: click.Group) -> list[Step]:
-    """The commands of the recipe at `path`, in its order, each checked as its command line would be.
+    """Return the commands of the recipe at `path`, in its order, each checked as its command line would be.
 
     Raises:
         UsageError: it is no recipe; the file, the key, and what to do.
@@ -70,7 +77,7 @@ def read(path: Path, group: click.Group) -> list[Step]:
 def _tables(
     content: Mapping[str, Any], group: click.Group, place: tuple[str, ...], path: Path
 ) -> Iterator[tuple[tuple[str, ...], click.Command, Mapping[str, Any]]]:
-    """The tables that name commands: place, command and content."""
+    """Return the tables that name commands: place, command and content."""
     context = click.Context(group)
     for key, value in content.items():
         if not isinstance(value, Mapping):
@@ -112,7 +119,7 @@ def _step(
 
 
 def parameters_of(command: click.Command) -> dict[str, click.Parameter]:
-    """What a recipe may say of a command: the longest name of each option, without dashes, and each argument's."""
+    """Return what a recipe may say: the longest name of each option, without dashes, and each argument's."""
     return {
         (_long(p) if isinstance(p, click.Option) else p.name or "").lstrip("-").replace("-", "_"): p
         for p in command.params
@@ -140,7 +147,7 @@ def _field(key: str, parameter: click.Parameter) -> tuple[Any, ...]:
 
 
 def _arguments(parameters: Mapping[str, click.Parameter], step: Any) -> tuple[str, ...]:
-    """The command line that says the same."""
+    """Return the command line that says the same."""
     options, positional = [], []
     for key, parameter in parameters.items():
         value = getattr(step, key)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, common
+from edgeq.cli._common import Lines, Printer, command
 from edgeq.cli._options import FIX, FORCE, OUTPUT, PATH, PREPROCESS, THREADS, WORKERS
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class _CollectByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group("calibrate", cls=_CollectByDefault, context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
+@click.group("calibrate", cls=_CollectByDefault)
+def calibrate_command() -> None:
     """Run the float model once over samples and keep the statistics.
 
     \b
@@ -39,12 +39,12 @@ def command() -> None:
     """
 
 
-@command.command("collect")
+@command("collect", within=calibrate_command)
 @click.argument("model", type=PATH)
 @click.option("--data", required=True, help="A folder of images or test_data_set_N, .npz, .npy, .pb.")
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Directory for the statistics.")
 @PREPROCESS
-@click.option("--count", type=click.IntRange(min=1), help="At most so many samples.")
+@click.option("--count", type=click.IntRange(min=1), help="Samples to use, at most.")
 @click.option("--start", "first", type=click.IntRange(min=0), default=0, help="First sample, for shards.")
 @click.option("--stride", type=click.IntRange(min=1), default=1, help="Every n-th sample, for shards.")
 @click.option("--memory", metavar="SIZE", help="Bound on activations held at once, such as 500MB or 2GB.")
@@ -55,7 +55,6 @@ def command() -> None:
 @click.option("--every-element", is_flag=True, help="Count all elements of very large tensors too (slower).")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @FORCE
-@common
 def collect(
     printer: Printer,
     model: Path,
@@ -81,11 +80,10 @@ def collect(
     _print_written(printer, statistics, output)
 
 
-@command.command("merge")
+@command("merge", within=calibrate_command)
 @click.argument("parts", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--output", type=OUTPUT, required=True, metavar="CAL/", help="Directory for the merged statistics.")
 @FORCE
-@common
 def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) -> None:
     """Merge statistics of one model that were collected on different samples, in any order."""
     from edgeq.calibrate.run import merge_to
@@ -94,7 +92,7 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
     _print_written(printer, statistics, output)
 
 
-@command.command("show")
+@command("show", within=calibrate_command)
 @click.argument("path", type=PATH)
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Plot this tensor. Repeatable.")
 @click.option("--svg", type=OUTPUT, metavar="OUT.svg", help="Write histograms and thresholds as SVG.")
@@ -107,7 +105,6 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
 )
 @click.option("--symmetric", is_flag=True, help="Ranges with zero in the middle.")
 @click.option("--force", is_flag=True, help="Replace the SVG if it exists.")
-@common
 def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
     """List and plot statistics with the thresholds of every method, or list a calibration table.
 
@@ -123,7 +120,7 @@ def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options:
     shown = open_shown(path, options["tensors"], options["activation_type"], symmetric=options["symmetric"])
     if svg is not None:
         write_svg(shown, svg, force=force)
-    printer.lines(shown, _draw(shown, plotted=bool(options["tensors"])))
+    printer.lines(shown, _calibrate_lines(shown, plotted=bool(options["tensors"])))
 
 
 def _print_written(printer: Printer, statistics: Statistics, output: Path) -> None:
@@ -137,7 +134,7 @@ def _print_written(printer: Printer, statistics: Statistics, output: Path) -> No
     printer.lines(record, [f"{output}: {len(statistics.tensors)} tensors, {statistics.samples} samples"])
 
 
-def _draw(shown: Shown | dict[str, Any], *, plotted: bool) -> Lines:
+def _calibrate_lines(shown: Shown | dict[str, Any], *, plotted: bool) -> Lines:
     from edgeq.calibrate.show import Shown, sparkline, text_plot
 
     if not isinstance(shown, Shown):

@@ -1,4 +1,4 @@
-"""edgeq compare: two models or bundles side by side."""
+"""Hold two models against each other: `edgeq compare` and `gate`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeq.cli._common import Lines, Printer, common, styled, table
-from edgeq.cli._next import fill_next
-from edgeq.cli._options import PATH, comparison_arguments, comparison_options
+from edgeq.cli._common import Lines, Printer, command, fill_next, styled, table
+from edgeq.cli._options import FORCE, OUTPUT, PATH, Output, board_of, comparison_arguments, comparison_options, on_board
+from edgeq.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgeq.report.comparison import Comparison
+    from edgeq.report.compare import CompareRequest, Comparison
+    from edgeq.report.gate import Gated
 
 
-@click.command("compare")
+@command("compare")
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @comparison_options
@@ -26,31 +27,42 @@ if TYPE_CHECKING:
     "--min-speedup",
     type=click.FloatRange(min=0, min_open=True),
     metavar="TIMES",
-    help="Fail unless B is shown to be so many times as fast as A, such as 1.5.",
+    help="Fail unless B is shown to be this many times as fast as A, such as 1.5.",
 )
-@common
-def command(printer: Printer, a: Path, b: Path, **options: Any) -> None:
+@click.option(
+    "--limits",
+    type=PATH,
+    metavar="gate.toml",
+    help="Hold B against A by these limits (docs/gate.md), as `edgeq gate B --baseline A` does.",
+)
+def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **options: Any) -> None:
     """Compare A and B, each a model or a bundle: inputs and outputs, size, coverage, answers, latency.
 
     \b
     edgeq compare float.onnx int8.onnx --data val/ --preprocess imagenet
     edgeq compare old.edgeq new.edgeq --data val/ --task classification
     edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
+    edgeq compare old.edgeq new.edgeq --limits gate.toml
     """
     from edgeq.jobs.job import share
-    from edgeq.report.compare import compare
+    from edgeq.report.compare import CompareRequest, Limits, run_comparison
 
+    own = Limits(share("--max-drop", options.pop("max_drop")), options.pop("min_speedup"))
     timed = not options.pop("no_timing")
-    drop = share("--max-drop", options.pop("max_drop"))
-    given = comparison_arguments(options)
-    found = compare(a, b, timed=timed, max_drop=drop, progress=printer.progress(), **given)
-    printer.lines(found, _draw(found))
+    request = CompareRequest(a, b, timed=timed, limits=own, **comparison_arguments(options))
+    if limits is not None:
+        if own != Limits():
+            raise UsageError("--limits goes without --max-drop and --min-speedup", "Write them into the file")
+        _gate(printer, request, limits)
+        return
+    found = run_comparison(request, progress=printer.progress())
+    printer.lines(found, _compare_lines(found))
     pair = found.debuggable
     fill_next(a=pair[0].path, b=pair[1].path) if pair is not None else fill_next(a=None)
     found.check()
 
 
-def _draw(found: Comparison) -> Lines:
+def _compare_lines(found: Comparison) -> Lines:
     for name, side in (("A", found.a), ("B", found.b)):
         variant = f", variant {side.variant}" if side.variant else ""
         yield f"{name}  {side.path}{variant}"
@@ -59,3 +71,89 @@ def _draw(found: Comparison) -> Lines:
         yield table(("", "A", "B", "B against A"), rows)
     yield from (styled(sentence, "bold") for sentence in found.verdict())
     yield from (f"note: {note}" for note in found.notes)
+
+
+@command("gate")
+@click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
+@click.option(
+    "--baseline",
+    type=Output(lambda given: given["update"]),
+    required=True,
+    metavar="FILE",
+    help="The model or bundle to compare with.",
+)
+@click.option(
+    "--limits", type=PATH, metavar="gate.toml", help="How much worse it may be (docs/gate.md). [5 % slower or larger]"
+)
+@comparison_options
+@click.option(
+    "--duration",
+    "duration_s",
+    type=float,
+    default=5.0,
+    show_default=True,
+    help="Seconds each is timed; where that settles nothing, again for twice and four times as long.",
+)
+@click.option("--update", is_flag=True, help="Make MODEL the new baseline, whatever was found.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a job's summary.")
+@click.option("--junit", type=OUTPUT, metavar="OUT.xml", help="Write JUnit XML too.")
+@on_board
+@FORCE
+def gate_command(printer: Printer, model: Path, baseline: Path, **options: Any) -> None:
+    """Fail where MODEL is slower, less accurate or larger than a baseline by more than the limits allow.
+
+    Both are measured here, or on a board, interleaved. Exit code 13: worse; 14: the machine was too busy to tell.
+
+    \b
+    edgeq gate new.edgeq --baseline baseline.edgeq --update
+    edgeq gate new.edgeq --baseline baseline.edgeq --limits gate.toml
+    edgeq gate new.edgeq --baseline baseline.edgeq --data val/ --task classification --junit gate.xml
+    edgeq gate new.edgeq --baseline baseline.edgeq --on ssh://pi@10.0.0.5
+    """
+    from edgeq.report.compare import CompareRequest
+
+    own = {name: options.pop(name) for name in ("limits", "on", "junit", "update", "as_markdown", "force")}
+    _gate(printer, CompareRequest(baseline, model, **comparison_arguments(options)), **own)
+
+
+def _gate(
+    printer: Printer,
+    request: CompareRequest,
+    limits: Path | None,
+    *,
+    on: str | None = None,
+    junit: Path | None = None,
+    update: bool = False,
+    as_markdown: bool = False,
+    force: bool = False,
+) -> None:
+    from edgeq.report import gate
+    from edgeq.util.outputs import output_file
+
+    if junit is not None:
+        gate.check_junit(junit, request, limits, force=force)
+    known = gate.read_limits(limits) if limits is not None else gate.GateLimits()
+    if on is not None:
+        from edgeq.remote.jobs import gate_on
+
+        found = gate_on(board_of(on), request, known, update=update, progress=printer.progress())
+    else:
+        found = gate.gate(request, known, update=update, progress=printer.progress())
+    if junit is not None:
+        with output_file(junit, force=force) as draft:
+            draft.write_bytes(gate.junit(found))
+    if as_markdown and not printer.as_json:
+        click.echo(gate.markdown(found))
+    else:
+        printer.lines(found, _gate_lines(found))
+    found.check()
+
+
+def _gate_lines(found: Gated) -> Lines:
+    if found.comparison is not None:
+        yield table(("", "baseline", "model", "model against baseline"), found.rows())
+        yield from (f"{check.what}: {check.outcome}, limit: {check.limit}" for check in found.checks)
+        yield from (f"note: {note}" for note in found.comparison.notes)
+        yield styled(found.outcome, "bold")
+    if found.updated:
+        yield f"{found.baseline} is the new baseline"

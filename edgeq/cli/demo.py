@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgeq.cli._common import Lines, Printer, common, table
+from edgeq.cli._common import Lines, Printer, command, table
 from edgeq.cli._options import OUTPUT
 
 if TYPE_CHECKING:
     from edgeq.jobs.demo import Demonstration
 
 
-@click.command("demo")
+@command("demo")
 @click.option(
     "-o", "--output", type=OUTPUT, default=Path("edgeq-demo"), show_default=True, help="Where the bundle goes."
 )
 @click.option("--files", type=OUTPUT, metavar="DIR", help="Write the model and its samples to DIR, and nothing else.")
 @click.option("--force", is_flag=True, help="Replace what is there; a bundle of an earlier demo is replaced anyway.")
-@common
-def command(printer: Printer, output: Path, files: Path | None, force: bool) -> None:
+def demo_command(printer: Printer, output: Path, files: Path | None, force: bool) -> None:
     """Quantize the embedded digit classifier for this machine, prove it, bundle it, verify it and time it."""
     from edgeq.jobs.demo import demonstrate, write_files
 
@@ -31,12 +30,12 @@ def command(printer: Printer, output: Path, files: Path | None, force: bool) -> 
         return
 
     result = demonstrate(output, force=force, progress=printer.progress())
-    printer.lines(result, _draw(result, verbose=printer.verbose))
+    printer.lines(result, _demo_lines(result, verbose=printer.verbose))
 
 
-def _draw(result: Demonstration, *, verbose: bool) -> Lines:
+def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
     from edgeq_device.claim import Claim
-    from edgeq_device.text import report_lines
+    from edgeq_device.verify import report_lines
 
     machine, match = result.machine, result.match
     yield f"machine   {machine.cpu_name or 'unknown CPU'}, {machine.usable_threads} threads"

@@ -1,26 +1,25 @@
-"""`edgeq device`: the boards that are known, an environment on one, and its removal."""
+"""Boards over SSH and emulated machines: `edgeq device` and `emulate`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from edgeq.cli._common import Printer, common
-from edgeq.cli._next import fill_next
-from edgeq.cli._options import PATH, complete_board
+from edgeq.cli._common import Printer, command, fill_next
+from edgeq.cli._options import PATH, board_of, complete_board
 
 BOARD = click.argument("board", metavar="BOARD", shell_complete=complete_board)
 
 
 @click.group("device")
-def command() -> None:
-    """Boards over SSH: list them, make an environment on one, remove what edgeq keeps there."""
+def device_command() -> None:
+    """List boards, make an environment on one over SSH, remove what edgeq keeps there; make emulated machines."""
 
 
-@command.command("list")
-@common
-def listed(printer: Printer) -> None:
+@command("list", within=device_command)
+def list_boards(printer: Printer) -> None:
     """List the boards of the user's devices.toml and of the one in this folder."""
     from edgeq.remote.devices import known_boards
 
@@ -30,31 +29,64 @@ def listed(printer: Printer) -> None:
     printer.lines({"devices": boards}, lines or ["no devices.toml names a board; see docs/boards.md"])
 
 
-@command.command()
+@command("setup", within=device_command)
 @BOARD
 @click.option("--wheels", type=PATH, metavar="DIR", help="Install from these wheels, not from an index.")
-@common
-def setup(printer: Printer, board: str, wheels: Path | None) -> None:
+def set_board_up(printer: Printer, board: str, wheels: Path | None) -> None:
     """Make a Python environment with numpy and onnxruntime in edgeq's folder on BOARD.
 
     \b
     edgeq device setup ssh://pi@10.0.0.5
     edgeq device setup pi5 --wheels wheels/
     """
-    from edgeq.remote.devices import one_board
     from edgeq.remote.machine import set_up
 
-    found = set_up(one_board(board), wheels=wheels, progress=printer.progress())
+    found = set_up(board_of(board), wheels=wheels, progress=printer.progress())
     printer.lines(found, found.lines())
 
 
-@command.command()
+@command("clean", within=device_command)
 @BOARD
-@common
-def clean(printer: Printer, board: str) -> None:
+def clean_board(printer: Printer, board: str) -> None:
     """Remove everything that edgeq keeps on BOARD: bundles, its programs, the environment."""
-    from edgeq.remote.devices import one_board
-    from edgeq.remote.machine import clean as remove
+    from edgeq.remote.machine import clean
 
-    found = remove(one_board(board))
+    found = clean(board_of(board))
     printer.lines(found, found.lines())
+
+
+@click.group("emulate")
+def emulate_command() -> None:
+    """Run other machines' kernels on this one, so that bundles can be checked before they are deployed."""
+
+
+device_command.add_command(emulate_command)
+
+
+@command("setup", within=emulate_command)
+@click.argument("machine", metavar="NAME", default="arm64")
+@click.option("--sysroot", type=PATH, metavar="DIR", help="Use this root file system, with Python and onnxruntime in.")
+@click.option("--onnxruntime", metavar="VERSION", help="The onnxruntime to put in; else the one installed here.")
+@click.option("--sources", type=PATH, metavar="FILE", help="An apt sources file to use in place of the system's.")
+@click.option("--force", is_flag=True, help="Make it again.")
+def set_machine_up(printer: Printer, machine: str, **options: Any) -> None:
+    """Make an emulated machine (arm64) in your cache folder. Needs no root and changes nothing on the system.
+
+    \b
+    edgeq emulate setup arm64
+    edgeq emulate setup arm64 --sysroot /path/to/a/root/file/system
+    """
+    from edgeq.emulate.routes import setup
+
+    result = setup(machine, progress=printer.progress(), **options)
+    printer.lines(result, result.lines())
+
+
+@command("status", within=emulate_command)
+def show_status(printer: Printer) -> None:
+    """Show which targets' kernels can be run here, how, and what is missing for the others."""
+    from edgeq.backends.base import SIMULATORS
+    from edgeq.emulate.routes import status
+
+    result = status(SIMULATORS)
+    printer.lines(result, result.lines(verbose=printer.verbose))

@@ -15,6 +15,8 @@ import click
 from edgeq_device.budget import renew
 from edgeq_device.relay import printable
 
+from edgeq.data.files import find_files
+from edgeq.data.preprocess import find_sidecar
 from edgeq.errors import UsageError
 from edgeq.util.display import Advance
 from edgeq.util.process import begin, ends_in_one_line
@@ -45,7 +47,7 @@ def say(*lines: str) -> None:
 
 
 def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:
-    """What prints the lines that `run` gives."""
+    """Return a function that prints the lines that `run` gives."""
 
     @functools.wraps(run)
     def saying(**options: Any) -> None:
@@ -73,7 +75,7 @@ class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
         return self._value.get_metavar(param, ctx)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value; a list is refused with what to type."""
+        """Return the value; a list is refused with what to type."""
         if isinstance(value, str) and "," in value and param is not None:
             first = value.split(",")[0].strip()
             self.fail(f"one value a run is taken. Type {param.opts[0]} {first}, then run the others", param, ctx)
@@ -117,11 +119,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def images_or_arrays(dataset: str, for_images: str) -> str | None:
-    """The preprocessing `for_images` where a data set is images without a record of theirs; else None, which takes
-    that record or leaves arrays as they are."""
-    from edgeq.data.files import find_files
-    from edgeq.data.preprocess import find_sidecar
-
+    """Return the preprocessing `for_images` where a data set is images without a record of theirs; else None, which
+    takes that record or leaves arrays as they are."""
     if find_sidecar([Path(dataset)]) is not None:  # it may choose among several kinds of files
         return None
     found = find_files(dataset)

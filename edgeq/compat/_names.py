@@ -1,19 +1,139 @@
-"""What the modules have that stand for onnxruntime's: names of edgeq.compat first."""
+"""Find what the modules of onnxruntime.quantization have: edgeq's own names first, then onnxruntime's.
+
+Most of those modules are rows of a table here and no files. `import edgeq.compat.qdq_quantizer` works all the same: a
+finder on `sys.meta_path` makes the module.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
-from edgeq import compat
-from edgeq.compat._onnxruntime import quantization_tools
+ONNXRUNTIME = "1.32"
+"""The release whose public names were gone through."""
+_PACKAGE = "edgeq.compat."
+_FUNCTIONS = {
+    "CalibraterBase": "calibrators",
+    "CalibratorBase": "calibrators",
+    "calibrate": "calibrators",
+    "create_calibrator": "calibrators",
+    "quant_pre_process": "preprocess",
+    "quantize": "quantize",
+    "quantize_dynamic": "files",
+    "quantize_model": "legacy",
+    "quantize_qat": "files",
+    "quantize_static": "files",
+    "write_calibration_table": "calibrators",
+}
+_OWN = {
+    **_FUNCTIONS,
+    **dict.fromkeys(("ImageNetDataReader", "ResNet50DataReader", "YoloV3DataReader"), "readers"),
+    **dict.fromkeys(("YoloV3VariantDataReader", "YoloV3VisionDataReader"), "readers"),
+    **dict.fromkeys(("ImageClassificationEvaluator", "YoloV3Evaluator", "YoloV3VariantEvaluator"), "evaluators"),
+}
+"""Names that edgeq has in place of onnxruntime's, and of the examples', with the module that each is in."""
+_WITH_ALL = ("calibrate", "quant_utils", "quantize")
+"""Modules from which `import *` gives edgeq's functions."""
+_FILES = (
+    *("calibrate", "matmul_4bits_quantizer", "matmul_bnb4_quantizer", "matmul_nbits_quantizer", "preprocess"),
+    *("qdq_loss_debug", "quant_utils", "quantize", "static_quantize_runner"),
+)
+_HANDED_ON = (
+    *("CalTableFlatBuffers", "CalTableFlatBuffers.KeyValue", "CalTableFlatBuffers.TrtTable"),
+    *("base_quantizer", "cuda_quantizer", "onnx_model", "onnx_quantizer", "qdq_quantizer", "registry"),
+    *("shape_inference", "tensor_quant_overrides", "execution_providers", "execution_providers.qnn"),
+    *("execution_providers.qnn.mixed_precision_overrides_utils", "execution_providers.qnn.preprocess"),
+    "execution_providers.qnn.quant_config",
+)
+"""Modules that have no file: their names are onnxruntime's, but for those that edgeq has."""
+_PASS = "It is a pass of qnn_preprocess_model. Call edgeq.compat.execution_providers.qnn.qnn_preprocess_model"
+LEFT_OUT: Mapping[str, str] = {
+    "execution_providers.qnn.fusion_lpnorm": _PASS,
+    "execution_providers.qnn.fusion_spacetodepth": _PASS,
+    "fusions": "Its classes are passes of onnxruntime's pre-processing. Call edgeq.compat.quant_pre_process",
+    "neural_compressor": "It is a copy of another tool's code, which MatMulNBitsQuantizer calls. "
+    "Give a configuration of edgeq.compat.matmul_nbits_quantizer to its MatMulNBitsQuantizer",
+    "operators": "Its classes say how onnxruntime's quantizer writes one operator, and edgeq does not ask them. "
+    "Import them from onnxruntime.quantization.operators",
+}
+"""Modules of onnxruntime.quantization without a counterpart: why, and what to do instead, a sentence each."""
 
 
-def own_or_theirs(name: str, module: str) -> Any:
-    """What `edgeq.compat` has under a name, or else onnxruntime's module: scripts import helpers from there too.
+def find(name: str, module: str = "") -> Any:
+    """Return what `edgeq.compat`, or its module `module`, has under a name.
 
     Raises:
-        AttributeError: neither has the name.
+        AttributeError: neither edgeq nor onnxruntime's module has the name, or it is left out.
+        RuntimeUnavailableError: onnxruntime is not installed.
     """
-    if name.startswith("__") or name in dir(compat):
-        return getattr(compat, name)
+    place = f"{module}.{name}" if module else name
+    if place in (*_FILES, *_HANDED_ON):
+        return importlib.import_module(_PACKAGE + place)
+    if place in LEFT_OUT:
+        raise AttributeError(why(place))
+    if name == "__all__" and module in _WITH_ALL:
+        return list(_FUNCTIONS)
+    if name in _OWN:
+        return getattr(importlib.import_module(_PACKAGE + _OWN[name]), name)
+    if name.startswith("_"):  # import asks for __path__
+        raise AttributeError(f"module {(_PACKAGE + module).rstrip('.')!r} has no attribute {name!r}")
     return getattr(quantization_tools(module), name)
+
+
+def names() -> set[str]:
+    """Return what `edgeq.compat` has: its own names and modules, and what onnxruntime.quantization exports."""
+    theirs = {name for name, value in vars(quantization_tools()).items() if not isinstance(value, ModuleType)}
+    modules = {place for place in (*_FILES, *_HANDED_ON) if "." not in place}
+    return {*_OWN, *modules, *(name for name in theirs if not name.startswith("_"))}
+
+
+def quantization_tools(module: str = "") -> Any:
+    """Return `onnxruntime.quantization`, or a module of it by name.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime is not installed.
+    """
+    from edgeq.run.session import onnxruntime
+
+    onnxruntime()
+    return importlib.import_module(f"onnxruntime.quantization.{module}".rstrip("."))
+
+
+def why(module: str) -> str:
+    """Say in one line why a module is left out and what to do instead."""
+    return f"edgeq.compat has no {module}. {LEFT_OUT[module]}"
+
+
+class _HandedOn(ModuleType):
+    """A module of edgeq.compat that hands on onnxruntime's module of the same name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return find(name, self.__name__.removeprefix(_PACKAGE))
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Make the modules that have no file, and refuse those that are left out."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        """Return the spec of a module that is handed on; None leaves the name to other finders."""
+        module = fullname.removeprefix(_PACKAGE)
+        if module == fullname or module not in (*LEFT_OUT, *_HANDED_ON):
+            return None
+        if module in LEFT_OUT:
+            raise ImportError(why(module), name=fullname)
+        return ModuleSpec(fullname, self, is_package=any(known.startswith(f"{module}.") for known in _HANDED_ON))
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make the module."""
+        return _HandedOn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run nothing: a name of the module is found when a script reads it."""
+
+
+sys.meta_path.append(_Finder())

@@ -1,4 +1,6 @@
-"""python -m edgeq.compat.calibrate: the calibrate command of ONNX Runtime's 2020 tool and its RISC-V fork.
+"""A user's preprocessing function as the older calibrate.py called it: file name, height and width to an array.
+
+python -m edgeq.compat.calibrate: the calibrate command of ONNX Runtime's 2020 tool and its RISC-V fork.
 
 Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
 its choices: static int8 is the fork's dialect for the systolic array (with a model beside it that stock ONNX Runtime
@@ -10,21 +12,64 @@ which only the fork has, the result is uint8. Everything behind is edgeq's own `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from edgeq.backends.systolic.save import belongs_to_program
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
-from edgeq.compat._names import own_or_theirs
-from edgeq.compat.own_preprocess import own_preprocess
+from edgeq.compat._names import find
 from edgeq.compat.readers import RESNET50
+from edgeq.data.open_source import Data
+from edgeq.data.preprocess import Preprocess, load_preprocess
+from edgeq.data.records import model_size
 from edgeq.errors import ModelError, UsageError
+from edgeq.jobs import quantize as job
+from edgeq.model.load import model_files, model_signature, read_model
+from edgeq.util.outputs import check_apart, output_file
 from edgeq.util.registry import make_callable
 
-if TYPE_CHECKING:
-    from edgeq.data.open_source import Data
+_SIZES = 3
+"""Arguments that a function of the older form needs: the image's file, and two sizes."""
+
+
+def own_preprocess(text: str, model: Path) -> Preprocess:
+    """Return the preprocessing "file.py:function".
+
+    A function of one argument is edgeq's own form (see `edgeq.data.preprocess.register`). One of three gets the path of
+    an image (str), and height and width of the model's first input, in the order of its arguments' names.
+
+    Raises:
+        DataError: the file or the function cannot be loaded.
+        UsageError: the sizes are needed, and the model leaves them free.
+    """
+    loaded = load_preprocess(text)
+    function = loaded.function
+    assert function is not None, "it names a function"
+    needed = _needed(function)
+    if len(needed) < _SIZES:
+        return loaded
+    size = model_size(model_signature(model).inputs[0])
+    if size is None:
+        raise UsageError(
+            f"{model} leaves its height and width free, and {text} needs them",
+            "Give a function of one argument, the image as uint8 [H, W, 3]",
+        )
+    width, height = size
+    sizes = (width, height) if needed[1].startswith("w") else (height, width)
+    return replace(loaded, reads="path", function=lambda path: function(str(path), *sizes))  # type: ignore[call-arg]
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """Return names of the positional arguments that have no default."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = inspect.signature(function).parameters.values()
+    return [entry.name for entry in found if entry.kind in kinds and entry.default is inspect.Parameter.empty]
+
 
 _ARRAY = "gemmini"
 _PREPROCESS = {name: name for name in ("mxnet", "caffe", "caffe2", "rcnn", "preprocess_method1", "preprocess_method2")}
@@ -66,8 +111,10 @@ _UPSTREAM = (
 @click.option("--op_types", help="Operator types to quantize, separated by commas.")
 @click.option("--black_nodes", help="Nodes to keep in float, separated by commas.")
 @click.option("--white_nodes", help="The only nodes to quantize, separated by commas.")
-@click.option("--augmented_model_path", help="Not needed any more; accepted and not written.")
-@click.option("--force_fusions", is_flag=False, flag_value="true", help="Fusions are always done; accepted.")
+@click.option("--augmented_model_path", help="Not needed any more; accepted and not written.", expose_value=False)
+@click.option(
+    "--force_fusions", is_flag=False, flag_value="true", help="Fusions are always done; accepted.", expose_value=False
+)
 @says
 def command(
     *,
@@ -86,8 +133,6 @@ def command(
     force_fusions: str | None = None,
 ) -> list[str]:
     """Calibrate and quantize a model as the older calibrate.py did."""
-    from edgeq.data.open_source import Data
-
     del augmented_model_path, force_fusions
     assumed = []
     weight_types = _FASTEST if mode is None else dict.fromkeys(_FASTEST, _MODES[mode])
@@ -121,7 +166,7 @@ def command(
 
 
 def _preprocess(given: str, model: Path) -> Any:
-    """What `--data_preprocess` names, as `load_preprocess` takes it."""
+    """Return what `--data_preprocess` names, as `load_preprocess` takes it."""
     if given in _PREPROCESS:
         return _PREPROCESS[given]
     if ".py:" in given:
@@ -136,25 +181,19 @@ def _preprocess(given: str, model: Path) -> Any:
 
 
 def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    from edgeq.jobs.quantize import quantize
 
-    result = quantize(model, data, output, overrides=overrides, timed=False, force=True)
+    result = job.quantize(model, data, output, overrides=overrides, timed=False, force=True)
     scheme = result.scheme
     weights = " and ".join(sorted(set(scheme.dynamic_weight_types.values())))
     return f"{output}: {scheme.title if scheme.mode == 'static' else f'{scheme.mode}, weights {weights}'}"
 
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    """The file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
-    from edgeq.backends.systolic.save import belongs_to_program
-    from edgeq.jobs.quantize import quantize
-    from edgeq.model.load import model_files
-    from edgeq.util.outputs import check_apart, output_file
-
+    """Return the file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
         host_model = draft.with_name(f"{draft.stem}.host.onnx")
-        result = quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False)
+        result = job.quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False)
         dialect = host_model.with_name(f"{host_model.stem}.dialect.onnx")
         if not dialect.exists():
             why = next((note for note in result.notes if note.startswith("no file for ")), "it has none")
@@ -171,10 +210,9 @@ def _listed(text: str | None) -> Sequence[str]:
 
 
 def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
-    """All nodes but `kept`, when there are any to keep."""
+    """Return all nodes but `kept`, when there are any to keep."""
     if not kept:
         return []
-    from edgeq.model.load import read_model
 
     names = [node.name for node in read_model(model_path).graph if node.name]
     unknown = sorted(set(kept) - set(names))
@@ -184,10 +222,10 @@ def _others(model_path: Path, kept: Sequence[str]) -> Sequence[str]:
 
 
 def __getattr__(name: str) -> Any:
-    return own_or_theirs(name, "calibrate")
+    return find(name, "calibrate")
 
 
 if __name__ == "__main__":
     run_program(command)
 else:
-    make_callable(__name__, "edgeq.compat.tables:calibrate")
+    make_callable(__name__, "edgeq.compat.calibrators:calibrate")

@@ -1,7 +1,8 @@
-"""Calibrators of ONNX Runtime's documentation, 2021 to 2026: create_calibrator, collect_data, compute_data.
+"""Calibrators of ONNX Runtime's documentation, 2021 to 2026, and the ranges that the older functions take from them.
 
-The built-in ones observe the model as it is, in edgeq's one pass; nothing is augmented. A user's own class
-derives from `CalibraterBase`, augments the graph itself, and is given a session of what it wrote.
+The built-in ones observe the model as it is, in edgeq's one pass, whatever the shapes and in constant memory; nothing
+is augmented. A user's own class derives from `CalibraterBase`, augments the graph itself, and is given a session of
+what it wrote.
 """
 
 from __future__ import annotations
@@ -10,26 +11,306 @@ import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
 
-from edgeq.calibrate.statistics import Statistics
-from edgeq.compat.calibration import CalibratorOptions, Span, as_ranges, spans_of, statistics_of
-from edgeq.compat.enums import member
-from edgeq.compat.source import LOG, ModelInput, as_file, as_given, listed
-from edgeq.errors import CalibrationError
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.methods.entropy import entropy_range
+from edgeq.calibrate.methods.percentile import percentile_range
+from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.statistics import Statistics, TensorStatistics, linear_of, mean_of_units
+from edgeq.calibrate.table import write_tables
+from edgeq.compat.source import (
+    LOG,
+    METHODS,
+    ModelInput,
+    as_file,
+    as_given,
+    listed,
+    member,
+    name_of_member,
+    warn_unknown_nodes,
+)
+from edgeq.data.python_items import given_by
+from edgeq.data.samples import open_samples
+from edgeq.errors import CalibrationError, UsageError
 from edgeq.model.edit import to_proto
+from edgeq.model.graph import clamps, name_of
 from edgeq.model.load import load_model, read_model, save_model
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.quant_params import dynamic_params
+from edgeq.model.shapes import element_types
 from edgeq.quantize.quantizer import tensors_data
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.util.outputs import output_file
 
-_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+Span = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""The lowest and the highest value of a tensor, float32[] each, or float32[channels]; zero may be outside."""
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+
+@dataclass(frozen=True)
+class CalibratorOptions:
+    """The options of onnxruntime's calibrators that decide ranges.
+
+    Attributes:
+        symmetric: of MinMax: -bound..bound; of Percentile: the share is cut from the magnitudes. None takes the
+            method's default, True for Percentile. Entropy looks at magnitudes either way.
+        moving_average: of MinMax: the mean of the samples' extrema.
+        percentile: the share of values that Percentile keeps, in percent.
+        per_channel: of MinMax: a range for each channel, along axis 1.
+        num_bins, num_quantized_bins: of Entropy, which searches among the windows of so many quantized bins or more.
+            With as many bins as quantized bins, the default, there is one: the whole range.
+    """
+
+    symmetric: bool | None = None
+    moving_average: bool = False
+    percentile: float = 99.999
+    per_channel: bool = False
+    num_bins: int = 128
+    num_quantized_bins: int = 128
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> CalibratorOptions:
+        """Read options by name; None takes the default, but for `symmetric`, where it is false as in onnxruntime.
+
+        Raises:
+            UsageError: a value that is no number, or out of its bounds.
+        """
+        flags = {name: bool(given[name]) for name in ("symmetric", "moving_average", "per_channel") if name in given}
+        return cls(
+            **flags,
+            percentile=_percentile(given.get("percentile", cls.percentile)),
+            num_bins=_bins("num_bins", given.get("num_bins", cls.num_bins)),
+            num_quantized_bins=_bins("num_quantized_bins", given.get("num_quantized_bins", cls.num_quantized_bins)),
+        )
+
+
+def statistics_of(
+    prepared: PreparedModel, reader: Any, *, stride: int | None = None, per_channel: bool = False
+) -> Statistics:
+    """Run the float model over what a reader gives and keep the statistics of every float tensor.
+
+    Args:
+        reader: a CalibrationDataReader, or anything else that `edgeq.open_samples` takes.
+        stride: with a reader that has a length and `set_range`: read it in parts of so many, which must divide it.
+        per_channel: keep the extrema of each channel too, along axis 1 of tensors that are known to have it.
+    """
+    source = _in_parts(reader, stride) if stride else reader
+    samples = open_samples(source, prepared.signature, model=prepared.source)
+    names = activations(prepared.model)
+    channels = dict.fromkeys(_with_channels(prepared.model, names), 1) if per_channel else {}
+    return collect(prepared.model, samples, names, model_digest=prepared.digest, channels=channels)
+
+
+def activations(model: ir.Model) -> tuple[str, ...]:
+    """Return names of the inputs and of every node's outputs, those that may hold floats; nothing is left out, since
+    nothing is folded."""
+    types = element_types(model)
+    made = [value for node in model.graph for value in node.outputs]
+    names = [v.name for v in (*model.graph.inputs, *made) if v.name and not v.is_initializer()]
+    return tuple(name for name in names if types.get(name, ir.DataType.FLOAT) in _FLOATS)
+
+
+def _with_channels(model: ir.Model, names: tuple[str, ...]) -> list[str]:
+    """Return those of the tensors that are known to have two axes or more."""
+    made = (value for node in model.graph for value in node.outputs)
+    axes = {name_of(v): len(v.shape) for v in (*model.graph.inputs, *made) if v.shape is not None}
+    return [name for name in names if axes.get(name, 0) > 1]
+
+
+def ranges_of(statistics: Statistics, method: Any, options: CalibratorOptions) -> dict[str, Range]:
+    """Return the ranges of `spans_of` as quantization takes them: zero is inside each.
+
+    Raises:
+        UsageError: as `spans_of`.
+    """
+    return as_ranges(spans_of(statistics, method, options))
+
+
+def spans_of(statistics: Statistics, method: Any, options: CalibratorOptions) -> dict[str, Span]:
+    """Return what the `compute_data` of onnxruntime's calibrator has for each tensor.
+
+    Args:
+        method: a CalibrationMethod or its name.
+
+    Raises:
+        UsageError: a method without ranges of integers, or options that do not go together.
+    """
+    name = name_of_member(method)
+    if name not in METHODS:
+        raise UsageError(f"calibration method {name} gives no ranges of integers", f"It can be {', '.join(METHODS)}")
+    if name == "MinMax" and options.per_channel and options.moving_average:
+        raise UsageError("per_channel and moving_average do not go together", "Leave one of them out")
+    return {tensor: _span(known, name, options) for tensor, known in statistics.tensors.items()}
+
+
+def _span(tensor: TensorStatistics, method: str, options: CalibratorOptions) -> Span:
+    if not tensor.count:
+        return _pair(0.0, 0.0)
+    if method == "MinMax":
+        low, high = _extrema(tensor, options)
+        bound = np.maximum(np.abs(low), np.abs(high))
+        return (-bound, bound) if options.symmetric else (low, high)
+    ends = tensor.minimum, tensor.maximum
+    if method == "Percentile":
+        ends = percentile_range(tensor.histogram, options.percentile, symmetric=options.symmetric is not False)
+    elif options.num_bins // 2 > options.num_quantized_bins // 2:
+        ends = entropy_range(linear_of(tensor.histogram), levels=options.num_quantized_bins, symmetric=True)
+    # Both cut their ranges back to what was seen, symmetric ones too.
+    return _pair(max(ends[0], tensor.minimum), min(ends[1], tensor.maximum))
+
+
+def _extrema(tensor: TensorStatistics, options: CalibratorOptions) -> Span:
+    if options.per_channel and tensor.channels is not None:
+        return tensor.channels.minimum, tensor.channels.maximum
+    if options.moving_average:
+        return _pair(*(mean_of_units(total, tensor.nonempty) for total in (tensor.minimum_sum, tensor.maximum_sum)))
+    return _pair(tensor.minimum, tensor.maximum)
+
+
+def _pair(low: float, high: float) -> Span:
+    return np.asarray(low, np.float32), np.asarray(high, np.float32)
+
+
+def read_cache(path: Path, method: Any) -> dict[str, Range]:
+    """Read ranges from a `calibration_cache_path` that an earlier run, of edgeq or of onnxruntime, wrote.
+
+    Raises:
+        CalibrationError: it is unreadable or of another method.
+    """
+    from onnxruntime.quantization import load_tensors_data
+
+    try:
+        data = load_tensors_data(path)
+        found = {name: _range(value) for name, value in data.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CalibrationError(f"{path} is no calibration cache: {error}", "Delete it or name another") from error
+    wanted = name_of_member(method)
+    if data.calibration_method.name != wanted:
+        raise CalibrationError(
+            f"{path} was made with {data.calibration_method.name}, not {wanted}", "Delete it or name another"
+        )
+    return found
+
+
+def as_ranges(data: Any) -> dict[str, Range]:
+    """Return ranges from what a calibrator computed: `TensorsData`, or a dict of pairs, arrays or `TensorData`."""
+    return {str(name): _range(value) for name, value in data.items()}
+
+
+def _range(value: Any) -> Range:
+    """Return the range of a tensor, over all channels where each has its own."""
+    if hasattr(value, "range_value"):
+        value = value.range_value
+    low, high = (np.asarray(end, np.float64) for end in value)
+    return Range(min(float(low.min()), 0.0), max(float(high.max()), 0.0))
+
+
+def _percentile(given: Any) -> float:
+    try:
+        share = CalibratorOptions.percentile if given is None else float(given)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"CalibPercentile is {given!r}", "Give a number such as 99.999") from error
+    if not 0 < share <= 100:
+        raise UsageError(f"CalibPercentile is {given!r}", "Give a number above 0 and at most 100, such as 99.999")
+    return share
+
+
+def _bins(name: str, given: Any) -> int:
+    if not isinstance(given, int | np.integer) or given < 2:
+        raise UsageError(f"{name} is {given!r}", "Give a whole number from 2 on, such as 2048")
+    return int(given)
+
+
+def _in_parts(reader: Any, size: Any) -> Iterator[Any]:
+    if not isinstance(size, int):
+        raise UsageError(f"CalibStridedMinMax is {size!r}", "Give a whole number")
+    try:
+        total = len(reader)
+        rest = total % size
+        set_range = reader.set_range
+        if not rest:
+            set_range(start_index=0, end_index=size)
+    # onnxruntime's CalibrationDataReader has both, and they raise.
+    except (NotImplementedError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"CalibStridedMinMax is {size}, and {type(reader).__name__} has no length or no set_range",
+            "Leave it out: memory does not grow with the samples",
+        ) from error
+    if rest:
+        raise UsageError(f"CalibStridedMinMax is {size}, the reader has {total} samples", "Let it divide them")
+    for start in range(0, total, size):
+        set_range(start_index=start, end_index=start + size)
+        yield from given_by(reader)
+
+
+def write_calibration_table(calibration_cache: Mapping[str, Any], dir: str | Path = ".") -> None:
+    """Write calibration.flatbuffers, calibration.json and calibration.cache, replacing those that are there.
+
+    Each tensor gets its largest magnitude, which is what the TensorRT provider reads (onnxruntime's function writes the
+    upper end of the range, so a tensor of negative numbers loses its scale).
+
+    Args:
+        calibration_cache: what compute_data or compute_range gave, or a dict of pairs or of magnitudes.
+
+    Raises:
+        CalibrationError: a range is not finite, or a name has white space in it.
+    """
+    pairs = {
+        name: value if np.ndim(value) or hasattr(value, "range_value") else (-abs(float(value)), abs(float(value)))
+        for name, value in calibration_cache.items()
+    }
+    write_tables(Path(dir), as_ranges(pairs))
+
+
+def calibrate(
+    model_path: ModelInput,
+    data_reader: Any,
+    op_types: Sequence[str] = ("Conv", "MatMul"),
+    black_nodes: Sequence[str] = (),
+    white_nodes: Sequence[str] = (),
+    augmented_model_path: str = "augmented_model.onnx",
+) -> dict[str, list[Any]]:
+    """Return scales and zero points of the inputs and outputs of some operators, for `quantize`'s
+    quantization_params.
+
+    Args:
+        op_types: operator types; `white_nodes` are taken as well, `black_nodes` are not.
+        augmented_model_path: accepted; no augmented model is needed.
+
+    Returns:
+        {tensor: [zero point (uint8), scale (float32)]}, from minima and maxima. A tensor that only a Relu or Clip reads
+        has the range of what that gives, so that it can be dropped.
+    """
+    del augmented_model_path
+    with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
+        prepared = as_given(model_path, Path(folder))
+        graph = prepared.model.graph
+        warn_unknown_nodes(prepared.model, black_nodes, white_nodes)
+        ranges = ranges_of(statistics_of(prepared, data_reader), "MinMax", CalibratorOptions())
+        found = reversed(list(clamps(prepared.model.graph)))
+    for source, result in [(name_of(clamp.inputs[0]), name_of(clamp.outputs[0])) for clamp in found]:
+        if result in ranges:
+            ranges[source] = ranges[result]
+    names = [
+        name_of(value)
+        for node in graph
+        if (node.op_type in op_types or node.name in white_nodes) and node.name not in black_nodes
+        for value in (*node.inputs, *node.outputs)
+    ]
+    chosen = {name: ranges[name] for name in dict.fromkeys(names) if name in ranges}
+    params = {name: dynamic_params(np.asarray([span.low, span.high])) for name, span in chosen.items()}
+    return {name: [np.uint8(found.zero_point), np.float32(found.scale)] for name, found in params.items()}
+
+
 _OPTIONS = frozenset(field.name for field in fields(CalibratorOptions))
 _NOT_NEEDED = frozenset({"averaging_constant", "max_intermediate_outputs", "scenario"})
 
@@ -90,7 +371,7 @@ class CalibraterBase:
         }, infos
 
     def get_augment_model(self) -> onnx.ModelProto:
-        """The model as `augment_graph` left it."""
+        """Return the model as `augment_graph` left it."""
         return self.model
 
     def augment_graph(self) -> Any:
@@ -185,7 +466,7 @@ def create_calibrator(
     providers: Sequence[str] | None = None,
     extra_options: Mapping[str, Any] | None = None,
 ) -> EdgeqCalibrater:
-    """A calibrator, ready to collect.
+    """Return a calibrator, ready to collect.
 
     Args:
         calibrate_method: CalibrationMethod or its name.

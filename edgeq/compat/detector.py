@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import derive_ranges
+from edgeq.calibrate.statistics import Statistics
+from edgeq.calibrate.table import write_tables
 from edgeq.compat._command import SETTINGS, Command, run_program, says
-from edgeq.compat.enums import METHODS
+from edgeq.compat.evaluators import DetectionEvaluator
 from edgeq.compat.readers import DataReader, YoloDataReader
+from edgeq.compat.source import METHODS
+from edgeq.data.records import Sample
 from edgeq.errors import UsageError
+from edgeq.model.load import model_digest, read_model
 from edgeq.util.registry import DECODERS
-
-if TYPE_CHECKING:
-    from edgeq.calibrate.statistics import Statistics
-    from edgeq.data.samples import Sample
 
 TABLES = "calibration.flatbuffers, calibration.json and calibration.cache"
 
@@ -45,12 +47,12 @@ class _Runs:
             yield self.reader.unfilled(run)
 
     def digest(self) -> str:
-        """The digest of the samples behind the reader; stacking in batches does not change it."""
+        """Return the digest of the samples behind the reader; stacking in batches does not change it."""
         return self.reader.samples.digest()
 
 
 def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> Statistics:
-    """What a model's tensors hold over all readers, which may be parts of one data set: merging loses nothing.
+    """Return what a model's tensors hold over all readers, which may be parts of one data set: merging loses nothing.
 
     The model is observed as it is, so that the tensors have the names that a runtime will ask for.
 
@@ -58,9 +60,6 @@ def collect_readers(model_path: str | Path, readers: Iterable[DataReader]) -> St
         UsageError: there are no readers.
         DataError, CalibrationError: as `edgeq.calibrate.collect` has it.
     """
-    from edgeq.calibrate.collect import collect
-    from edgeq.model.load import model_digest, read_model
-
     path = Path(model_path)
     digest, model = model_digest(path), read_model(path)
     whole: Statistics | None = None
@@ -108,10 +107,6 @@ def command(
     provider: str,
 ) -> Iterator[str]:
     """Calibrate a detector for TensorRT and evaluate it on COCO."""
-    from edgeq.calibrate.ranges import derive_ranges
-    from edgeq.calibrate.table import write_tables
-    from edgeq.compat.evaluators import DetectionEvaluator
-
     if calibration_dataset is None and validation_dataset is None:
         raise UsageError("there is nothing to do", "Give --calibration_dataset, --validation_dataset, or both")
 

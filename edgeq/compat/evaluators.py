@@ -1,4 +1,6 @@
-"""Evaluators with the methods of ONNX Runtime's quantization examples: predict over one or several readers, then judge.
+"""A model's accuracy by a task of edgeq, collected reader by reader; detectors' boxes in COCO's form.
+
+Evaluators with the methods of ONNX Runtime's quantization examples: predict over one or several readers, then judge.
 
 evaluator = DetectionEvaluator("yolox.onnx", None, annotations="instances_val.json", decoder="yolox")
 for start in range(0, 5000, 1000):
@@ -9,20 +11,237 @@ evaluator.evaluate()["mAP50-95"]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.compat._evaluator import DetectionEvaluator, Evaluator, printed
-from edgeq.compat._yolov3 import YoloV3Evaluator, YoloV3VariantEvaluator
+from edgeq.compat.readers import DataReader, YoloDataReader
+from edgeq.data.records import Sample, read_text
 from edgeq.errors import DataError, UsageError
+from edgeq.measure.boxes import Detections, load_annotations, load_package, score_guesses
+from edgeq.measure.comparison import rows
+from edgeq.measure.latency import Outputs, infer
+from edgeq.measure.task import Task, TaskOptions
+from edgeq.measure.tasks import Classification, Detection, DetectionMeter, detection
+from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings, open_session
 
-if TYPE_CHECKING:
-    from edgeq.compat.readers import DataReader
+
+class Evaluator:
+    """A model's accuracy by a task of edgeq, collected reader by reader.
+
+    Args:
+        data_reader: may be set later, and again for the next part of the data.
+        providers: execution providers, in order of preference.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        data_reader: DataReader | None,
+        task: Task,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+    ) -> None:
+        self.model_path = Path(model_path)
+        self.data_reader = data_reader
+        self._session = open_session(self.model_path, SessionSettings(providers=tuple(providers)))
+        self._meter = task.start()
+        self._seen = 0
+
+    def set_data_reader(self, data_reader: DataReader) -> None:
+        """Choose what `predict` reads next. Earlier predictions count too."""
+        self.data_reader = data_reader
+
+    def predict(self) -> None:
+        """Run the model over all of the reader's samples.
+
+        Raises:
+            DataError: a sample lacks the label that the task needs, or the model refuses it.
+        """
+        if self.data_reader is None:
+            raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
+        for run in self._runs(self.data_reader):
+            outputs = {"": infer(self._session, self.data_reader.complete(run), model=str(self.model_path))}
+            for sample, made in rows(run, outputs):
+                self._meter.update(made[""], sample)
+                self._seen += 1
+
+    def _runs(self, reader: DataReader) -> Iterable[Sample]:
+        return reader.runs()
+
+    def get_result(self) -> Mapping[str, float]:
+        """Metric → value, over all that was predicted."""
+        if not self._seen:
+            raise UsageError("nothing was predicted", "Call predict first")
+        return self._meter.result()
+
+    def evaluate(self, result: Mapping[str, float] | None = None) -> Mapping[str, float]:
+        """`result`, or what `get_result` gives, printed as the examples did."""
+        return printed(result if result is not None else self.get_result())
+
+
+def printed(found: Mapping[str, float]) -> Mapping[str, float]:
+    """`found`, printed a line each."""
+    for name, value in found.items():
+        print(f"{name}: {value:.4f}")
+    return found
+
+
+class DetectionEvaluator(Evaluator):
+    """COCO mean average precision of a detector. `width` and `height` are the model's and the reader's; accepted.
+
+    Args:
+        annotations: COCO instances file.
+        decoder: of the model's head: a registered name such as "yolox", or "path.py:function".
+        confidence, iou: as `edgeq eval` has them.
+        class_file: names of the model's classes, one a line; without it, class i is the i-th category.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        data_reader: DataReader | None = None,
+        width: int = 416,
+        height: int = 416,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        *,
+        annotations: str | Path,
+        decoder: str,
+        confidence: float | None = None,
+        iou: float | None = None,
+        class_file: str | Path | None = None,
+    ) -> None:
+        del width, height
+        task = detection(TaskOptions(annotations=Path(annotations), decoder=decoder, confidence=confidence, iou=iou))
+        task = task if class_file is None else _with_classes(task, Path(class_file))
+        super().__init__(model_path, data_reader, task, providers)
+
+    def _runs(self, reader: DataReader) -> Iterable[Sample]:
+        """Image by image where the model chooses boxes itself: what it chose of a batch does not come row by row."""
+        return iter(reader.samples) if chooses(self.model_path) else reader.runs()
+
+    def boxes(self) -> list[dict[str, Any]]:
+        """COCO's list of results {image_id, category_id, bbox, score} of all that was predicted."""
+        assert isinstance(self._meter, DetectionMeter)
+        return self._meter.boxes()
+
+
+def chooses(model: Path) -> bool:
+    """Return whether the model suppresses boxes itself: indices are among its outputs."""
+    return any(spec.dtype.kind == "i" for spec in model_signature(model).outputs)
+
+
+class YoloV3Evaluator:
+    """A detector's boxes in COCO's form, collected part by part, as the example has it.
+
+    for start in range(0, 5000, 1000):
+        evaluator = YoloV3Evaluator("yolov3.onnx", YoloV3DataReader("val2017", start_index=start, size_limit=1000))
+        evaluator.predict()
+        results += evaluator.get_result()
+    evaluator.evaluate(results, "annotations/instances_val2017.json")
+
+    Args:
+        width, height, ground_truth_object_class_file: accepted; the reader has the size, the annotations the classes.
+        onnx_object_class_file: names of the model's classes, one a line; without it, class i is the i-th category.
+        annotations: COCO instances file; the reader's if not given.
+        decoder: of the model's head; "yolov3-nms" for a model that suppresses boxes itself, else "yolov3".
+        confidence, iou: as `edgeq eval` has them.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        data_reader: YoloDataReader | None = None,
+        width: int = 416,
+        height: int = 416,
+        providers: Sequence[Any] = ("CPUExecutionProvider",),
+        ground_truth_object_class_file: str | Path | None = None,
+        onnx_object_class_file: str | Path | None = None,
+        *,
+        annotations: str | Path | None = None,
+        decoder: str | None = None,
+        confidence: float | None = None,
+        iou: float | None = None,
+    ) -> None:
+        del width, height, ground_truth_object_class_file
+        self.model_path = Path(model_path)
+        self.data_reader = data_reader
+        self.providers = list(providers)
+        self.prediction_result_list: list[dict[str, Any]] = []
+        self._annotations = annotations
+        decoder = decoder or ("yolov3-nms" if chooses(self.model_path) else "yolov3")
+        self._options: dict[str, Any] = {"decoder": decoder, "confidence": confidence, "iou": iou}
+        self._options["class_file"] = onnx_object_class_file
+
+    def set_data_reader(self, data_reader: YoloDataReader) -> None:
+        """Choose what `predict` reads next. Earlier predictions count too."""
+        self.data_reader = data_reader
+
+    def predict(self) -> None:
+        """Run the model over all of the reader's images.
+
+        Raises:
+            UsageError: no reader, or outputs that the decoder cannot read.
+            DataError: annotations that cannot be read, or that lack an image or a class.
+        """
+        if self.data_reader is None:
+            raise UsageError("there is no data reader", "Give one, or set it with set_data_reader")
+        part = DetectionEvaluator(
+            self.model_path,
+            self.data_reader,
+            providers=self.providers,
+            annotations=self._annotations or self.data_reader.annotations,
+            **self._options,
+        )
+        part.predict()
+        self.prediction_result_list += part.boxes()
+
+    def get_result(self) -> list[dict[str, Any]]:
+        """{image_id, category_id, bbox (left, top, width, height), score} of each box."""
+        return self.prediction_result_list
+
+    def evaluate(self, prediction_result: Sequence[Mapping[str, Any]], annotations: str | Path) -> Mapping[str, float]:
+        """COCO's metrics of boxes, over all images that are annotated: printed, and as metric → value."""
+        truth = load_annotations(Path(annotations))
+        return printed(score_guesses(truth, list(truth.images.values()), prediction_result, load_package()))
+
+
+class YoloV3VariantEvaluator(YoloV3Evaluator):
+    """Of the variants, whose heads are raw."""
+
+
+def _with_classes(task: Detection, class_file: Path) -> Detection:
+    """Let the model's classes have the names of a file in place of the order of the annotations."""
+    names = {name: category for category, name in task.annotations.names.items()}
+    order = [_SYNONYMS.get(line.strip(), line.strip()) for line in read_text(class_file).split("\n") if line]
+    missing = next((name for name in order if name not in names), None)
+    if missing is not None:
+        raise DataError(f"{task.annotations.source} has no category {missing!r}", f"Correct {class_file}")
+    places = np.array([task.annotations.categories.index(names[name]) for name in order], np.int64)
+
+    def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
+        found = task.decoder(outputs, size)
+        if len(found) and found.classes.max() >= len(places):
+            raise DataError(f"{class_file} names {len(places)} classes", "List every class of the model")
+        return replace(found, classes=places[found.classes])
+
+    return replace(task, decoder=decode)
+
+
+_SYNONYMS = {
+    "aeroplane": "airplane",
+    "diningtable": "dining table",
+    "motorbike": "motorcycle",
+    "pottedplant": "potted plant",
+    "sofa": "couch",
+    "tvmonitor": "tv",
+}
+"""Darknet's names for COCO's."""
+
 
 __all__ = [
     "ClassificationEvaluator",
@@ -49,7 +268,6 @@ class ClassificationEvaluator(Evaluator):
         *,
         class_offset: int = 0,
     ) -> None:
-        from edgeq.measure.tasks.classification import Classification
 
         super().__init__(model_path, data_reader, Classification(class_offset=class_offset), providers)
 
@@ -79,7 +297,7 @@ class ImageClassificationEvaluator:
             self.prediction_result_list.append(self._session.run(None, feed))
 
     def get_result(self) -> list[list[NDArray[Any]]]:
-        """The outputs of each run."""
+        """Return the outputs of each run."""
         return self.prediction_result_list
 
     def evaluate(self, prediction_results: Sequence[Sequence[NDArray[Any]]]) -> Mapping[str, float]:

@@ -1,4 +1,6 @@
-"""`quantize(model, …)` on a ModelProto, as it was from 2019 to 2020 (and in the RISC-V fork), on today's runtime.
+"""Scales and zero points as the `quantize` of 2019 to 2020 took them, made ready for today's runtime.
+
+`quantize(model, …)` on a ModelProto, as it was from 2019 to 2020 (and in the RISC-V fork), on today's runtime.
 
 IntegerOps gives ConvInteger and MatMulInteger, QLinearOps QLinearConv and its like. What was wrong then is right here:
 a model of an older opset is converted, not relabelled; Relu and Clip go only where a scale does their work; the bias of
@@ -17,15 +19,114 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.compat.enums import member
-from edgeq.compat.legacy_params import Given, fold_clamps, in_type, read_params
-from edgeq.compat.source import LOG, as_given, checked, warn_unknown_nodes
+from edgeq.compat.source import LOG, as_given, checked, member, warn_unknown_nodes
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.model.edit import Editor, from_proto, to_proto
-from edgeq.model.graph import MAIN_DOMAINS, constant, is_constant, is_op, name_of, node_input, opset_of
+from edgeq.model.graph import (
+    MAIN_DOMAINS,
+    clamp_bounds,
+    clamps,
+    constant,
+    is_constant,
+    is_op,
+    name_of,
+    node_input,
+    opset_of,
+)
 from edgeq.model.load import save_model
-from edgeq.model.quant_params import QuantParams
+from edgeq.model.quant_params import LIMITS, QuantParams
 from edgeq.quantize.quantizer import refusals
+
+Given = Mapping[str, Sequence[Any]]
+_TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
+
+
+def read_params(
+    names: frozenset[str], both: Given | None, inputs: Given | None, outputs: Given | None
+) -> dict[str, tuple[NDArray[Any], np.float32]]:
+    """{tensor: [zero point, scale]} of the three arguments that there were, checked and in one.
+
+    Args:
+        names: tensors of the model; others are ignored, with a warning.
+
+    Raises:
+        UsageError: not a zero point and a scale, or a tensor with two different ones.
+    """
+    found: dict[str, tuple[NDArray[Any], np.float32]] = {}
+    for argument, given in (
+        ("quantization_params", both),
+        ("input_quantization_params", inputs),
+        ("output_quantization_params", outputs),
+    ):
+        for name, value in (given or {}).items():
+            pair = _pair(argument, name, value)
+            if name not in names:
+                LOG.warning("%s: the model has no tensor %r; it is ignored", argument, name)
+            elif name in found and found[name] != pair:
+                raise UsageError(
+                    f"tensor {name!r} has {found[name]} and, in {argument}, {pair}",
+                    "A tensor keeps one scale and zero point now: give the same in both",
+                )
+            else:
+                found[name] = pair
+    return found
+
+
+def in_type(given: Mapping[str, tuple[NDArray[Any], np.float32]], dtype: str) -> dict[str, QuantParams]:
+    """Return the same quantization with integers of one type: 128 more or less changes no number that is
+    represented."""
+    wanted = _TYPES[dtype]
+    shifted = {}
+    for name, (zero_point, scale) in given.items():
+        shift = LIMITS[wanted][0] - LIMITS[_TYPES.get(str(zero_point.dtype), wanted)][0]
+        shifted[name] = QuantParams(np.asarray(scale), np.asarray(int(zero_point) + shift), wanted)
+    return shifted
+
+
+def fold_clamps(
+    model: ir.Model, params: Mapping[str, QuantParams], quantized: frozenset[str]
+) -> tuple[dict[str, QuantParams], frozenset[str]]:
+    """Find the Relu and Clip nodes that a scale makes superfluous, and give their input the scale of their output.
+
+    The older tool dropped every one behind a quantized node, whatever the scales.
+
+    Args:
+        quantized: tensors that quantized nodes produce.
+
+    Returns:
+        The parameters, changed; the names of the nodes that can go.
+    """
+    merged, gone = dict(params), set()
+    for node in reversed(list(clamps(model.graph))):
+        source, result = name_of(node.inputs[0]), name_of(node.outputs[0])
+        chosen = merged.get(result, merged.get(source))
+        bounds = clamp_bounds(node)
+        if source not in quantized or chosen is None or bounds is None:
+            continue
+        low, high = chosen.range
+        slack = float(chosen.scale) / 2  # a bound between two levels is rounded to one of them anyway
+        if low >= bounds[0] - slack and high <= bounds[1] + slack:
+            merged[source] = merged[result] = chosen
+            gone.add(str(node.name))
+    return merged, frozenset(gone)
+
+
+def _pair(argument: str, name: str, value: Any) -> tuple[NDArray[Any], np.float32]:
+    try:
+        zero_point, scale = value
+        zero = np.asarray(zero_point).reshape(())
+        number = np.float32(np.asarray(scale).reshape(()))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{argument} of {name!r} is {value!r}",
+            "Give [zero_point, scale], such as [np.uint8(113), np.float32(0.05)]",
+        ) from error
+    if zero.dtype.kind not in "iu" or not (np.isfinite(number) and number > 0):
+        raise UsageError(f"{argument} of {name!r} is {value!r}", "A zero point is an integer, a scale above 0")
+    if str(zero.dtype) not in _TYPES:
+        zero = zero.astype(np.int8 if zero < 0 else np.uint8)
+    return zero, number
+
 
 _FIRST_QUANTIZED_OPSET = 10
 _PRODUCTS = frozenset({"Conv", "MatMul"})
@@ -55,7 +156,7 @@ def quantize_model(
     nodes_to_exclude: Sequence[str] | None = None,
     op_types_to_quantize: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """The quantized form of a float model, which stays as it is.
+    """Return the quantized form of a float model, which stays as it is.
 
     Args:
         per_channel: one scale per output channel of a Conv's weights (int8 then); QLinearOps only.
@@ -145,11 +246,12 @@ def _warn_of_conversion(model: onnx.ModelProto, opset: int) -> None:
 def _qlinear_nodes(
     model: ir.Model, chosen: Sequence[ir.Node], params: Mapping[str, QuantParams]
 ) -> tuple[dict[str, QuantParams], list[str]]:
-    """The parameters with those of dropped Relu and Clip nodes folded in, and the nodes that can be quantized."""
+    """Return the parameters with those of dropped Relu and Clip nodes folded in, and the nodes that can be
+    quantized."""
     computing = [node for node in chosen if node.op_type in _COMPUTING]
     products = [node for node in chosen if node.op_type in _PRODUCTS]
     makers = frozenset(name_of(node.outputs[0]) for node in [*products, *computing])
-    clamps = frozenset(str(node.name) for node in chosen if is_op(node, "Relu", "Clip"))
+    chosen_clamps = frozenset(str(node.name) for node in chosen if is_op(node, "Relu", "Clip"))
     known = [node for node in computing if name_of(node.outputs[0]) in params]
     folded, gone = fold_clamps(model, params, makers)
     for node in [*products, *known]:
@@ -160,7 +262,7 @@ def _qlinear_nodes(
             )
     names = [str(n.name) for n in chosen if n.op_type in _PRODUCTS or n.op_type in _HANDING_ON]
     names += [str(n.name) for n in computing if name_of(n.outputs[0]) in folded]
-    return folded, [*names, *(gone & clamps)]
+    return folded, [*names, *(gone & chosen_clamps)]
 
 
 def _check_inputs(

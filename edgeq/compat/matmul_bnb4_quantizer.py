@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
-from edgeq.compat._onnxruntime import quantization_tools
+from edgeq.compat._names import find, quantization_tools
 from edgeq.compat.source import ModelInput, listed, siblings
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.edit import from_proto
@@ -24,7 +24,7 @@ _OPERATOR = "MatMulBnb4"
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(quantization_tools("matmul_bnb4_quantizer"), name)
+    return find(name, "matmul_bnb4_quantizer")
 
 
 class MatMulBnb4Quantizer:

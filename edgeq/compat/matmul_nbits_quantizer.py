@@ -18,9 +18,8 @@ from typing import Any
 import onnx
 
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
-from edgeq.compat._onnxruntime import quantization_tools
-from edgeq.compat.enums import member
-from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, siblings, warn_unknown_nodes
+from edgeq.compat._names import find, quantization_tools
+from edgeq.compat.source import ModelInput, Written, as_given, checked, listed, member, siblings, warn_unknown_nodes
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.model.edit import from_proto
 from edgeq.model.load import load_model, path_of, save_model
@@ -44,9 +43,7 @@ _METHODS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):  # import asks for __path__
-        raise AttributeError(name)
-    return getattr(_theirs(), name)
+    return find(name, "matmul_nbits_quantizer")
 
 
 class MatMulNBitsQuantizer:
@@ -133,7 +130,7 @@ class MatMulNBitsQuantizer:
         self.model = own.model
 
     def _searches(self) -> bool:
-        """Whether edgeq writes what the options name."""
+        """Return whether edgeq writes what the options name."""
         config = self.algo_config
         return (
             config.algorithm in _SEARCHED
@@ -200,7 +197,7 @@ def _theirs() -> Any:
 
 
 def parser() -> ArgumentParser:
-    """The options; `--help` prints them."""
+    """Make the parser of the command's options."""
     options = ArgumentParser(
         "edgeq.compat.matmul_nbits_quantizer", description="Put weights into blocks of 4 or 8 bits."
     )
@@ -237,7 +234,7 @@ def _axis(text: str) -> tuple[str, int]:
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Do what the arguments say; the line to print."""
+    """Do what the arguments say and return the line to print."""
     chosen = parser().parse_args(arguments)
     if chosen.quant_method not in _METHODS:
         raise UsageError(

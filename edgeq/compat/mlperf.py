@@ -13,16 +13,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+from edgeq_device.bench import BenchSettings
 
 from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress, run_program, say
 from edgeq.errors import OutputError, UsageError
+from edgeq.measure.bench import BenchData, bench
+from edgeq.measure.evaluation import EvalRequest, run_evaluation
+from edgeq.measure.task import TaskOptions
+from edgeq.run.session import SessionSettings
+from edgeq.util.outputs import output_file
 from edgeq.util.ownership import read_object, shown
+from edgeq.util.records import toml_table
 from edgeq.util.registry import DECODERS
+from edgeq.util.resources import device_errors
 
 SCENARIOS = {
     "SingleStream": "single-stream",
@@ -32,58 +39,10 @@ SCENARIOS = {
 }
 VAL_MAP = "val_map.txt"
 """Where the benchmark keeps ImageNet's labels: lines of file name and class, beside the images."""
-_SHARE = 0.875
-_MEANS = [123.68, 116.78, 103.94]
-
-
-def _imagenet(*arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """Short side 256, centre 224, then `arithmetic`; the benchmark resizes with OpenCV, which rounds otherwise."""
-    short = {"op": "resize", "size": round(224 / _SHARE), "rule": "short", "filter": "bilinear", "rounding": "floor"}
-    crop = {"op": "crop", "size": 224, "rounding": "floor"}
-    return {"steps": [short, crop, *arithmetic, {"op": "layout", "axes": "model"}]}
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """The benchmark's settings for a data set: the task, and how images become inputs (None: the user gives it)."""
-
-    task: str
-    preprocess: Mapping[str, Any] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-DATASETS: dict[str, Dataset] = {
-    "imagenet": Dataset("classification", _imagenet({"op": "subtract", "value": _MEANS})),
-    "imagenet_mobilenet": Dataset(
-        "classification",
-        _imagenet({"op": "divide", "value": 127.5}, {"op": "subtract", "value": 1}),
-        {"class_offset": 1},
-    ),
-    "coco": Dataset("detection"),
-}
-DATASETS |= dict.fromkeys(
-    (
-        *("coco-300", "coco-1200", "coco-1200-onnx", "openimages-300-retinanet", "openimages-800-retinanet"),
-        *("openimages-1200-retinanet", "openimages-800-retinanet-onnx"),
-    ),
-    DATASETS["coco"],
-)
-PROFILES: Mapping[str, str] = {
-    "defaults": "imagenet",
-    "resnet50-onnxruntime": "imagenet",
-    "mobilenet-onnxruntime": "imagenet_mobilenet",
-    "ssd-mobilenet-onnxruntime": "coco-300",
-    "ssd-resnet34-onnxruntime": "coco-1200",
-    "retinanet-onnxruntime": "openimages-800-retinanet-onnx",
-}
-FILES: Mapping[str, str] = {
-    "resnet50": "resnet50_v1.onnx",
-    "mobilenet": "mobilenet_v1_1.0_224.onnx",
-    "ssd-mobilenet": "ssd_mobilenet_v1_coco_2018_01_28.onnx",
-    "ssd-resnet34": "resnet34-ssd1200.onnx",
-    "retinanet": "resnext50_32x4d_fpn.onnx",
-}
-"""Model → its file in $MODEL_DIR, as run_local.sh looks for it."""
+_TABLES = toml_table(Path(__file__).with_suffix(".toml"), UsageError, "Install edgeq again")
+DATASETS: Mapping[str, Mapping[str, Any]] = _TABLES["datasets"]
+PROFILES: Mapping[str, str] = _TABLES["profiles"]
+FILES: Mapping[str, str] = _TABLES["files"]
 BACKEND = "onnxruntime"
 DEVICE = "cpu"
 
@@ -95,7 +54,7 @@ DEVICE = "cpu"
 @click.option("--dataset", type=click.Choice(list(DATASETS)), help="Which data set; the profile's if not given.")
 @click.option("--dataset-list", help=f"ImageNet: file of names and classes [{VAL_MAP}]; COCO: instances file.")
 @click.option("--profile", type=click.Choice(list(PROFILES)), default="defaults", help="A model of the benchmark.")
-@click.option("--backend", type=click.Choice([BACKEND]), default=BACKEND, help="There is one.")
+@click.option("--backend", type=click.Choice([BACKEND]), default=BACKEND, help="There is one.", expose_value=False)
 @click.option("--scenario", type=OneOf(click.Choice([*SCENARIOS])), default="SingleStream", help="Without --accuracy.")
 @click.option("--accuracy", is_flag=True, help="Measure accuracy, not speed.")
 @click.option("-n", "--count", type=click.IntRange(min=1), help="Items of the data set to use. [accuracy: all]")
@@ -106,8 +65,12 @@ DEVICE = "cpu"
 @click.option("--max-latency", type=OneOf(click.FLOAT), help="Server: bound on the 99th percentile, in seconds.")
 @click.option("--outputs", help="The output to look at, where there are several.")
 @click.option("--output", "folder", type=click.Path(path_type=Path), help="Folder for results.json.")
-@click.option("--cache", default=0, help="Accepted: nothing needs to be cached.")
-@click.option("--mlperf_conf", "--user_conf", "--inputs", "--data-format", "unused", help="Accepted, not needed.")
+@click.option("--cache", type=int, help="Accepted: nothing needs to be cached.", expose_value=False)
+@click.option(
+    *("--mlperf_conf", "--user_conf", "--inputs", "--data-format", "unused"),
+    help="Accepted, not needed.",
+    expose_value=False,
+)
 @click.option("--preprocess", help="Instead of the data set's: a name, a .toml file, or steps.")
 @click.option("--class-offset", type=int, help="Scores in front of class 0.")
 @click.option("--decoder", help=f"COCO: {', '.join(DECODERS.names())}, or path.py:function.")
@@ -133,14 +96,13 @@ def run(
     decoder: str | None,
     outputs: str | None,
     threads: int,
-    backend: str,
-    cache: int,
-    words: Sequence[str] = (),
-    unused: str | None = None,
-    **timing: Any,
+    seconds: float,
+    max_batchsize: int,
+    qps: float | None,
+    max_latency: float | None,
+    words: Sequence[str],
 ) -> dict[str, Any]:
-    """Do what the options say; what was found, as results.json has it."""
-    del backend, cache, unused
+    """Do what the options say and return what was found, as results.json has it."""
     named = _named(words)
     if named is not None:
         profile = f"{named}-{BACKEND}"
@@ -152,7 +114,7 @@ def run(
         )
     name = dataset or PROFILES[profile]
     known = DATASETS[name]
-    chosen = preprocess or known.preprocess
+    chosen = preprocess or known.get("preprocess")
     if chosen is None:
         raise UsageError(
             f"--dataset {name} does not say how images become inputs",
@@ -162,15 +124,37 @@ def run(
     result: dict[str, Any] = {"model": str(model), "dataset": name, "scenario": scenario}
     if accuracy:
         options = {"class_offset": class_offset, "decoder": decoder, "output": outputs}
-        given = {key: value for key, value in options.items() if value is not None}
-        result |= _accuracy(
-            model, dataset_path, known, dataset_list, chosen, {**known.options, **given}, count, threads
+        given = {**known.get("options", {}), **{key: value for key, value in options.items() if value is not None}}
+        labels: str | None = None
+        if known["task"] == "classification":
+            beside = dataset_path / VAL_MAP
+            labels = dataset_list or (str(beside) if beside.is_file() else None)
+        elif dataset_list is not None:
+            given["annotations"] = Path(dataset_list)
+        request = EvalRequest(
+            model,
+            str(dataset_path),
+            known["task"],
+            TaskOptions(**given),
+            preprocess=chosen,
+            labels=labels,
+            count=count,
+            settings=SessionSettings(intra_op_threads=threads),
         )
+        found = run_evaluation(request, progress=PrintedProgress())
+        assert found.accuracy is not None, "there is a task"
+        result |= {"metrics": dict(found.accuracy.metrics), "figures": {"total": found.count}}
     else:
-        result |= _speed(model, dataset_path, chosen, SCENARIOS[scenario], count, threads, **timing)
+        settings = BenchSettings(
+            scenarios=(SCENARIOS[scenario],),
+            min_duration_s=seconds,
+            batch=max_batchsize,
+            target_qps=qps,
+            latency_bound_ms=1000 * max_latency if max_latency is not None else None,
+            threads=threads,
+        )
+        result["figures"] = _speed(model, BenchData(str(dataset_path), chosen, count), settings)
     if folder is not None:
-        from edgeq.util.outputs import output_file
-
         _check_results(folder / "results.json")
         with output_file(folder / "results.json", force=True) as draft:
             draft.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -178,7 +162,7 @@ def run(
 
 
 def _named(words: Sequence[str]) -> str | None:
-    """The model among run_local.sh's words, which come in any order: backend, model, device."""
+    """Return the model among run_local.sh's words, which come in any order: backend, model, device."""
     found = [word for word in words if word in FILES]
     other = next((word for word in words if word not in (*FILES, BACKEND, DEVICE)), None)
     if other is not None or (words and len(found) != 1):
@@ -205,7 +189,7 @@ def _check_results(place: Path) -> None:
 
 
 def line_of(result: Mapping[str, Any]) -> str:
-    """The line that main.py ends with."""
+    """Return the line that main.py ends with."""
     figures = ", ".join(f"{k}={v:.4g}" for k, v in result["figures"].items())
     if "metrics" not in result:
         return f"TestScenario.{result['scenario']} {figures}"
@@ -213,73 +197,13 @@ def line_of(result: Mapping[str, Any]) -> str:
     return f"TestScenario.{result['scenario']} {metrics}, {figures}"
 
 
-def _accuracy(
-    model: Path,
-    data: Path,
-    dataset: Dataset,
-    dataset_list: str | None,
-    preprocess: Any,
-    options: Mapping[str, Any],
-    count: int | None,
-    threads: int,
-) -> dict[str, Any]:
-    from edgeq.measure.evaluation import EvalRequest, run_evaluation
-    from edgeq.measure.task import TaskOptions
-    from edgeq.run.session import SessionSettings
-
-    labels: str | None = None
-    if dataset.task == "classification":
-        beside = data / VAL_MAP
-        labels = dataset_list or (str(beside) if beside.is_file() else None)
-    elif dataset_list is not None:
-        options = {**options, "annotations": Path(dataset_list)}
-    request = EvalRequest(
-        model,
-        str(data),
-        dataset.task,
-        TaskOptions(**options),
-        preprocess=preprocess,
-        labels=labels,
-        count=count,
-        settings=SessionSettings(intra_op_threads=threads),
-    )
-    found = run_evaluation(request, progress=PrintedProgress())
-    assert found.accuracy is not None, "there is a task"
-    return {"metrics": dict(found.accuracy.metrics), "figures": {"total": found.count}}
-
-
-def _speed(
-    model: Path,
-    data: Path,
-    preprocess: Any,
-    scenario: str,
-    count: int | None,
-    threads: int,
-    *,
-    max_batchsize: int,
-    seconds: float,
-    qps: float | None,
-    max_latency: float | None,
-) -> dict[str, Any]:
-    from edgeq_device.bench import BenchSettings
-
-    from edgeq.measure.bench import BenchData, bench
-    from edgeq.util.resources import device_errors
-
-    settings = BenchSettings(
-        scenarios=(scenario,),
-        min_duration_s=seconds,
-        batch=max_batchsize,
-        target_qps=qps,
-        latency_bound_ms=1000 * max_latency if max_latency is not None else None,
-        threads=threads,
-    )
+def _speed(model: Path, data: BenchData, settings: BenchSettings) -> dict[str, float]:
+    """Measure a model in one scenario and return the numbers that were found."""
     with device_errors():
         settings.check()
-    found = bench(model, data=BenchData(str(data), preprocess, count), settings=settings, progress=PrintedProgress())
-    name = list(found.models)[-1]
-    figures = {key: value for key, value in found.latency(name, scenario).items() if isinstance(value, int | float)}
-    return {"figures": figures}
+    found = bench(model, data=data, settings=settings, progress=PrintedProgress())
+    latency = found.latency(list(found.models)[-1], settings.scenarios[0])
+    return {key: value for key, value in latency.items() if isinstance(value, int | float)}
 
 
 if __name__ == "__main__":

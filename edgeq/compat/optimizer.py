@@ -19,14 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, say
+from edgeq.compat._command import SETTINGS, ArgumentParser, Command, PrintedProgress, run_program, say
+from edgeq.compat.preprocess import quant_pre_process
+from edgeq.compat.source import as_file
+from edgeq.data.samples import open_samples
 from edgeq.errors import CheckFailedError, DataError, ModelError, RuntimeUnavailableError, UsageError, one_line
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.model.clean import name_nodes
+from edgeq.model.load import data_beside, load_model, model_files, model_signature, read_model, save_model
 from edgeq.quantize.quantizer import quiet
+from edgeq.retarget.compare import made_up_inputs
+from edgeq.run.session import open_session
+from edgeq.tune.recover.fuse_attention import split_unsqueezes
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.outputs import check_apart, output_file
 
 LEAST_SQNR_DB = 40.0
 """Fused operators add in another order, and a fused Gelu may be another approximation of it; no more."""
@@ -46,9 +54,6 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
         UsageError: an option that the installed onnxruntime does not know.
         RuntimeUnavailableError: the options need PyTorch.
     """
-    from edgeq.compat.source import as_file
-    from edgeq.model.load import read_model
-
     with tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder:
         path = as_file(input, Path(folder))
         read_model(path)
@@ -60,14 +65,9 @@ def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert"
 
 
 def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> tuple[Path, int | None]:
-    """The model to give to onnxruntime's optimizer, and its level: masks in the form that it recognises, and
-    the basic level done where it would want PyTorch."""
+    """Return the model to give to onnxruntime's optimizer, and its level: masks in the form that it recognises, and the
+    basic level done where it would want PyTorch."""
     from onnxruntime.transformers.optimizer import MODEL_TYPES
-
-    from edgeq.compat.preprocess import quant_pre_process
-    from edgeq.model.clean import name_nodes
-    from edgeq.model.load import read_model, save_model
-    from edgeq.tune.recover.fuse_attention import split_unsqueezes
 
     if model_type not in MODEL_TYPES:
         raise UsageError(f"unknown model type {model_type!r}", f"Known: {', '.join(sorted(MODEL_TYPES))}")
@@ -90,7 +90,7 @@ def _prepared(path: Path, model_type: str, level: int | None, folder: Path) -> t
 
 @contextmanager
 def _failures(path: Path) -> Iterator[None]:
-    """What onnxruntime's optimizer raises, as edgeq's errors."""
+    """Raise what onnxruntime's optimizer raises as edgeq's errors."""
     try:
         yield
     except TypeError as error:
@@ -111,10 +111,6 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
         ModelError: the optimised model does not load.
         CheckFailedError: it answers something else.
     """
-    from edgeq.measure.accuracy import evaluate_sessions
-    from edgeq.model.load import load_model, model_signature
-    from edgeq.run.session import open_session
-
     load_model(after, external_data="none")
     try:
         sessions = {"before": open_session(before), "after": open_session(after)}
@@ -124,9 +120,8 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
     if signature.inputs != model_signature(after).inputs:
         progress.note("not compared with the model before: the inputs differ")
         return
-    from edgeq.data.samples import open_samples
 
-    feed = {spec.name: _made_up(spec.dtype, spec.shape) for spec in signature.inputs}
+    feed = made_up_inputs(before, seed=0, free=_SIZE)
     try:
         found = evaluate_sessions(sessions, open_samples([feed], signature), reference="before").agreement["after"]
     except (DataError, RuntimeUnavailableError) as error:
@@ -142,14 +137,6 @@ def check_same(before: Path, after: Path, *, least_sqnr_db: float = LEAST_SQNR_D
     progress.note(f"same answer as before: {found.sqnr_db:.0f} dB")
 
 
-def _made_up(dtype: np.dtype[Any], shape: Sequence[int | str | None] | None) -> NDArray[Any]:
-    """Ones for whole numbers, which are valid tokens, masks and segments; noise for floats."""
-    sizes = [size if isinstance(size, int) else _SIZE for size in shape or ()]
-    if dtype.kind == "f":
-        return np.random.default_rng(0).normal(size=sizes).astype(dtype)
-    return np.ones(sizes, dtype)
-
-
 @click.command("optimizer", cls=Command, context_settings={**SETTINGS, "ignore_unknown_options": True})
 @click.option("--input", "source", type=click.Path(path_type=Path), required=True, help="Float model.")
 @click.option("--output", type=click.Path(path_type=Path), required=True, help="Result; replaced if it exists.")
@@ -160,19 +147,18 @@ def command(source: Path, output: Path, extra_arguments: tuple[str, ...]) -> Non
 
 
 def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress: Progress = SILENT) -> str:
-    """Do what the options say; the line to print."""
-    from edgeq.model.load import data_beside, load_model, model_files
-    from edgeq.util.outputs import check_apart, output_file
-
+    """Do what the options say and return the line to print."""
     before = load_model(source, external_data="none")
     check_apart(output, model_files(source))
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-optimizer-") as folder,
         output_file(output, force=True, beside=data_beside(output, source)) as draft,
     ):
-        given = _value(extra_arguments, "--opt_level")
-        model_type = _value(extra_arguments, "--model_type") or "bert"
-        start, level = _prepared(source, model_type, int(given) if given else None, Path(folder))
+        read = ArgumentParser("edgeq.compat.optimizer", add_help=False, allow_abbrev=False)
+        read.add_argument("--opt_level", type=int)
+        read.add_argument("--model_type", default="bert")
+        chosen = read.parse_known_args(extra_arguments)[0]
+        start, level = _prepared(source, chosen.model_type, chosen.opt_level, Path(folder))
         _theirs(start, draft, extra_arguments if level is None else [*extra_arguments, "--opt_level", str(level)])
         if not draft.is_file():
             raise ModelError(f"{source}: onnxruntime's optimizer wrote nothing", "Try another --model_type")
@@ -182,17 +168,6 @@ def run(source: Path, output: Path, extra_arguments: Sequence[str], *, progress:
     counts = Counter(node.op_type for node in after.graph.node if node.domain == "com.microsoft")
     listed = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
     return f"{output}: {len(before.graph.node)} nodes → {len(after.graph.node)}; fused: {listed}"
-
-
-def _value(arguments: Sequence[str], name: str) -> str | None:
-    """Of an option, as `--name value` or `--name=value`; the last one counts."""
-    found = None
-    for place, argument in enumerate(arguments):
-        if argument == name and place + 1 < len(arguments):
-            found = arguments[place + 1]
-        elif argument.startswith(f"{name}="):
-            found = argument.removeprefix(f"{name}=")
-    return found
 
 
 def _theirs(source: Path, draft: Path, extra_arguments: Sequence[str]) -> None:

@@ -9,21 +9,34 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import onnx
+import onnx_ir as ir
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, switch
-from edgeq.compat._onnxruntime import quantization_tools
+from edgeq.compat._names import find
+from edgeq.compat.source import as_file
 from edgeq.errors import ModelError, UsageError
+from edgeq.model.clean import name_nodes, tidy
 from edgeq.model.edit import external_folder, to_proto
+from edgeq.model.load import (
+    INLINE_LIMIT,
+    check_valid,
+    data_name,
+    load_model,
+    model_files,
+    path_of,
+    read_model,
+    save_model,
+)
+from edgeq.model.prepare import optimize_basic, settle
+from edgeq.model.rewrites import widen_half
+from edgeq.model.shapes import SymbolicOptions, check_sizes, unknown_shapes, write_shapes
+from edgeq.model.tensors import save_external, weight_bytes
 from edgeq.util.display import SILENT, Progress
-
-if TYPE_CHECKING:
-    import onnx
-    import onnx_ir as ir
-
-    from edgeq.model.shapes import SymbolicOptions
+from edgeq.util.outputs import check_apart, output_file
 
 _INT_MAX = 2**31 - 1
 
@@ -65,10 +78,6 @@ def quant_pre_process(
         ModelError: the model is damaged, or onnxruntime refuses it.
         OutputError: the output cannot be written.
     """
-    from edgeq.compat.source import as_file
-    from edgeq.model.load import path_of
-    from edgeq.model.shapes import SymbolicOptions
-
     source = input_model if input_model is not None else input_model_path
     if source is None or output_model_path is None:
         raise UsageError("a model and a place for the result are needed", "Give input_model and output_model_path")
@@ -95,6 +104,18 @@ def quant_pre_process(
         )
 
 
+def load_model_with_shape_infer(model_path: str | Path) -> onnx.ModelProto:
+    """Load a model with its weights and the shapes of its tensors.
+
+    Raises:
+        ModelError: the file cannot be read, or is damaged.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
+        inferred = Path(folder) / "model.onnx"
+        quant_pre_process(Path(model_path), inferred, skip_optimization=True, skip_symbolic_shape=True)
+        return load_model(inferred, external_data="all")
+
+
 def preprocessed(
     path: Path,
     workdir: Path,
@@ -104,7 +125,7 @@ def preprocessed(
     onnx_shapes: bool,
     progress: Progress = SILENT,
 ) -> ir.Model:
-    """The model after the chosen steps.
+    """Return the model after the chosen steps.
 
     Args:
         path: of the model.
@@ -116,10 +137,6 @@ def preprocessed(
     Raises:
         ModelError: the model is damaged, or onnxruntime refuses it.
     """
-    from edgeq.model.clean import name_nodes
-    from edgeq.model.load import read_model
-    from edgeq.model.shapes import check_sizes, unknown_shapes
-
     model = read_model(path)
     check_sizes(model, path)
     named = name_nodes(model)
@@ -154,10 +171,6 @@ def write(
         source: model file that must not be replaced, nor its data.
         Others as `quant_pre_process` has them.
     """
-    from edgeq.model.load import data_name, model_files, save_model
-    from edgeq.model.tensors import save_external
-    from edgeq.util.outputs import check_apart, output_file
-
     kept = model_files(source)
     check_apart(output, kept)
     folder = external_folder(model)
@@ -178,8 +191,6 @@ def write(
 
 def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progress) -> None:
     """Write inferred shapes into the model, in place."""
-    from edgeq.model.shapes import write_shapes
-
     inference_problem = write_shapes(model, symbolic)
     if inference_problem:
         progress.note(f"symbolic shape inference gave up ({inference_problem}); onnx's own was used")
@@ -188,14 +199,6 @@ def _describe(model: ir.Model, symbolic: SymbolicOptions | None, progress: Progr
 def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress) -> ir.Model:
     """ONNX Runtime's basic optimisation, with 16-bit floats widened before: it runs them in float32 on a CPU, and would
     leave a Cast behind every weight."""
-    import onnx_ir as ir
-
-    from edgeq.model.clean import tidy
-    from edgeq.model.load import INLINE_LIMIT, save_model
-    from edgeq.model.prepare import optimize_basic, settle
-    from edgeq.model.rewrites import widen_half
-    from edgeq.model.tensors import weight_bytes
-
     tidy(model)
     widened = widen_half(model)
     if widened:
@@ -209,7 +212,6 @@ def _optimized(model: ir.Model, source: Path, workdir: Path, progress: Progress)
 
 
 def _check(model: ir.Model, path: Path) -> None:
-    from edgeq.model.load import check_valid
 
     try:
         check_valid(to_proto(model), path)
@@ -218,7 +220,7 @@ def _check(model: ir.Model, path: Path) -> None:
 
 
 def symbolic_options(function: Any) -> Any:
-    """The options of symbolic inference, which two commands have."""
+    """Add the options of symbolic inference, which two commands have."""
     for option in (
         switch("--auto_merge", help="Accepted; sizes that may differ stay apart, and the inference goes on."),
         click.option("--int_max", type=int, default=_INT_MAX, help="Integers from this on mean: to the end."),
@@ -251,9 +253,7 @@ def command(**options: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):  # import asks for __path__
-        raise AttributeError(name)
-    return getattr(quantization_tools("preprocess"), name)
+    return find(name, "preprocess")
 
 
 if __name__ == "__main__":

@@ -11,15 +11,22 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.compat.preprocess import write
+from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
+from edgeq.measure.latency import inferences
+from edgeq.measure.match_layers import match_weights, weight_values
+from edgeq.model.edit import Editor
+from edgeq.model.graph import GraphIndex
+from edgeq.model.load import FREE_INITIALIZERS, model_signature, path_of, read_model
+from edgeq.model.shapes import infer_shapes
+from edgeq.run.session import SessionSettings, open_session
 
 Array = NDArray[Any]
 Arrays = Sequence[Array]
@@ -48,9 +55,6 @@ def modify_model_output_intermediate_tensors(
         op_types_for_saving: the operator types whose inputs and outputs to give; None takes all.
         save_as_external_data: keep weights in a file beside the model; large models always do.
     """
-    from edgeq.compat.preprocess import write
-    from edgeq.model.load import path_of, read_model
-
     source, output = path_of(input_model_path), path_of(output_model_path, "output")
     model = read_model(source)
     _add_outputs(model, _float_tensors(model, op_types_for_saving))
@@ -73,11 +77,6 @@ def collect_activations(
     Raises:
         DataError: there are no inputs, or the model refuses one.
     """
-    from edgeq.data.samples import open_samples
-    from edgeq.measure.latency import inferences
-    from edgeq.model.load import model_signature
-    from edgeq.run.session import SessionSettings, open_session
-
     path = Path(augmented_model)
     settings = SessionSettings(providers=tuple(execution_providers or ("CPUExecutionProvider",)), optimization="none")
     session = open_session(path, settings, options=session_options)
@@ -117,10 +116,6 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
         float_model_path: the model that was quantized: preprocessed, where it was.
         qdq_model_path: QDQ, QOperator, or dynamically quantized.
     """
-    from edgeq.measure.match_layers import match_weights, weight_values
-    from edgeq.model.graph import GraphIndex
-    from edgeq.model.load import read_model
-
     float_graph, quantized = (GraphIndex(read_model(Path(path))) for path in (float_model_path, qdq_model_path))
     found: dict[str, dict[str, Array]] = {}
     for match in match_weights(float_graph, quantized):
@@ -163,10 +158,6 @@ def compute_activation_error(
 
 def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.Value, ir.DataType]:
     """Tensors that nodes read and make, and their element type, in the order of the graph."""
-    import onnx_ir as ir
-
-    from edgeq.model.shapes import infer_shapes
-
     inferred = infer_shapes(model)[0]
     found: dict[ir.Value, ir.DataType] = {}
     for node in model.graph:
@@ -182,10 +173,6 @@ def _float_tensors(model: ir.Model, op_types: Sequence[str] | None) -> dict[ir.V
 
 
 def _add_outputs(model: ir.Model, tensors: Mapping[ir.Value, ir.DataType]) -> None:
-    import onnx_ir as ir
-
-    from edgeq.model.edit import Editor
-    from edgeq.model.load import FREE_INITIALIZERS
 
     # The format's oldest version, 3, requires every initializer among the inputs.
     model.ir_version = max(model.ir_version, FREE_INITIALIZERS)

@@ -1,14 +1,65 @@
-"""Stands for `onnxruntime.quantization.quantize`: the module that scripts import from, and the function of its name."""
+"""Stands for `onnxruntime.quantization.quantize`: the module that scripts import from, and the function of its name,
+which was two: of a ModelProto until 2020, of files with a configuration since 2022."""
 
 from __future__ import annotations
 
+import os
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
-from edgeq.compat._names import own_or_theirs
+import onnx
+
+from edgeq.compat._names import find
+from edgeq.compat.files import quantize_dynamic, quantize_static
+from edgeq.compat.legacy import quantize_model
+from edgeq.compat.matmul_nbits_quantizer import in_blocks
+from edgeq.compat.source import ModelInput, Written
+from edgeq.errors import UsageError
+from edgeq.model.load import path_of
 from edgeq.util.registry import make_callable
 
-make_callable(__name__, "edgeq.compat.configs:quantize")
+
+def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
+    """Either of the two, chosen by the arguments.
+
+    `quantize(model_input, model_output, quant_config)`: StaticQuantConfig, DynamicQuantConfig, what get_qdq_config or
+    get_qnn_qdq_config gives, or a configuration of MatMulNBitsQuantizer.
+    `quantize(model, per_channel=False, nbits=8, quantization_mode=…, static=False, …)`: a ModelProto in, a ModelProto
+    out; see `edgeq.compat.legacy.quantize_model`.
+    """
+    names_output = len(arguments) > 1 and isinstance(arguments[1], str | os.PathLike)
+    if names_output or "model_output" in options or "quant_config" in options:
+        return quantize_with_config(*arguments, **options)
+    model = arguments[0] if arguments else options.get("model")
+    if not isinstance(model, onnx.ModelProto):
+        raise UsageError(
+            f"quantize takes a ModelProto here, not {type(model).__name__}",
+            "Load it with onnx.load, or give model_output and quant_config",
+        )
+    return quantize_model(*arguments, **options)
+
+
+def quantize_with_config(model_input: ModelInput, model_output: str | Path, quant_config: Any) -> Written:
+    """Quantize a file by a configuration object of onnxruntime.
+
+    Raises:
+        UsageError: the object is no configuration. Else as quantize_static and quantize_dynamic.
+    """
+    if hasattr(quant_config, "algorithm"):
+        return in_blocks(model_input, path_of(model_output, "output"), algo_config=quant_config)
+    if not hasattr(quant_config, "nodes_to_quantize"):
+        raise UsageError(
+            f"{type(quant_config).__name__} is no quantization configuration",
+            "Give a StaticQuantConfig, a DynamicQuantConfig or a weight-only configuration",
+        )
+    function = quantize_static if hasattr(quant_config, "calibration_data_reader") else quantize_dynamic
+    parameters = [name for name in signature(function).parameters if hasattr(quant_config, name)]
+    return function(model_input, model_output, **{name: getattr(quant_config, name) for name in parameters})
 
 
 def __getattr__(name: str) -> Any:
-    return own_or_theirs(name, "quantize")
+    return find(name, "quantize")
+
+
+make_callable(__name__, "edgeq.compat.quantize:quantize")

@@ -9,19 +9,20 @@ when it is needed: `stride` is accepted and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples, open_samples, rebatch
 from edgeq.errors import UsageError
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
-    from edgeq.signature import Signature
+from edgeq.measure.task import integer_labels
+from edgeq.model.load import model_signature
+from edgeq.signature import Signature
 
 Feed = dict[str, NDArray[Any]]
 
@@ -31,16 +32,9 @@ IMAGENET = "imagenet"
 CLASSES = 1000
 
 
-def letterbox(width: int, height: int) -> Mapping[str, Any]:
-    """Of the YOLO examples: aspect kept, in the centre of grey, RGB in 0..1, channels first."""
-    return {
-        "title": f"letterbox {width}x{height} in the centre of 128, RGB, x / 255",
-        "steps": [
-            {"op": "letterbox", "size": [width, height], "position": "center", "value": 128, "filter": "bicubic"},
-            {"op": "divide", "value": 255},
-            {"op": "layout", "axes": "NCHW"},
-        ],
-    }
+def letterbox(width: int, height: int) -> str:
+    """Return the steps of the YOLO examples: aspect kept, in the centre of grey, RGB in 0..1, channels first."""
+    return f"letterbox={width}x{height}:center:128:bicubic,divide=255,layout=NCHW"
 
 
 class DataReader:
@@ -71,7 +65,6 @@ class DataReader:
         stride: int = 1,
         batch_size: int = 1,
     ) -> None:
-        from edgeq.model.load import model_signature
 
         del stride
         if batch_size < 1:
@@ -92,8 +85,6 @@ class DataReader:
 
     def set_range(self, start_index: int, end_index: int) -> None:
         """Read other samples from now on."""
-        from edgeq.data.samples import open_samples
-
         if end_index and end_index <= start_index:
             raise UsageError(f"samples {start_index} to {end_index} are none", "Give a larger end_index, or 0")
         self.samples: Samples = open_samples(
@@ -108,7 +99,7 @@ class DataReader:
         self.rewind()
 
     def get_next(self) -> Feed | None:
-        """The inputs of the next run; None when there are no more."""
+        """Return the inputs of the next run; None when there are no more."""
         sample = next(self._runs, None)
         if sample is None:
             return None
@@ -119,17 +110,15 @@ class DataReader:
         self._runs = self.runs()
 
     def runs(self) -> Iterator[Sample]:
-        """The runs as samples. A gathered batch is filled to its size; its context says how many rows count."""
-        from edgeq.data.samples import rebatch
-
+        """Return the runs as samples. A gathered batch is filled to its size; its context says how many rows count."""
         return iter(self.samples) if self.batch_size == 1 else rebatch(self.samples, self.batch_size)
 
     def complete(self, run: Sample) -> Sample:
-        """A run with the inputs that are the same in every run."""
+        """Return a run with the inputs that are the same in every run."""
         return replace(run, inputs={**run.inputs, **self.constants})
 
     def unfilled(self, run: Sample) -> Sample:
-        """A complete run without what fills the last batch."""
+        """Return a complete run without what fills the last batch."""
         filled = run.context.get("valid")
         inputs = {name: array[:filled] if array.ndim else array for name, array in run.inputs.items()}
         return self.complete(replace(run, inputs=inputs))
@@ -143,7 +132,7 @@ class DataReader:
         return len(self.samples)
 
     def get_input_name(self) -> str:
-        """Of the model's first input."""
+        """Return the name of the model's first input."""
         return self._signature.inputs[0].name
 
     def __iter__(self) -> Iterator[Feed]:
@@ -206,13 +195,11 @@ class ImageNetDataReader(DataReader):
         )
 
     def get_synset_id(self, image_folder: Any = None, offset: int = 0, dataset_size: int = 0) -> NDArray[np.float32]:
-        """The labels of the reader's range, one-hot, [samples, 1000]. Arguments are accepted.
+        """Return the labels of the reader's range, one-hot, [samples, 1000]. Arguments are accepted.
 
         Raises:
             UsageError: the reader has no labels.
         """
-        from edgeq.measure.task import integer_labels
-
         del image_folder, offset, dataset_size
         if self._labels is None:
             raise UsageError("the reader has no labels", "Give it labels='val_map.txt', lines of file name and class")

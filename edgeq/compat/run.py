@@ -12,6 +12,9 @@ import click
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, images_or_arrays, run_program, says, switch
 from edgeq.compat.readers import RESNET50
+from edgeq.data.open_source import Data
+from edgeq.jobs.quantize import quantize
+from edgeq.quantize.quantizer import quiet
 from edgeq.util.records import plain
 
 _FORMATS = ("QDQ", "QOperator")
@@ -39,10 +42,6 @@ def command(
     profile: str,
 ) -> list[str]:
     """Calibrate, quantize and time an image classifier."""
-    from edgeq.data.open_source import Data
-    from edgeq.jobs.quantize import quantize
-    from edgeq.quantize.quantizer import quiet
-
     data = Data(calibrate_dataset, preprocess or images_or_arrays(calibrate_dataset, RESNET50))
     with quiet():
         result = quantize(

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import click
 
+from edgeq.compat import qdq_loss_debug as debug
 from edgeq.compat._command import SETTINGS, Command, images_or_arrays, run_program, says
-from edgeq.compat.readers import RESNET50
+from edgeq.compat.readers import RESNET50, DataReader
 
 
 @click.command("run_qdq_debug", cls=Command, context_settings=SETTINGS)
@@ -27,17 +28,7 @@ def command(
     *, float_model: Path, qdq_model: Path, calibrate_dataset: str, preprocess: str | None, count: int
 ) -> Iterator[str]:
     """Compare the weights and activations of a float model and its quantized form."""
-    from edgeq.compat.qdq_loss_debug import (
-        collect_activations,
-        compute_activation_error,
-        compute_weight_error,
-        create_activation_matching,
-        create_weight_matching,
-        modify_model_output_intermediate_tensors,
-    )
-    from edgeq.compat.readers import DataReader
-
-    weights = compute_weight_error(create_weight_matching(float_model, qdq_model))
+    weights = debug.compute_weight_error(debug.create_weight_matching(float_model, qdq_model))
     yield "Weights, float against dequantized:"
     for name, error in weights.items():
         yield f"  {name}: {error:.2f} dB"
@@ -46,11 +37,11 @@ def command(
     with tempfile.TemporaryDirectory(prefix="edgeq-debug-") as folder:
         for model in (qdq_model, float_model):
             augmented = Path(folder) / "augmented.onnx"
-            modify_model_output_intermediate_tensors(model, augmented)
+            debug.modify_model_output_intermediate_tensors(model, augmented)
             reader = DataReader(calibrate_dataset, model, preprocess=preprocess, end_index=count)
-            activations.append(collect_activations(augmented, reader))
+            activations.append(debug.collect_activations(augmented, reader))
     yield "Activations, the float model's against the quantized one's, and before against after rounding:"
-    for name, errors in compute_activation_error(create_activation_matching(*activations)).items():
+    for name, errors in debug.compute_activation_error(debug.create_activation_matching(*activations)).items():
         across = f"{errors['xmodel_err']:.2f} dB" if "xmodel_err" in errors else "not in the float model"
         yield f"  {name}: {across}, {errors['qdq_err']:.2f} dB"
 

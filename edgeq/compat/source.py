@@ -1,4 +1,4 @@
-"""What the older functions take and give: a model by path or in memory, and a quantized file that was checked."""
+"""onnxruntime's enumerations by member, or by the name of one: scripts of several eras and packages mix them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,54 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from edgeq.backends.cpu import settle
-from edgeq.errors import ModelError, RuntimeUnavailableError
+from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from edgeq.model.edit import from_proto
 from edgeq.model.graph import MAIN_DOMAINS
 from edgeq.model.load import data_beside, is_quantized, path_of, read_model, save_model
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.quantize.settle import settle
 from edgeq.run.session import SessionSettings, open_session
+
+METHODS: Mapping[str, str] = {"MinMax": "minmax", "Entropy": "entropy", "Percentile": "percentile"}
+"""CalibrationMethod that gives ranges of integers → edgeq's method."""
+
+
+def member(enumeration: str, value: Any) -> Any:
+    """Return the member of `onnxruntime.quantization.<enumeration>` that `value`, a member or its name, stands for.
+
+    Raises:
+        UsageError: there is none.
+    """
+    import onnxruntime.quantization
+
+    known = getattr(onnxruntime.quantization, enumeration)
+    name = name_of_member(value)
+    if name not in known.__members__:
+        raise UsageError(f"{enumeration} has no {name!r}", f"It can be {', '.join(known.__members__)}")
+    return known[name]
+
+
+def name_of_member(value: Any) -> str:
+    """Return the name of an enumeration's member, given as the member or as that name."""
+    return str(getattr(value, "name", value))
+
+
+def quant_type(value: Any) -> Any:
+    """Return a QuantType of integers, by member or name.
+
+    Raises:
+        UsageError: unknown, or a float type.
+    """
+    found = member("QuantType", value)
+    if "FLOAT" in found.name:
+        raise UsageError(f"{found.name} has no kernels on the CPU", "Choose an integer QuantType")
+    return found
+
 
 LOG = logging.getLogger("edgeq.compat")
 ModelInput = str | os.PathLike[str] | onnx.ModelProto
@@ -41,8 +78,8 @@ class Written:
 
 
 def as_given(model: ModelInput, folder: Path) -> PreparedModel:
-    """The model in the form that the quantizer needs, with all its own nodes: nothing is folded or optimised, because
-    the older functions did not either and their users name nodes and tensors.
+    """Return the model in the form that the quantizer needs, with all its own nodes: nothing is folded or optimised,
+    because the older functions did not either and their users name nodes and tensors.
 
     What does change: opset under 13 is raised, nodes without a name get one, weights stop being inputs, Constant nodes
     become weights, 16-bit floats are widened, shapes are inferred.
@@ -59,7 +96,7 @@ def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
 
 
 def as_file(model: ModelInput, folder: Path) -> Path:
-    """The path of a model; one in memory is written to `folder`.
+    """Return the path of a model; one in memory is written to `folder`.
 
     Raises:
         UsageError: neither a path nor a ModelProto.
@@ -106,7 +143,7 @@ def checked(draft: Path, output: Path, notes: Iterable[str]) -> Written:
 
 
 def listed(names: str | Iterable[str] | None) -> list[str]:
-    """Names of nodes, or operator types, as a list: one name alone is a list of one."""
+    """Return names of nodes, or operator types, as a list: one name alone is a list of one."""
     return [names] if isinstance(names, str) else list(names or ())
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from edgeq.compat._command import ArgumentParser, run_printed, run_program
-from edgeq.compat._onnxruntime import quantization_tools
+from edgeq.compat._names import find
+from edgeq.compat.files import quantize_static
 from edgeq.errors import UsageError
 from edgeq.util.records import json_object
 
@@ -37,7 +38,7 @@ _FLAGS = {
 
 
 def parser() -> ArgumentParser:
-    """The options; `--help` prints them."""
+    """Make the parser of the command's options."""
     options = ArgumentParser("edgeq.compat.static_quantize_runner", description="Quantize a model.")
     options.add_argument("-i", "--input_model_path", type=Path, required=True, help="Float model.")
     options.add_argument("-o", "--output_quantized_model_path", type=Path, required=True, help="Quantized model.")
@@ -71,9 +72,7 @@ def parser() -> ArgumentParser:
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Do what the arguments say; the line to print."""
-    from edgeq.compat.static import quantize_static
-
+    """Do what the arguments say and return the line to print."""
     chosen = parser().parse_args(arguments)
     extra: dict[str, Any] = {option: getattr(chosen, flag) for flag, option in _FLAGS.items()}
     extra |= {
@@ -124,7 +123,7 @@ main = partial(run_printed, run)
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(quantization_tools("static_quantize_runner"), name)
+    return find(name, "static_quantize_runner")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import click
 
 from edgeq.compat._command import SETTINGS, Command, PrintedProgress, run_program, says
 from edgeq.compat.preprocess import preprocessed, symbolic_options, write
+from edgeq.model.shapes import SymbolicOptions, unknown_shapes
 
 
 @click.command("symbolic_shape_infer", cls=Command, context_settings=SETTINGS)
@@ -32,8 +33,6 @@ def command(
     **saved: Any,
 ) -> list[str]:
     """Infer the shapes of a model whose inputs have symbolic sizes."""
-    from edgeq.model.shapes import SymbolicOptions, unknown_shapes
-
     with tempfile.TemporaryDirectory(prefix="edgeq-shapes-") as folder:
         model = preprocessed(
             source,

@@ -10,18 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import numpy_helper
 
-from edgeq.data.arrays import ArrayFile, Header, Slices, damage, load_labels, read_arrays
+from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays, read_tensor
 from edgeq.data.files import decode_bytes
 from edgeq.data.fit import LABEL_KEYS, Plan, first_input, match_names, plan_prepared
 from edgeq.data.preprocess import SourceOptions
-from edgeq.data.records import Array, Hash, Record, Rows, check_size, place, spans, update_with_file
+from edgeq.data.records import Hash, Record, Rows, check_size, place, spans, update_with_file
 from edgeq.errors import DataError
 from edgeq.signature import Signature
-from edgeq.util.records import is_longer
 
 _MOST_NOTES = 3
 
@@ -71,7 +67,7 @@ class ArrayFiles:
         return sum(entry.plan.count for entry in self.entries)
 
     def read(self, indices: range) -> Iterator[Record]:
-        """The records of `indices`, one slice of one file in memory at a time."""
+        """Yield the records of `indices`, one slice of one file in memory at a time."""
         for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
             context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
@@ -120,7 +116,7 @@ def open_array_files(
 
 
 def holds_key(path: Path, options: SourceOptions) -> bool:
-    """Whether a file holds the array that the options name."""
+    """Return whether a file holds the array that the options name."""
     headers = read_arrays(path)
     return any(key is not None and key in headers for key in (options.key, options.encoded))
 
@@ -133,7 +129,8 @@ def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, o
 
 
 def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options: SourceOptions) -> str | None:
-    """The array of the labels. Unlabelled files of the same kind (calibration data) are read with the same options."""
+    """Return the array of the labels. Unlabelled files of the same kind (calibration data) are read with the same
+    options."""
     if options.label is not None:
         return options.label if options.label in headers and options.label not in arrays.values() else None
     beside = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
@@ -251,37 +248,8 @@ def _read_encoded(file: ArrayFile, entry: Entry, local: range) -> Iterator[tuple
         yield index, {name: decode_bytes(file.read_bytes(key, start, stop), where)}
 
 
-MAX_BYTES = 1 << 30
 CASE = re.compile(r"test_data_set_(\d+)")
 INPUT = re.compile(r"input_(\d+)\.pb")
-
-
-def read_tensor(path: Path) -> tuple[str, Array]:
-    """The name and values of a TensorProto file.
-
-    Raises:
-        DataError: not a TensorProto, damaged, too large, or with values in another file.
-    """
-    with damage(path):
-        if is_longer(path, MAX_BYTES):
-            raise DataError(f"{path} is larger than {MAX_BYTES} bytes", "Split it into several cases")
-        data = path.read_bytes()
-    tensor = onnx.TensorProto()
-    try:
-        tensor.ParseFromString(data)
-    except DecodeError as error:
-        raise DataError(f"{path} is not a TensorProto", "It is damaged, truncated or of another kind") from error
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise DataError(f"{path} keeps its values in another file", "Store the values inside")
-    if tensor.data_type == onnx.TensorProto.UNDEFINED or any(size < 0 for size in tensor.dims):
-        raise DataError(f"{path} is not a TensorProto of known dtype and shape", "Only tensors are read")
-    if math.prod(tensor.dims) > 8 * len(data):  # at most eight elements (of one bit) a stored byte
-        raise DataError(f"{path} claims shape {list(tensor.dims)} but holds {len(data)} bytes", "The file is damaged")
-    try:
-        return tensor.name, np.asarray(numpy_helper.to_array(tensor))
-    except (ValueError, TypeError, KeyError) as error:
-        text = " ".join(str(error).split())
-        raise DataError(f"{path} cannot be read: {text}", "The file is damaged") from error
 
 
 @dataclass(frozen=True)
@@ -299,7 +267,7 @@ class Cases:
         return len(self.cases)
 
     def read(self, indices: range) -> Iterator[Record]:
-        """The tensors of each test case, by input name."""
+        """Yield the tensors of each test case, by input name."""
         inputs = [spec.name for spec in self.signature.inputs]
         for index in indices:
             files = self.cases[index]
@@ -317,7 +285,7 @@ class Cases:
 
 
 def find_cases(root: Path) -> tuple[Path, ...]:
-    """The case folders: `root` itself if it holds input_0.pb, else its test_data_set_N in the order of N."""
+    """Return the case folders: `root` itself if it holds input_0.pb, else its test_data_set_N in the order of N."""
     if (root / "input_0.pb").is_file():
         return (root,)
     found = [(int(match[1]), path) for path in root.iterdir() if (match := CASE.fullmatch(path.name)) and path.is_dir()]
@@ -340,44 +308,11 @@ def open_cases(root: Path, folders: tuple[Path, ...], signature: Signature, *, p
     return Cases(root, tuple(cases), signature, prepared)
 
 
-@dataclass(frozen=True)
-class Stacked:
-    """One TensorProto file that holds many samples of a one-input model."""
-
-    path: Path
-    array: Array
-    target: str
-    plan: Plan
-    prepared: bool
-    notes: tuple[str, ...] = ()
-
-    @property
-    def rows(self) -> Rows:
-        """ "one" where each slice is one row of the batch, else "exact"."""
-        return "one" if self.plan.one_row else "exact"
-
-    def __len__(self) -> int:
-        return self.plan.count
-
-    def read(self, indices: range) -> Iterator[Record]:
-        """Slices of the first axis, with or without that axis as the plan has it."""
-        for index in indices:
-            if self.plan.kind == "rows":
-                value = self.array[index : index + 1]
-            else:
-                value = self.array[index] if self.plan.kind == "items" else self.array
-            yield Record(f"{self.path}[{index}]", {self.target: value}, None, {"file": self.path.name, "index": index})
-
-    def update(self, digest: Hash, indices: range) -> None:
-        """Hash the file, and which slices of it are taken."""
-        update_with_file(digest, self.path, self.path.name)
-        digest.update(repr(indices).encode())
-
-
 def open_stacked(
     path: Path, signature: Signature, layout: str | None, stack: bool | None, *, prepared: bool
-) -> Stacked:
-    """Read the file and decide how it splits: as `plan_prepared`, or for raw data by the axes of `layout`.
+) -> ArrayFiles:
+    """Open one TensorProto file that holds many samples of a one-input model, and decide how it splits: as
+    `plan_prepared`, or for raw data by the axes of `layout`.
 
     One flat axis of exactly one sample's values is accepted too, as older tools wrote it.
     """
@@ -386,17 +321,16 @@ def open_stacked(
             f"{path} is one tensor, the model takes {len(signature.inputs)} inputs", "Store cases in folders"
         )
     spec = signature.inputs[0]
-    _, array = read_tensor(path)
+    shape = read_arrays(path)[""].shape
     if not prepared and layout is not None:
-        if array.ndim <= len(layout):
-            return Stacked(path, array, spec.name, Plan("whole", 1, True), prepared)
-        array = array.reshape((-1, *array.shape[array.ndim - len(layout) :]))
-        if array.size == 0:
+        split = max(0, len(shape) - len(layout))
+        if 0 in shape and split:
             raise DataError(f"{path} holds no samples", "Leave the file out")
-        return Stacked(path, array, spec.name, Plan("items", len(array), True), prepared)
-    if array.ndim == 1 and spec.shape is not None and len(spec.shape) > 1:
-        sizes: list[Any] = [1 if axis == 0 and not isinstance(n, int) else n for axis, n in enumerate(spec.shape)]
-        if all(isinstance(n, int) for n in sizes) and math.prod(sizes) == array.size:
-            array = array.reshape(sizes)
-    shapes: Mapping[str, tuple[int, ...]] = {spec.name: array.shape}
-    return Stacked(path, array, spec.name, plan_prepared(shapes, signature, str(path), stack), prepared)
+        plan = Plan("items", math.prod(shape[:split]), True) if split else Plan("whole", 1, True)
+        shape = (plan.count, *shape[split:]) if split else shape
+    else:
+        if len(shape) == 1 and spec.shape is not None and len(spec.shape) > 1:
+            sizes: list[Any] = [1 if axis == 0 and not isinstance(n, int) else n for axis, n in enumerate(spec.shape)]
+            shape = tuple(sizes) if all(isinstance(n, int) for n in sizes) and math.prod(sizes) == shape[0] else shape
+        plan = plan_prepared({spec.name: shape}, signature, str(path), stack)
+    return ArrayFiles(path.parent, (Entry(path, {spec.name: ""}, {spec.name: shape}, plan),), prepared)

@@ -1,4 +1,5 @@
-"""Stored arrays (.npy, .npz, IDX, IDX in gzip) read slice by slice: one slice of the first axis in memory at a time.
+"""Stored arrays (.npy, .npz, IDX, IDX in gzip, TensorProto): one slice of the first axis in memory at a time, where the
+kind of file allows it.
 
 Headers are checked against the size of the file before anything is allocated; pickled objects are refused.
 """
@@ -20,12 +21,18 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import numpy as np
+import onnx
 from edgeq_device import arrays
+from google.protobuf.message import DecodeError
+from onnx import numpy_helper
 
 from edgeq.data.records import Array, check_size
 from edgeq.errors import DataError
+from edgeq.util.records import is_longer
 
 MAX_MEMBERS = 10_000
+MAX_BYTES = 1 << 30
+"""The most that a TensorProto file may take."""
 _BLOCK = 1 << 20
 IDX_NAME = re.compile(r"[-.]idx\d", re.IGNORECASE)
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -64,7 +71,7 @@ class Slices(Protocol):
         """Slice `index` of the first axis, a copy."""
 
     def whole(self) -> Array:
-        """All values."""
+        """Return all values."""
 
 
 @contextmanager
@@ -80,12 +87,40 @@ def damage(path: Path | str) -> Iterator[None]:
 
 
 def is_idx(path: Path) -> bool:
-    """Whether the name is that of an IDX file, as train-images-idx3-ubyte.gz."""
+    """Return whether the name is that of an IDX file, as train-images-idx3-ubyte.gz."""
     return IDX_NAME.search(path.name) is not None
 
 
+def read_tensor(path: Path) -> tuple[str, Array]:
+    """Return the name and values of a TensorProto file.
+
+    Raises:
+        DataError: not a TensorProto, damaged, too large, or with values in another file.
+    """
+    with damage(path):
+        if is_longer(path, MAX_BYTES):
+            raise DataError(f"{path} is larger than {MAX_BYTES} bytes", "Split it into several cases")
+        data = path.read_bytes()
+    tensor = onnx.TensorProto()
+    try:
+        tensor.ParseFromString(data)
+    except DecodeError as error:
+        raise DataError(f"{path} is not a TensorProto", "It is damaged, truncated or of another kind") from error
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise DataError(f"{path} keeps its values in another file", "Store the values inside")
+    if tensor.data_type == onnx.TensorProto.UNDEFINED or any(size < 0 for size in tensor.dims):
+        raise DataError(f"{path} is not a TensorProto of known dtype and shape", "Only tensors are read")
+    if math.prod(tensor.dims) > 8 * len(data):  # at most eight elements (of one bit) a stored byte
+        raise DataError(f"{path} claims shape {list(tensor.dims)} but holds {len(data)} bytes", "The file is damaged")
+    try:
+        return tensor.name, np.asarray(numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, KeyError) as error:
+        text = " ".join(str(error).split())
+        raise DataError(f"{path} cannot be read: {text}", "The file is damaged") from error
+
+
 class ArrayFile:
-    """An open file of arrays. Use as a context manager; "" is the key of the one array of .npy and IDX files."""
+    """An open file of arrays. Use as a context manager; "" is the key of the one array of other files than .npz."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,11 +128,15 @@ class ArrayFile:
         self._archive: zipfile.ZipFile | None = None
         self.headers: dict[str, Header] = {}
         self._open: dict[str, IO[bytes]] = {}
+        self._tensor: Array | None = None
         try:
             with damage(path):
                 self._held = path.stat().st_size
                 if path.suffix.lower() == ".npz":
                     self._open_archive()
+                elif path.suffix.lower() == ".pb":
+                    self._tensor = read_tensor(path)[1]
+                    self.headers[""] = Header(self._tensor.dtype, self._tensor.shape, False, 0)
                 else:
                     with self._stream("") as stream:
                         self.headers[""] = self._header(stream, self._held)
@@ -121,13 +160,15 @@ class ArrayFile:
             "The file is damaged, or its first axis does not count samples",
             held=self._held,
         )
+        if self._tensor is not None:
+            return _Loaded(self._tensor.reshape(view.shape))
         if header.fortran and len(header.shape) > 1:
             return _Loaded(self.load(key).reshape(view.shape))
         stream = self._stack.enter_context(self._stream(key))
         return _Streamed(stream, view, self._where(key), self._held)
 
     def load(self, key: str) -> Array:
-        """The whole array, bounded."""
+        """Return the whole array, bounded."""
         header = self.headers[key]
         check_size(
             header.nbytes, f"{self._where(key)} is read whole", "Store it in C order, or in parts", held=self._held
@@ -150,7 +191,7 @@ class ArrayFile:
         return data
 
     def describe(self) -> str:
-        """The arrays in one phrase, for messages."""
+        """Return the arrays in one phrase, for messages."""
         some = [f"{key or 'one array'} {h.dtype}{list(h.shape)}" for key, h in list(self.headers.items())[:8]]
         return ", ".join(some) + (" …" if len(self.headers) > 8 else "")
 
@@ -234,7 +275,7 @@ class _Streamed:
         return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
     def whole(self) -> Array:
-        """All values."""
+        """Return all values."""
         check_size(self.header.nbytes, f"{self.where} is read whole", "Store samples in smaller files", held=self.held)
         flat = replace(self.header, shape=(1, math.prod(self.header.shape)))
         return _Streamed(self.stream, flat, self.where, self.held).take(0).reshape(self.header.shape)
@@ -249,12 +290,12 @@ class _Loaded:
         return np.array(self.array[index])
 
     def whole(self) -> Array:
-        """All values."""
+        """Return all values."""
         return self.array
 
 
 def load_labels(file: ArrayFile, key: str) -> list[Any]:
-    """A one-axis array as a list of plain Python values."""
+    """Return a one-axis array as a list of plain Python values."""
     header = file.headers[key]
     if math.prod(header.shape) != max(header.shape, default=0):
         raise DataError(f"{file.path}: labels {key} have shape {list(header.shape)}", "Give one label a sample")
@@ -265,13 +306,13 @@ def load_labels(file: ArrayFile, key: str) -> list[Any]:
 
 
 def read_arrays(path: Path) -> Mapping[str, Header]:
-    """The headers alone."""
+    """Return the headers alone."""
     with ArrayFile(path) as file:
         return file.headers
 
 
 def npy_header(stream: IO[bytes]) -> Header:
-    """The header of an .npy stream, which is left at the first value.
+    """Return the header of an .npy stream, which is left at the first value.
 
     Raises:
         ValueError, OSError: as `edgeq_device.arrays.npy_header`, and a size below 0.

@@ -90,7 +90,8 @@ def _pixels(image: Image.Image) -> int:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether a file holds more than 8 bits a channel where its mode does not show it: Pillow cuts colours to 8."""
+    """Return whether a file holds more than 8 bits a channel where its mode does not show it: Pillow cuts colours to
+    8."""
     if isinstance(image, TiffImageFile):
         bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))
         return any(size > 8 for size in (bits if isinstance(bits, tuple) else (bits,)))
@@ -103,7 +104,7 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def decode_bytes(data: bytes, where: str) -> Picture:
-    """An encoded image as uint8 [H, W, 3], red first; `where` names it in messages. See `decode`."""
+    """Return an encoded image as uint8 [H, W, 3], red first; `where` names it in messages. See `decode`."""
     return decode(io.BytesIO(data), where)
 
 
@@ -114,7 +115,7 @@ class ImageFiles(FileList):
     rows: Rows = "one"
 
     def item(self, path: Path) -> Picture:
-        """The decoded image."""
+        """Return the decoded image."""
         return decode(path, str(path))
 
 
@@ -122,8 +123,8 @@ _ANY_DEPTH = "**"
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """The files that `pattern` matches as Python's `glob` understands it, sorted; a file that `**` reaches by several
-    paths once, by one without links where there is one.
+    """Return the files that `pattern` matches as Python's `glob` understands it, sorted; a file that `**` reaches by
+    several paths once, by one without links where there is one.
 
     Raises:
         DataError: more folders than a data set can have.
@@ -156,7 +157,7 @@ class _Search:
         self._entered = 0
 
     def files(self, folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
-        """The files below `folder`, reached through the real paths `above`."""
+        """Yield the files below `folder`, reached through the real paths `above`."""
         real = os.path.realpath(folder)
         if real in above:
             return
@@ -217,7 +218,7 @@ class Found:
 
 
 def kind_of(path: Path) -> Kind:
-    """What a file is, by its name."""
+    """Return what a file is, by its name."""
     suffix = path.suffix.lower()
     if suffix in SUFFIXES:
         return "images"
@@ -229,7 +230,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = False) -> Found:
-    """The files behind a path (file or folder, searched in depth) or a pattern with * and ?.
+    """Return the files behind a path (file or folder, searched in depth) or a pattern with * and ?.
 
     Args:
         pattern: keep only files whose name matches, as "*.wav".
@@ -257,7 +258,7 @@ def find_files(source: str | Path, pattern: str | None = None, *, paths: bool = 
 
 
 def check_there(source: str | Path) -> list[Path]:
-    """The files that a pattern matches; nothing for a file or a folder, which is not looked into.
+    """Return the files that a pattern matches; nothing for a file or a folder, which is not looked into.
 
     Raises:
         DataError: nothing is there.
@@ -296,7 +297,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def _identity(folder: str) -> tuple[int, int]:
-    """What is the same for all names of one folder."""
+    """Return what is the same for all names of one folder."""
     try:
         known = os.stat(folder)  # noqa: PTH116  # os.walk gives text
     except OSError as error:
@@ -311,7 +312,7 @@ def _refuse(error: OSError) -> NoReturn:
 
 
 def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[tuple[Path, ...], Kind]:
-    """The files of the one kind of samples among `found`."""
+    """Return the files of the one kind of samples among `found`."""
     if len(found) == 1 and Path(source).is_file():
         return found, kind_of(found[0])
     counts = Counter(kind_of(path) for path in found)

@@ -35,14 +35,14 @@ class Plan:
 
 
 def fixed_batch(signature: Signature) -> int | None:
-    """The first size of every input with axes, where all fix the same one; else None."""
+    """Return the first size of every input with axes, where all fix the same one; else None."""
     sizes = {spec.shape[0] if spec.shape else None for spec in signature.inputs if spec.shape != ()}
     size = next(iter(sizes)) if len(sizes) == 1 else None
     return size if isinstance(size, int) else None
 
 
 def fits(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bool = False) -> bool:
-    """Whether shapes match the inputs: ranks, fixed sizes, and one size for one symbol across inputs."""
+    """Return whether shapes match the inputs: ranks, fixed sizes, and one size for one symbol across inputs."""
     return _misfit(shapes, signature, free_batch=free_batch) is None
 
 
@@ -232,8 +232,8 @@ def _misfit(shapes: Mapping[str, Shape], signature: Signature, *, free_batch: bo
 
 
 def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
-    """The preprocessing step that gives an item the model's shape: one axis more, as grey images without channels lack
-    it, or channels in their place; "" where there is none."""
+    """Return the preprocessing step that gives an item the model's shape: one axis more, as grey images without
+    channels lack it, or channels in their place; "" where there is none."""
     for spec in signature.inputs:
         item, wanted = items.get(spec.name, ()), (spec.shape or ())[1:]
         for axis in range(len(wanted) if len(item) == len(wanted) - 1 else 0):
@@ -250,7 +250,7 @@ def _missing_step(items: Mapping[str, Shape], signature: Signature) -> str:
 
 
 def _equal(sizes: Shape, wanted: Sequence[Dimension]) -> bool:
-    """Whether sizes are those that the model fixes, of which there is one at least."""
+    """Return whether sizes are those that the model fixes, of which there is one at least."""
     return any(isinstance(want, int) for want in wanted) and all(
         have == want for have, want in zip(sizes, wanted, strict=True) if isinstance(want, int)
     )
@@ -261,7 +261,7 @@ def _list(signature: Signature) -> str:
 
 
 def first_input(signature: Signature, wanted: str | None) -> str:
-    """The input that single raw items feed: the named one, the only one, or "" where there are several.
+    """Return the input that single raw items feed: the named one, the only one, or "" where there are several.
 
     Raises:
         DataError: the named one is not an input.
@@ -273,7 +273,7 @@ def first_input(signature: Signature, wanted: str | None) -> str:
 
 
 def rows_of(inputs: Mapping[str, Any]) -> int:
-    """The size of the first axis that all inputs share.
+    """Return the size of the first axis that all inputs share.
 
     Raises:
         DataError: they differ.

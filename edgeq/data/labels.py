@@ -119,7 +119,7 @@ def _from_file(path: Path, count: int, *, known: bool) -> LabelOf:
 
 
 def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
-    """The cells of every line that holds any: one, or name and label. Of a header line only the order counts.
+    """Return the cells of every line that holds any: one, or name and label. Of a header line only the order counts.
 
     Raises:
         DataError: rows of more cells, and no header line that says which is the label.
@@ -147,7 +147,7 @@ def _rows(text: str, path: Path, kind: str) -> list[list[str]]:
 
 
 def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
-    """The rows of a table in text; a quoted cell may hold line breaks. Rows without any text are left out.
+    """Return the rows of a table in text; a quoted cell may hold line breaks. Rows without any text are left out.
 
     Raises:
         DataError: a row that cannot be read.
@@ -158,7 +158,7 @@ def table_rows(text: str, path: Path, delimiter: str) -> list[list[str]]:
 
 
 def is_header(row: Sequence[str], column: int) -> bool:
-    """Whether a row of text calls its column `column` the label."""
+    """Return whether a row of text calls its column `column` the label."""
     return -len(row) <= column < len(row) and row[column].strip().lower() in _LABEL_COLUMNS
 
 
@@ -217,7 +217,7 @@ def _by_name(table: Mapping[str, Any], where: str) -> LabelOf:
     first: dict[str, str] = {}
 
     def label_of(index: int, record: Record) -> Any:
-        """The label listed for the path, the file name, or the file name without suffix."""
+        """Return the label listed for the path, the file name, or the file name without suffix."""
         file, path = str(record.context.get("file", record.name)), str(record.context.get("path", ""))
         for name in (path, file, PurePosixPath(file).stem):
             if name in table:
@@ -237,7 +237,7 @@ def _by_pattern(pattern: str) -> LabelOf:
         raise DataError(f"labels = 'name:{pattern}'", "Write {label} once where the label stands, as name:{label}_*")
 
     def label_of(index: int, record: Record) -> Any:
-        """What stands in place of {label} in the file name."""
+        """Return what stands in place of {label} in the file name."""
         file = str(record.context.get("file", record.name))
         stem, whole = _label_in(PurePosixPath(file).stem, pattern), _label_in(file, pattern)
         found = whole if stem is None else stem
@@ -249,9 +249,9 @@ def _by_pattern(pattern: str) -> LabelOf:
 
 
 def _label_in(text: str, pattern: str) -> str | None:
-    """What stands for {label} where `text` matches `pattern`, each * taking as little as it can from left to right;
-    None where it does not match. In time proportional to the product of their lengths, whatever they are: a regular
-    expression would try combinations."""
+    """Return what stands for {label} where `text` matches `pattern`, each * taking as little as it can from left to
+    right; None where it does not match. In time proportional to the product of their lengths, whatever they are: a
+    regular expression would try combinations."""
     parts = [part for part in re.split(r"(\*|\{label\})", pattern) if part]
     # fits[j][i]: whether text[i:] matches parts[j:].
     fits = [[False] * len(text) + [True]]
@@ -294,7 +294,7 @@ class TextFile:
         return len(self.lines)
 
     def read(self, indices: range) -> Iterator[Record]:
-        """The lines (or rows of a .csv) of `indices`, with their labels from the label column."""
+        """Yield the lines (or rows of a .csv) of `indices`, with their labels from the label column."""
         for index in indices:
             line = self.lines[index]
             name = f"{self.path}:{index + 1}"
@@ -334,5 +334,5 @@ class Paths(FileList):
     """Files that are given to the preprocessing as paths."""
 
     def item(self, path: Path) -> Path:
-        """The path: the function reads the file itself."""
+        """Return the path: the function reads the file itself."""
         return path

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
 from typing import Any
 
-from edgeq.data.array_files import holds_key, open_array_files
+from edgeq.data.array_files import find_cases, holds_key, open_array_files, open_cases, open_stacked
 from edgeq.data.files import READABLE, Found, ImageFiles, find_files
 from edgeq.data.fit import first_input
 from edgeq.data.labels import Paths, open_text
@@ -97,11 +97,10 @@ def _open(
 
 
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
-    """A folder of test_data_set_N, or one that holds input_0.pb itself."""
+    """Return a folder of test_data_set_N, or one that holds input_0.pb itself."""
     path = Path(source)
     if not path.is_dir() or (named is not None and named.reads != "array"):
         return None
-    from edgeq.data.array_files import find_cases
 
     folders = find_cases(path)
     return Found(path, folders, "pb", 0) if folders else None
@@ -131,7 +130,8 @@ def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Prepr
 
 
 def _only_stack(named: Preprocess) -> bool:
-    """A spec that has no steps and names no array of items says only how prepared arrays are stacked and labelled."""
+    """Return whether a preprocessing says only how prepared arrays are stacked and labelled: its spec has no steps and
+    names no array of items."""
     options = named.source
     unnamed = options.key is None and options.encoded is None and options.layout is None
     return named.spec is not None and not named.spec.steps and unnamed
@@ -156,8 +156,6 @@ def _reader(source: str | Path, found: Found, signature: Signature, named: Prepr
             found.root, found.files, signature, options, prepared=prepared, classes=classes, notes=notes
         )
     if found.kind == "pb":
-        from edgeq.data.array_files import open_cases, open_stacked
-
         if found.files[0].is_dir():
             return open_cases(found.root, found.files, signature, prepared=prepared)
         if len(found.files) > 1:
@@ -192,7 +190,7 @@ class Data(Displayed):
     count: int | None = None
 
     def over(self, preprocess: Any, labels: Any, count: int | None) -> tuple[Any, Any, Any, int | None]:
-        """The four fields, with the arguments in place of those that are None."""
+        """Return the four fields, with the arguments in place of those that are None."""
         return (
             self.source,
             self.preprocess if self.preprocess is not None else preprocess,
@@ -221,3 +219,18 @@ def check_selection(start: int, stride: int, count: int | None) -> None:
         raise UsageError(
             f"start {start}, stride {stride}, count {count}", "Give start 0 or more, stride and count 1 or more"
         )
+
+
+def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
+    """Yield the files and folders that samples name. Text that names none (a pattern, a preprocessing) is left out."""
+    for data in samples:
+        for value in (data.source, data.preprocess, data.labels) if data is not None else ():
+            if isinstance(value, (str, Path)) and _exists(Path(value)):
+                yield Path(value)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder that cannot be entered, or a text too long to be a name
+        return False

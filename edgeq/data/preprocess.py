@@ -9,12 +9,6 @@ Text:   "resize=short:256:bilinear,crop=224,divide=255,mean=[0.485,0.456,0.406],
 TOML:   steps = [{op = "resize", size = 256, rule = "short"}, {op = "crop", size = 224}, ...]   (or the text)
         [source] key = "X", label = "Y", layout = "HWC"
 Both become the same values; `edgeq.util.records.plain` writes them out in full, defaults included.
-
-The preprocessings that ship with edgeq, as data. `edgeq preprocess show NAME` prints the arithmetic of each.
-
-The six older names (caffe … preprocess_method2) are those of the calibration scripts that users come from. Applied to
-arrays they expect raw 0..255 values, red first, channels before rows; applied to images they first resize to the
-model's width and height, aspect not kept (the scripts left the filter to Pillow, whose default then was bicubic).
 """
 
 from __future__ import annotations
@@ -23,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,89 +32,13 @@ from edgeq.signature import TensorSpec
 from edgeq.util.records import is_toml, plain, toml_table
 from edgeq.util.registry import describe, load_function, names_function
 
-_TO_MODEL = {"op": "resize", "size": "model", "rule": "exact", "filter": "bicubic"}
-_CHW = {"op": "layout", "axes": "CHW"}
-_BGR = {"op": "channels", "order": "BGR"}
-_MODEL_LAYOUT = {"op": "layout", "axes": "model"}
-_RAW_CHW = {"layout": "CHW"}
-
-BUILTIN: dict[str, dict[str, Any]] = {
-    "none": {
-        "title": "Identity (also called raw): values as they are (images: decoded RGB, 0..255)",
-        "steps": [_MODEL_LAYOUT],
-    },
-    "caffe": {
-        "title": "BGR, minus the mean colour, times 0.017",
-        "source": _RAW_CHW,
-        "steps": [
-            _TO_MODEL,
-            _BGR,
-            {"op": "subtract", "value": [103.94, 116.78, 123.68]},
-            {"op": "multiply", "value": 0.017},
-            _MODEL_LAYOUT,
-        ],
-    },
-    "caffe2": {
-        "title": "BGR, minus the mean colour",
-        "source": _RAW_CHW,
-        "steps": [_TO_MODEL, _BGR, {"op": "subtract", "value": [103.939, 116.779, 123.68]}, _MODEL_LAYOUT],
-    },
-    "mxnet": {
-        "title": "ImageNet mean and deviation of 0..1 values, emitted BGR (unlike `imagenet`)",
-        "source": _RAW_CHW,
-        "steps": [
-            _TO_MODEL,
-            _BGR,
-            {"op": "divide", "value": 255},
-            {"op": "subtract", "value": [0.406, 0.456, 0.485]},
-            {"op": "divide", "value": [0.225, 0.224, 0.229]},
-            _MODEL_LAYOUT,
-        ],
-    },
-    "rcnn": {
-        "title": "BGR, minus the mean colour, for a CHW input without a batch axis",
-        "source": _RAW_CHW,
-        "steps": [_TO_MODEL, _BGR, {"op": "subtract", "value": [102.9801, 115.9465, 122.7717]}, _CHW],
-    },
-    "preprocess_method1": {
-        "title": "[-1, 1], minus the image's own mean",
-        "source": _RAW_CHW,
-        "steps": [
-            _TO_MODEL,
-            {"op": "divide", "value": 127.5},
-            {"op": "subtract", "value": 1},
-            {"op": "center"},
-            _MODEL_LAYOUT,
-        ],
-    },
-    "preprocess_method2": {
-        "title": "RGB, minus the mean colour",
-        "source": _RAW_CHW,
-        "steps": [_TO_MODEL, {"op": "subtract", "value": [123.68, 116.78, 103.94]}, _MODEL_LAYOUT],
-    },
-    "imagenet": {
-        "title": "torchvision's ImageNet evaluation: short side 256, centre 224, RGB, mean and deviation",
-        "steps": [
-            {"op": "resize", "size": 256, "rule": "short", "filter": "bilinear", "rounding": "floor"},
-            {"op": "crop", "size": 224, "rounding": "round"},
-            {"op": "divide", "value": 255},
-            {"op": "subtract", "value": [0.485, 0.456, 0.406]},
-            {"op": "divide", "value": [0.229, 0.224, 0.225]},
-            _MODEL_LAYOUT,
-        ],
-    },
-    "tf": {
-        "title": "TensorFlow's [-1, 1]: resized to the model, RGB, x / 127.5 - 1",
-        "steps": [
-            {"op": "resize", "size": "model", "rule": "exact", "filter": "bilinear"},
-            {"op": "divide", "value": 127.5},
-            {"op": "subtract", "value": 1},
-            _MODEL_LAYOUT,
-        ],
-    },
-}
-
 ALIASES = {"raw": "none", "None": "none"}
+
+
+@cache
+def shipped() -> Mapping[str, dict[str, Any]]:
+    """Return the preprocessings that ship with edgeq, by name, as `parse_spec` takes them."""
+    return toml_table(Path(__file__).with_name("preprocessings.toml"), DataError, "Install edgeq again")
 
 
 @dataclass(frozen=True)
@@ -326,7 +245,7 @@ class Preprocess:
 
     @property
     def one_row(self) -> bool:
-        """Whether one raw item surely becomes one row of the batch."""
+        """Return whether one raw item surely becomes one row of the batch."""
         return self.spec is not None and all(step.one_row for step in self.spec.steps)
 
     def __record__(self) -> dict[str, Any]:
@@ -336,7 +255,7 @@ class Preprocess:
         return {"name": self.name, "function": self.identity, "source": self.source}
 
     def arithmetic(self) -> tuple[str, ...]:
-        """What is done, one line a step."""
+        """Return what is done, one line a step."""
         if self.spec is None:
             return (f"the function {self.identity.get('function', '?')}",)
         return tuple(step.describe() for step in self.spec.steps)
@@ -407,7 +326,7 @@ def register(
     """
     if not isinstance(name, str):
         raise DataError("a preprocessing is registered without a name", "Write @register_preprocess(NAME)")
-    if name in BUILTIN or name in ALIASES or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+    if name in shipped() or name in ALIASES or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise DataError(f"a preprocessing cannot be registered as {name!r}", "Choose another name (letters, digits, _)")
     if reads not in ("array", "path", "text"):
         raise DataError(f"preprocessing {name}: reads is {reads!r}", "Use 'array', 'path' or 'text'")
@@ -424,13 +343,13 @@ def register(
 
 
 def names() -> dict[str, str]:
-    """Every preprocessing that has a name → its title."""
-    shipped = {name: str(spec["title"]) for name, spec in BUILTIN.items()}
-    return {**shipped, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
+    """Return every preprocessing that has a name → its title."""
+    own = {name: str(spec["title"]) for name, spec in shipped().items()}
+    return {**own, **{name: entry.title for name, entry in sorted(_REGISTERED.items())}}
 
 
 def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -> Preprocess:
-    """A preprocessing from whatever names it.
+    """Return a preprocessing from whatever names it.
 
     Args:
         value: a name ("caffe"), a .toml file, "file.py:function", steps as text ("resize=256,crop=224,divide=255"),
@@ -444,7 +363,13 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
     if isinstance(value, Spec):
         return _declared("steps", value)
     if isinstance(value, Mapping):
-        return _from_dict(value)
+        table = dict(value)
+        name = table.pop("name", "steps")
+        if "function" in table:
+            raise DataError(
+                f"preprocessing {name} is a function, which plain data only names", "Pass file.py:function again"
+            )
+        return _declared(str(name), parse_spec(table, f"preprocessing {name}"))
     if callable(value):
         raise DataError(
             "a preprocessing is given as a function", "Name it with edgeq.register_preprocess, or as file.py:function"
@@ -452,12 +377,13 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
     text = str(value)
     if text in _REGISTERED:
         return _REGISTERED[text]
-    if (name := ALIASES.get(text, text)) in BUILTIN:
-        return _declared(name, parse_spec(BUILTIN[name], name))
+    if (name := ALIASES.get(text, text)) in shipped():
+        return _declared(name, parse_spec(shipped()[name], name))
     if names_function(text):
         return _from_python(text)
     if is_toml(text):
-        return _from_toml(Path(text))
+        table = toml_table(Path(text), DataError, "Give the path of a preprocessing, a short TOML file")
+        return _declared(Path(text).stem, parse_spec(table, text))
     if "=" in text or is_step(text):
         return _declared(text, parse_text(text, f"--preprocess {text}"))
     raise DataError(f"no preprocessing is called {text!r}", choices())
@@ -468,7 +394,7 @@ class NoPreprocessingError(DataError):
 
 
 def choices() -> str:
-    """What `--preprocess` takes, one sentence for messages."""
+    """Return what `--preprocess` takes, one sentence for messages."""
     return (
         f"Pass --preprocess with one of {', '.join(names())}, a .toml file, file.py:function, "
         "or steps such as 'resize=short:256,crop=224,divide=255'"
@@ -476,27 +402,12 @@ def choices() -> str:
 
 
 def find_sidecar(folders: Sequence[Path]) -> Path | None:
-    """The first `preprocess.toml` in `folders`."""
+    """Return the first `preprocess.toml` in `folders`."""
     return next((f / "preprocess.toml" for f in folders if (f / "preprocess.toml").is_file()), None)
 
 
 def _declared(name: str, spec: Spec) -> Preprocess:
     return Preprocess(name, spec.source, spec.title, spec)
-
-
-def _from_dict(value: Mapping[str, Any]) -> Preprocess:
-    plain = dict(value)
-    name = plain.pop("name", "steps")
-    if "function" in plain:
-        raise DataError(
-            f"preprocessing {name} is a function, which plain data only names", "Pass file.py:function again"
-        )
-    return _declared(str(name), parse_spec(plain, f"preprocessing {name}"))
-
-
-def _from_toml(path: Path) -> Preprocess:
-    plain = toml_table(path, DataError, "Give the path of a preprocessing, a short TOML file")
-    return _declared(path.stem, parse_spec(plain, str(path)))
 
 
 def _from_python(text: str) -> Preprocess:
@@ -532,12 +443,12 @@ SOURCE = {
 
 
 def steps() -> dict[str, str]:
-    """Names of every step, joined by ", " → what is written after "NAME="."""
+    """Return names of every step, joined by ", " → what is written after "NAME="."""
     return {", ".join((name, *step.aliases)): step.help for name, step in REGISTRY.items()}
 
 
 def list_preprocessings() -> dict[str, Any]:
-    """Names with titles, steps and source options."""
+    """Return names with titles, steps and source options."""
     return {
         "preprocessings": [{"name": name, "title": title} for name, title in names().items()],
         "steps": steps(),
@@ -547,7 +458,7 @@ def list_preprocessings() -> dict[str, Any]:
 
 
 def show_preprocessing(name: str) -> dict[str, Any]:
-    """The exact arithmetic of whatever `load_preprocess` takes."""
+    """Return the exact arithmetic of whatever `load_preprocess` takes."""
     loaded: Preprocess = load_preprocess(name)
     return {
         "name": loaded.name,

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from edgeq.data.fit import first_input
-from edgeq.data.records import Hash, Record, Rows, update_with_file
-from edgeq.data.sample import Sample
+from edgeq.data.records import Hash, Record, Rows, Sample, update_with_file
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 
@@ -47,7 +46,7 @@ class PythonItems:
         return self.count
 
     def read(self, indices: range) -> Iterator[Record]:
-        """The items of `indices`, from a fresh iterator each time.
+        """Yield the items of `indices`, from a fresh iterator each time.
 
         Raises:
             DataError: there are fewer items than at first.
@@ -88,7 +87,7 @@ class PythonItems:
 def open_python(
     source: Any, signature: Signature, *, prepared: bool, wanted: str | None, files: bool = False
 ) -> PythonItems:
-    """A reader for `source`.
+    """Return a reader for `source`.
 
     Args:
         source: a sequence; an iterable that can be iterated again; an iterator or generator (read once, kept in a
@@ -136,7 +135,7 @@ def open_python(
 
 
 def given_by(reader: Any) -> Iterator[Any]:
-    """What `reader.get_next()` gives until it is None, or raises StopIteration."""
+    """Yield what `reader.get_next()` gives until it is None, or raises StopIteration."""
     while True:
         try:
             item = reader.get_next()
@@ -172,8 +171,8 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
 
 
 def _is_several(item: list[Any], inputs: int) -> bool:
-    """Whether a list is no array but what a tuple would be, as PyTorch's loaders give lists: arrays for several inputs,
-    or arrays of several shapes."""
+    """Return whether a list is no array but what a tuple would be, as PyTorch's loaders give lists: arrays for several
+    inputs, or arrays of several shapes."""
     first = item[0] if item else None
     if not isinstance(first, Mapping | tuple) and not hasattr(first, "shape"):
         return False
@@ -229,7 +228,7 @@ class _Spool:
         self.kept.append((arrays, texts, label))
 
     def again(self) -> Iterator[Any]:
-        """The items that were added, in their order, arrays read back from the file."""
+        """Yield the items that were added, in their order, arrays read back from the file."""
         for number, (arrays, texts, label) in enumerate(self.kept):
             inputs: dict[str, Any] = dict(texts)
             for name, position in arrays:

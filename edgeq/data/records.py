@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
+from edgeq.util.display import Displayed
 from edgeq.util.records import is_longer
 
 
@@ -34,7 +35,7 @@ def class_folders(root: Path, files: tuple[Path, ...]) -> dict[str, int]:
 
 
 def empty_classes(root: Path, files: tuple[Path, ...], classes: Mapping[str, int]) -> tuple[str, ...]:
-    """A note on the class folders that hold none of the files, where there are such."""
+    """Return a note on the class folders that hold none of the files, where there are such."""
     if not classes:
         return ()
     empty = sorted(set(classes) - {path.relative_to(root).parts[0] for path in files})
@@ -45,7 +46,7 @@ def empty_classes(root: Path, files: tuple[Path, ...], classes: Mapping[str, int
 
 
 def strays(root: Path, files: tuple[Path, ...]) -> tuple[str, ...]:
-    """A note on the files beside folders that would be class folders without them, where there are such."""
+    """Return a note on the files beside folders that would be class folders without them, where there are such."""
     beside = [path.name for path in files if path.parent == root]
     if not beside or not class_folders(root, tuple(path for path in files if path.parent != root)):
         return ()
@@ -54,8 +55,8 @@ def strays(root: Path, files: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def place(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str, Any], int | None]:
-    """The context that a file's place gives its samples (its name, its path below `root`, its class folder), and the
-    label of that folder; without `classes` neither."""
+    """Return the context that a file's place gives its samples (its name, its path below `root`, its class folder), and
+    the label of that folder; without `classes` neither."""
     below = path.relative_to(root)
     context = {"file": path.name, "path": below.as_posix()}
     if not classes:
@@ -121,7 +122,7 @@ class Source(Protocol):
     def notes(self) -> tuple[str, ...]: ...
     def __len__(self) -> int: ...
     def read(self, indices: range) -> Iterator[Record]:
-        """The records of `indices` (rising), each loaded when the iterator reaches it."""
+        """Return the records of `indices` (rising), each loaded when the iterator reaches it."""
 
     def update(self, digest: Hash, indices: range) -> None:
         """Feed the contents behind `indices` to `digest`."""
@@ -148,13 +149,13 @@ class FileList(ABC):
 
     @abstractmethod
     def item(self, path: Path) -> Any:
-        """The raw value of one file."""
+        """Return the raw value of one file."""
 
     def __len__(self) -> int:
         return len(self.files)
 
     def read(self, indices: range) -> Iterator[Record]:
-        """The files of `indices`, one at a time; the context has the file, its class folder and its path."""
+        """Yield the files of `indices`, one at a time; the context has the file, its class folder and its path."""
         for path in (self.files[index] for index in indices):
             context, label = place(path, self.root, self.classes)
             yield Record(str(path), {self.target: self.item(path)}, label, context)
@@ -181,7 +182,7 @@ def check_size(size: int, what: str, fix: str, *, held: int = 0) -> None:
 
 
 def read_text(path: Path, fix: str = "Split it") -> str:
-    """A UTF-8 file of bounded size and number of lines and cells.
+    """Return a UTF-8 file of bounded size and number of lines and cells.
 
     Raises:
         DataError: it is larger, with the advice `fix`, or cannot be read.
@@ -254,7 +255,7 @@ class Geometry:
     offset: tuple[float, float] = (0.0, 0.0)
 
     def scaled(self, x: float, y: float) -> Geometry:
-        """The geometry after the image was scaled by `x` and `y`."""
+        """Return the geometry after the image was scaled by `x` and `y`."""
         return Geometry(
             self.original,
             (self.scale[0] * x, self.scale[1] * y),
@@ -262,11 +263,11 @@ class Geometry:
         )
 
     def moved(self, x: float, y: float) -> Geometry:
-        """The geometry after the image was moved by `x` and `y` pixels of the input."""
+        """Return the geometry after the image was moved by `x` and `y` pixels of the input."""
         return Geometry(self.original, self.scale, (self.offset[0] + x, self.offset[1] + y))
 
     def context(self) -> dict[str, Any]:
-        """The keys that a sample's context carries."""
+        """Return the keys that a sample's context carries."""
         return {"original_size": self.original, "scale": self.scale, "offset": self.offset}
 
 
@@ -301,7 +302,7 @@ class State:
 
 
 def model_axes(spec: TensorSpec | None, axes: str) -> str:
-    """The axes of a model input, read from its shape: channels are where the size is 1 or 3, else first.
+    """Return the axes of a model input, read from its shape: channels are where the size is 1 or 3, else first.
 
     Args:
         spec: the input.
@@ -320,8 +321,8 @@ def model_axes(spec: TensorSpec | None, axes: str) -> str:
 
 
 def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
-    """The axes of a raw array without declared ones: those of the model where the shape is the model's own (with or
-    without its batch axis); else HWC for three axes, HW for two, and no meaning for any other number."""
+    """Return the axes of a raw array without declared ones: those of the model where the shape is the model's own (with
+    or without its batch axis); else HWC for three axes, HW for two, and no meaning for any other number."""
     guess = {2: "HW", 3: "HWC"}.get(len(shape), "")
     if spec is None or spec.shape is None:
         return guess
@@ -344,3 +345,23 @@ def model_size(spec: TensorSpec | None) -> tuple[int, int] | None:
     if isinstance(height, int) and isinstance(width, int):
         return width, height
     return None
+
+
+@dataclass(frozen=True)
+class Sample(Displayed):
+    """One run's worth of input.
+
+    Attributes:
+        name: file (and index in it), for messages.
+        inputs: exactly what `session.run` takes, batch dimension included.
+        label: class index or whatever the reader found; None where there is none. In a batch that was gathered for a
+            model of fixed batch size, the tuple of its rows' labels.
+        context: "file" (base name), "path" (below the data folder), "index" (in its file), "class" (sub-folder), and
+            for images "original_size" (width, height), "scale", "offset" (see `edgeq.data.records.Geometry`). In a
+            gathered batch: "rows" (the rows' contexts) and "valid" (how many rows are not filling).
+    """
+
+    name: str
+    inputs: Mapping[str, Array]
+    label: Any = None
+    context: Mapping[str, Any] = field(default_factory=dict)

@@ -26,8 +26,7 @@ from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
 from edgeq.data.labels import LabelOf, load_labels_from, plain_label
 from edgeq.data.open_source import Data, Opened, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Array, Picture, Record
-from edgeq.data.sample import Sample
+from edgeq.data.records import Array, Picture, Record, Sample
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
@@ -55,7 +54,7 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
         for row in range(rows):
             inputs = {k: v[row : row + 1] if v.ndim else v for k, v in sample.inputs.items()}
             name = sample.name if rows == 1 else f"{sample.name} row {row}"
-            if waiting and not _same_scalars(waiting[0].inputs, inputs):
+            if waiting and any(not v.ndim and v != inputs[k] for k, v in waiting[0].inputs.items()):
                 yield _gather(waiting, size)
                 waiting = []
             waiting.append(replace(sample, name=name, inputs=inputs))
@@ -67,12 +66,8 @@ def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
 
 
 def batches(rows: int, size: int) -> int:
-    """How many batches `rows` single rows make."""
+    """Return how many batches `rows` single rows make."""
     return -(-rows // size)
-
-
-def _same_scalars(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
-    return all(value.ndim or value == other[name] for name, value in one.items())
 
 
 def _gather(rows: list[Sample], size: int) -> Sample:
@@ -133,7 +128,7 @@ class SourceSamples(Displayed):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was decided and found while opening, a sentence each."""
+        """Return what was decided and found while opening, a sentence each."""
         return self.opened.notes
 
     def __len__(self) -> int:
@@ -142,7 +137,7 @@ class SourceSamples(Displayed):
 
     @property
     def _records_each(self) -> int | None:
-        """How many records a sample takes; None where that is not known before reading."""
+        """Return how many records a sample takes; None where that is not known before reading."""
         size = fixed_batch(self.signature)
         rows = self.opened.records.rows
         if self.preprocess is not None and not self.opened.records.prepared:
@@ -154,7 +149,8 @@ class SourceSamples(Displayed):
 
     @property
     def readable(self) -> bool:
-        """Whether another process can read any part of the samples: they are files, and records are known by number."""
+        """Return whether another process can read any part of the samples: they are files, and records are known by
+        number."""
         return self.opened.folder is not None and self._records_each is not None
 
     def part(self, start: int, stop: int) -> SourceSamples | None:
@@ -163,7 +159,7 @@ class SourceSamples(Displayed):
         return None if taken is None else self.records(range(start * taken, stop * taken))
 
     def records(self, chosen: range) -> SourceSamples:
-        """The samples of some of the records."""
+        """Return the samples of some of the records."""
         return replace(self, selection=self.selection[chosen.start : chosen.stop])
 
     @functools.cached_property
@@ -175,7 +171,7 @@ class SourceSamples(Displayed):
         return self._read() if self._held is None else iter(self._held)
 
     def _read(self) -> Iterator[Sample]:
-        """All samples; they are held for the next time if they are small enough."""
+        """Yield all samples; they are held for the next time if they are small enough."""
         size = fixed_batch(self.signature)
         records = self.opened.records.read(self.selection)
         samples = (self._sample(i, record) for i, record in zip(self.selection, records, strict=True))
@@ -227,7 +223,8 @@ class SourceSamples(Displayed):
                 inputs[name] = raw
                 continue
             spec = specs.get(name)
-            if self._untouched(name) or (spec is not None and spec.shape == ()):
+            untouched = self.preprocess.source.input not in (None, name)
+            if untouched or (spec is not None and spec.shape == ()):
                 inputs[name] = raw.pixels if isinstance(raw, Picture) else raw
                 continue
             done = self.preprocess(raw, spec)
@@ -244,11 +241,6 @@ class SourceSamples(Displayed):
         fitted = fit_inputs(record.name, inputs, self.signature, prepared=prepared)
         check_shapes(record.name, fitted, self.signature)
         return fitted
-
-    def _untouched(self, name: str) -> bool:
-        assert self.preprocess is not None
-        wanted = self.preprocess.source.input
-        return wanted is not None and name != wanted
 
 
 @dataclass(frozen=True)
@@ -319,7 +311,9 @@ def open_samples(
         source, preprocess, labels, count = source.over(preprocess, labels, count)
     check_selection(start, stride, count)
     if isinstance(source, Samples):
-        return _subset(source, start, stride, count)
+        if (start, stride, count) == (0, 1, None):
+            return source
+        return Subset(source, _select(len(source), start, stride, count, source.source))
     opened = open_source(source, signature, preprocess, Path(model) if model is not None else None)
     total = len(opened.records)
     if total == 0:
@@ -352,12 +346,6 @@ def _select(total: int, start: int, stride: int, count: int | None, name: str) -
     return chosen if count is None else chosen[:count]
 
 
-def _subset(samples: Samples, start: int, stride: int, count: int | None) -> Samples:
-    if (start, stride, count) == (0, 1, None):
-        return samples
-    return Subset(samples, _select(len(samples), start, stride, count, samples.source))
-
-
 # Many enough that the last one does not keep the others waiting, few enough that merging them costs little.
 _SHARDS, _LEAST, _MOST = 16, 8, 512
 _STREAMED_BYTES = 1 << 23
@@ -375,7 +363,7 @@ class Shard:
         return f"samples {self.start} to {self.stop - 1}"
 
     def read(self, reference: SourceSamples | None) -> Iterator[Sample]:
-        """The samples, in a worker; `reference` is that of the `Sharded` that it comes from."""
+        """Yield the samples, in a worker; `reference` is that of the `Sharded` that it comes from."""
         if self.samples is not None:
             yield from self.samples
             return
@@ -405,7 +393,7 @@ class Sharded:
             self.reference = samples
 
     def shards(self, first: int = 0) -> Iterator[Shard]:
-        """All shards from sample `first` on."""
+        """Yield all shards from sample `first` on."""
         size = min(_MOST, max(_LEAST, -(-self.total // _SHARDS)))
         if self.reference is not None:
             for start in range(first, self.total, size):
@@ -422,14 +410,14 @@ class Sharded:
 
 
 def fingerprint(samples: SourceSamples) -> str:
-    """A digest of the first, the middle and the last sample's files, and how many records there are."""
+    """Return a digest of the first, the middle and the last sample's files, and how many records there are."""
     total = len(samples.selection)
     parts = [samples.records(range(at, at + 1)).digest() for at in sorted({0, total // 2, total - 1})]
     return " ".join([str(len(samples.opened.records)), *parts])
 
 
 def reads_the_same(samples: SourceSamples, expected: str) -> bool:
-    """Whether this process, a worker, reads what the sender of `samples` does."""
+    """Return whether this process, a worker, reads what the sender of `samples` does."""
     try:
         return fingerprint(samples) == expected
     except (DataError, OSError):

@@ -11,18 +11,15 @@ import re
 import secrets
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-
-from distributed import WorkerPlugin, get_worker
 
 from edgeq import __version__
 from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
@@ -35,12 +32,6 @@ _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THRE
 # beside what this process does meanwhile. Elsewhere libraries of the system do not survive a fork.
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _SHARED = ("distributed", "onnx_ir", "onnxruntime", "PIL.Image")
-
-
-def imports_main() -> bool:
-    """Whether this process is one that multiprocessing has started, and still imports the script that started it: what
-    is not under `if __name__ == "__main__":` there runs again."""
-    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 
 @contextmanager
@@ -71,31 +62,28 @@ def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
                 os.environ[name] = value
 
 
-@contextmanager
-def local_cluster(count: int) -> Iterator[Any]:
-    """A cluster of this machine, on the loopback device, that keeps its files in a folder of its own.
+def _local_cluster(count: int, stack: ExitStack) -> Any:
+    """Return a cluster of this machine, on the loopback device, that keeps its files in a folder of its own.
 
     Who reaches it can run code, and every user of the machine reaches the loopback device: TLS with a key that these
     processes alone have keeps others out.
     """
     from distributed import LocalCluster
 
-    with (
-        tempfile.TemporaryDirectory(prefix="edgeq-workers-", ignore_cleanup_errors=True) as folder,
-        LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-            memory_limit=None,  # the system's is the limit, as without workers
-            local_directory=folder,
-            silence_logs=logging.CRITICAL,
-            security=True,
-            preload=["edgeq.distributed.preload"],
-        ) as cluster,
-    ):
-        yield cluster
+    folder = tempfile.TemporaryDirectory(prefix="edgeq-workers-", ignore_cleanup_errors=True)
+    cluster = LocalCluster(
+        n_workers=count,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address="127.0.0.1:0",
+        scheduler_kwargs={"dashboard": False},
+        memory_limit=None,  # the system's is the limit, as without workers
+        local_directory=stack.enter_context(folder),
+        silence_logs=logging.CRITICAL,
+        security=True,
+        preload=["edgeq.distributed.plugin"],
+    )
+    return stack.enter_context(cluster)
 
 
 Item = TypeVar("Item", contravariant=True)
@@ -135,9 +123,6 @@ def check_versions(expected: Mapping[str, str]) -> None:
             )
 
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
-
 _ADDRESS = re.compile(r"(tcp|tls|ucx|ws|wss)://[^@]+")
 _MOST = 4096
 _CONNECT_S = 10
@@ -169,10 +154,10 @@ class Workers:
         return str(self._client.scheduler.address)
 
     def everywhere(self, question: Callable[..., bool], *arguments: Any) -> bool:
-        """Whether `question`, a function of a module, answers yes in every worker."""
+        """Return whether `question`, a function of a module, answers yes in every worker."""
         return all(self._client.run(question, *arguments).values())
 
-    def map(self, job: Job[Given, Made], items: Iterable[Given]) -> Iterator[Made]:
+    def map(self, job: Job[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
         """`job` for each item, in their order. Items are taken as workers become free.
 
         A worker has one item for each of its threads, and gets the next when the result of the last is here, so that
@@ -183,10 +168,11 @@ class Workers:
             RuntimeUnavailableError: the scheduler went away.
             EdgeqError: whatever the job raises.
         """
+        from edgeq.distributed.plugin import JobPlugin, run_item
 
         name = f"edgeq-{secrets.token_hex(8)}"
         try:
-            self._client.register_plugin(JobPlugin(job, versions()), name=name)
+            self._client.register_plugin(JobPlugin(job.open, partial(check_versions, versions())), name=name)
         except ImportError as error:
             raise RuntimeUnavailableError(
                 f"a worker cannot import {error.name}",
@@ -208,7 +194,8 @@ class Workers:
                 idle = next((one for one in pending if not one.worker), None)
                 if crew.free and idle is not None:
                     worker = crew.free.popleft()
-                    idle.begin(worker, self._client.submit(run_item, name, idle.item, pure=False, workers=worker))
+                    idle.worker = worker
+                    idle.future = self._client.submit(run_item, name, idle.item, pure=False, workers=worker)
                 elif crew.free and upcoming is not None and len(pending) < most:
                     pending.append(_Pending(upcoming))
                     upcoming = next(remaining, None)
@@ -222,10 +209,9 @@ class Workers:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        try:
+        # A worker that has just started has nothing to forget, and neither has one that is gone.
+        with suppress(KeyError, OSError):
             self._client.unregister_worker_plugin(name)
-        except (KeyError, OSError):
-            return  # a worker that has just started has nothing to forget, and neither has one that is gone
 
 
 class _Crew:
@@ -289,10 +275,6 @@ class _Pending:
         self._deaths = 0
         self._results: list[Any] = []
 
-    def begin(self, worker: str, future: Any) -> None:
-        """A worker has it now."""
-        self.worker, self.future = worker, future
-
     def fetch(self) -> bool:
         """Fetch the result if it is there; an error waits for its turn. Whether the worker has become free by it."""
         if self.fetched or not self.worker or not self.future.done():
@@ -325,7 +307,7 @@ class _Pending:
             )
 
     def result(self) -> Any:
-        """The result, or the error, of an item that is fetched."""
+        """Return the result, or the error, of an item that is fetched."""
         with _explained():
             return self._results[0] if self._results else self.future.result()
 
@@ -372,8 +354,10 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
         return
     text = str(given)
     check_workers(text)
-    if imports_main():
-        raise SystemExit(1)  # the process that started this one has the error that says why
+    # A process that multiprocessing has started still imports the script that started it: what is not under
+    # `if __name__ == "__main__":` there runs again. The process that started this one has the error that says why.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(1)
     with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         settings = stack.enter_context(starting(modules)) if text.isdecimal() else {}
         try:
@@ -393,11 +377,11 @@ def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ())
 
 
 def _connected(text: str, stack: ExitStack) -> Any:
-    """A client of checked workers, closed by `stack`."""
+    """Return a client of checked workers, closed by `stack`."""
     import distributed
 
     try:
-        address: Any = stack.enter_context(local_cluster(int(text))) if text.isdecimal() else text
+        address: Any = _local_cluster(int(text), stack) if text.isdecimal() else text
         # On a cluster the workers may be out of reach; on one machine the scheduler, in this process, is a detour.
         direct = text.isdecimal()
         client = stack.enter_context(
@@ -439,7 +423,7 @@ class Files:
     contents: Mapping[str, bytes] | None = None
 
     def here(self) -> bool:
-        """Whether this process sees the same files at the same place."""
+        """Return whether this process sees the same files at the same place."""
         try:
             return _digest(self.path.parent, self.names) == self.sha256
         except OSError:
@@ -457,7 +441,7 @@ class Files:
 
 
 def files_for(workers: Workers, path: Path, beside: Iterable[Path] = ()) -> Files:
-    """The file or folder `path`, and the files `beside` it that it needs, as all `workers` can have them."""
+    """Return the file or folder `path`, and the files `beside` it that it needs, as all `workers` can have them."""
     path = path.absolute()
     found = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path, *map(Path.absolute, beside)]
     names = tuple(dict.fromkeys(file.relative_to(path.parent).as_posix() for file in found))
@@ -475,36 +459,3 @@ def _digest(folder: Path, names: Iterable[str]) -> str:
             # Names that are not UTF-8 hold lone surrogates.
             digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
-
-
-class JobPlugin(WorkerPlugin):  # type: ignore[misc]  # Dask has no types
-    """Keeps a job open in a worker, from its first item on.
-
-    Args:
-        expected: versions that the worker must have.
-    """
-
-    def __init__(self, job: Job[Any, Any], expected: Mapping[str, str]) -> None:
-        self._job, self._expected = job, dict(expected)
-
-    def setup(self, worker: Any) -> None:
-        """Called by Dask in the worker, when it has got the plugin."""
-        self._stack, self._lock = ExitStack(), threading.Lock()
-        self._opened: Callable[[Any], Any] | None = None
-
-    def teardown(self, worker: Any) -> None:
-        """Called by Dask in the worker, when it ends or no more items come."""
-        self._stack.close()
-
-    def run(self, item: Any) -> Any:
-        """The job's result for one item."""
-        with self._lock:  # a worker with several threads opens it once
-            if self._opened is None:
-                check_versions(self._expected)
-                self._opened = self._job.open(self._stack)
-        return self._opened(item)
-
-
-def run_item(name: str, item: Any) -> Any:
-    """The result of the job called `name` for `item`, in a worker."""
-    return get_worker().plugins[name].run(item)

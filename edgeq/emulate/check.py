@@ -1,9 +1,9 @@
-"""A built model on its target's kernels: whether it loads and passes its self-test, and its outputs on data.
+"""Check a built model on its target's kernels: whether it loads and passes its self-test, and its outputs on data.
 
-How a plug-in's kernels for a target are run on this machine: as they are, or capped to the target's instructions.
-
-A CPU engine chooses its kernels by the instructions that it finds. Some can be kept from newer ones by a variable of
-their process, and then run what they run on a lesser CPU, at native speed."""
+A plug-in's kernels for a target run on this machine as they are, or capped to the target's instructions: a CPU engine
+chooses its kernels by the instructions that it finds. Some can be kept from newer ones by a variable of their process,
+and then run what they run on a lesser CPU, at native speed.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgeq_device.arrays import one_array, read_arrays
 from edgeq_device.engines import EngineSpec, find_library, plugin_of, problem_of
 from edgeq_device.errors import DeviceError
+from edgeq_device.opening import OutputCheck, check_outputs
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.select import CPU, Device, judge, select
-from edgeq_device.selftest import OutputCheck, check_outputs
 from edgeq_device.sessions import read_device
 from edgeq_device.variants import SliceTolerance, Variant
+from numpy.typing import NDArray
 
 from edgeq.bundle.verify import opened
 from edgeq.data.samples import Samples, open_samples
@@ -105,13 +106,7 @@ def _running(how: str, engine: Engine, target: Target, environment: Mapping[str,
         yield Running(guest.open, proof)
 
 
-if TYPE_CHECKING:
-    from edgeq_device.variants import Variant
-    from numpy.typing import NDArray
-
-    from edgeq.data.samples import Samples
-
-    Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
+Vectors = tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]
 
 COMPILED = "compiled_by"
 """Of a variant that an engine has compiled: what it was compiled with."""
@@ -446,7 +441,7 @@ def verify_on(
 
 
 def _pairs(bundle: Bundle, request: VerifyRequest, machine: Machine) -> Iterator[tuple[Variant, Target]]:
-    """Which variant is run on which target."""
+    """Yield each variant with the target that it is run on."""
     variants = bundle.components.get(MAIN, ())
     known = {variant.name: variant for variant in variants}
     if request.variant is not None and request.variant not in known:
@@ -543,7 +538,7 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
 
 
 def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> Samples | None:
-    """The samples of a request, for a variant; None for one that onnxruntime does not run."""
+    """Return the samples of a request, for a variant; None for one that onnxruntime does not run."""
     if variant.model is None:
         return None
     signature = own_signature(variant.model, request.bundle)
@@ -552,7 +547,7 @@ def samples_of(request: VerifyRequest, variant: Variant, progress: Progress) -> 
 
 
 def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
-    """The checks in lines for people."""
+    """Return the checks in lines for people."""
     lines = []
     for check in checks:
         name = f"{check.variant} on {check.target}" if check.variant not in ("", check.target) else check.target

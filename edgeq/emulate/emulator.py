@@ -1,4 +1,4 @@
-"""What is known of each emulated architecture: `targets/emulators/*.toml`, read and checked."""
+"""Read what is known of each emulated architecture (`targets/emulators/*.toml`), and prove which kernels run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Recipe:
     leave_out: Texts
 
     def leaves_out(self, name: str) -> bool:
-        """Whether a file or package of this name is not taken."""
+        """Return whether a file or package of this name is not taken."""
         return any(fnmatchcase(name, pattern) for pattern in self.leave_out)
 
 
@@ -145,7 +145,7 @@ def load_emulators() -> dict[str, Emulator]:
 
 
 def emulator_named(name: str) -> Emulator:
-    """The emulator for an architecture that needs a root file system.
+    """Return the emulator for an architecture that needs a root file system.
 
     Raises:
         UsageError: there is none of that name, or it needs nothing set up.
@@ -211,7 +211,7 @@ class KernelProof:
 
 @cache
 def probe_model() -> bytes:
-    """The model: a product of u8 with constant s8 values."""
+    """Return the model: a product of u8 with constant s8 values."""
     return bytes_of_text(
         f"""<ir_version: 8, opset_import: ["": 13]>
         probe (uint8[{_ROWS}, {_DEPTH}] left) => (int32[{_ROWS}, {_COLUMNS}] sums) {{
@@ -222,7 +222,7 @@ def probe_model() -> bytes:
 
 
 def integer_model(weights: NDArray[np.int8]) -> bytes:
-    """A Conv and a MatMul of uint8 activations with `weights`, int8[outputs, k], all scales 1: float32 "x" of
+    """Return a Conv and a MatMul of uint8 activations with `weights`, int8[outputs, k], all scales 1: float32 "x" of
     [4, k, 1, 1] gives the exact integers "conv" and "product" as float32."""
     outputs, k = weights.shape
     return bytes_of_text(
@@ -243,7 +243,7 @@ def integer_model(weights: NDArray[np.int8]) -> bytes:
 
 @contextmanager
 def probe_file(content: bytes = b"") -> Iterator[Path]:
-    """The probe, or another model in its place, as a file, removed behind the block."""
+    """Yield the probe, or another model in its place, as a file that is removed behind the block."""
     with tempfile.TemporaryDirectory(prefix="edgeq-probe-") as folder:
         file = Path(folder) / "probe.onnx"
         file.write_bytes(content or probe_model())
@@ -331,7 +331,7 @@ class Watch:
         self._thread.start()
 
     def finish(self) -> tuple[str, ...]:
-        """The names of the kinds seen, in the order of the emulator's list."""
+        """Return the names of the kinds seen, in the order of the emulator's list."""
         os.write(self._own_end, _END)
         self._thread.join()
         os.close(self._own_end)
@@ -346,7 +346,7 @@ _END = b"\n\0end\n"
 
 
 def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
-    """The names of those kinds of kernels whose instructions a log of translated code holds."""
+    """Return the names of those kinds of kernels whose instructions a log of translated code holds."""
     wanted = [(int(mask, 16), int(value, 16), k.name) for k in kernels for mask, value in k.patterns]
     found: set[str] = set()
     codes: set[bytes] = set()
@@ -365,7 +365,7 @@ def scan(stream: IO[bytes], kernels: Iterable[Kernels]) -> set[str]:
 
 
 def load_proof(file: Path) -> KernelProof | None:
-    """A proof that `save_proof` wrote; None where there is no file.
+    """Return a proof that `save_proof` wrote; None where there is no file.
 
     Raises:
         RuntimeUnavailableError: the file is damaged.

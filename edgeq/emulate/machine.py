@@ -1,4 +1,4 @@
-"""Starting Python on an emulated CPU: the command line and the files that it needs."""
+"""Start Python on an emulated CPU: find or fetch qemu, and make the command line and the files that it needs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from edgeq_device.guest import import_path
-from edgeq_device.version import parse_version
+from edgeq_device.engines import parse_version
+from edgeq_device.serve import import_path
 
 from edgeq.emulate.emulator import Emulator, check_writable, home, load_emulators
 from edgeq.emulate.sysroot import Apt, Package, Sysroot, load_sysroot, run, unpack_programs, which
@@ -40,11 +40,11 @@ class Qemu:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """The version as numbers, to compare."""
+        """Return the version as numbers, to compare."""
         return parse_version(self.version)
 
     def is_honest(self, emulator: Emulator) -> bool:
-        """Whether it shows the guest a /proc/cpuinfo of its own."""
+        """Return whether it shows the guest a /proc/cpuinfo of its own."""
         return self.key >= parse_version(emulator.qemu.honest_cpuinfo)
 
 
@@ -55,7 +55,7 @@ class _Lock:
 
 
 def find_qemu(emulator: Emulator) -> Qemu | None:
-    """The newest qemu for `emulator` that runs here; None where there is none.
+    """Return the newest qemu for `emulator` that runs here; None where there is none.
 
     Raises:
         RuntimeUnavailableError: the folder of edgeq's own programs is damaged.
@@ -137,7 +137,7 @@ def _newest_first(package: Package) -> tuple[tuple[int, ...], int]:
 
 
 def _with_backports(work: Path, sources: Path | None) -> Apt:
-    """A private apt with the system's archives and, where the distribution keeps one, their backports."""
+    """Return a private apt with the system's archives and, where the distribution keeps one, their backports."""
     plain = Apt(work / "apt", "", sources)
     plain.update()
     codename = _codename()
@@ -163,7 +163,7 @@ def _codename() -> str:
 
 @cache
 def _version(program: Path) -> str | None:
-    """What `--version` prints; None where the program does not run here."""
+    """Return what `--version` prints; None where the program does not run here."""
     if not os.access(program, os.X_OK):
         return None
     try:
@@ -179,7 +179,7 @@ _LOG = "in_asm"
 
 
 def emulated_command(emulator: Emulator, cpu: str, *, log: Path | None = None) -> Command:
-    """How to start a guest on `cpu`.
+    """Return how to start a guest on `cpu`.
 
     Args:
         log: where qemu writes the code that it translates.
@@ -210,7 +210,7 @@ def _compiled() -> Path:
 
 
 def require_sysroot(emulator: Emulator) -> Sysroot:
-    """The root file system that was set up.
+    """Return the root file system that was set up.
 
     Raises:
         RuntimeUnavailableError: none was.
@@ -257,7 +257,7 @@ def check_cpuinfo(qemu: Qemu, emulator: Emulator, cpu: str) -> None:
 def _with_cpuinfo(
     emulator: Emulator, cpu: str, qemu: Qemu, sysroot: Sysroot, arguments: list[str], environment: dict[str, str]
 ) -> Path:
-    """The root file system seen through links, with a /proc/cpuinfo that fits `cpu`: older qemus show the host's."""
+    """Link to the root file system, with a /proc/cpuinfo that fits `cpu`: older qemus show the host's."""
     sign = hashlib.sha256(f"{sysroot.root}\n{qemu.version}\n{cpu}".encode()).hexdigest()[:16]
     view = home() / "views" / sign
     if view.is_dir():

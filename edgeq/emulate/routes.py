@@ -1,9 +1,10 @@
-"""How a target's kernels can be run on this machine: itself, masked, emulated, by a model of them, or not at all.
+"""Find how a target's kernels can be run on this machine: itself, masked, emulated, by a model of them, or not at all.
 
-A lesser CPU at native speed: a private copy of onnxruntime in which a trap takes the place of the CPUID instruction.
+A masked machine is a lesser CPU at native speed. No option of onnxruntime lowers its instruction set; it follows CPUID.
+So every CPUID instruction of a private copy is replaced by one that traps, and a small library (cpuid_mask.c) gives the
+result with feature bits taken out.
 
-No option of onnxruntime lowers its instruction set; it follows CPUID. In the copy every CPUID instruction
-is replaced by one that traps, and a small library (cpuid_mask.c) gives the result with feature bits taken out.
+`setup` makes an emulated machine ready, and `status` lists what there is.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.cpuid import FEATURES, bit_of
-from edgeq_device.guest import import_path
+from edgeq_device.features import FEATURES, bit_of
 from edgeq_device.places import move_new
+from edgeq_device.serve import import_path
 
 from edgeq.emulate.emulator import (
     Emulator,
@@ -32,6 +33,7 @@ from edgeq.emulate.emulator import (
     Watch,
     check_kernels,
     check_writable,
+    emulator_named,
     home,
     load_emulators,
     load_proof,
@@ -39,13 +41,14 @@ from edgeq.emulate.emulator import (
     probe_file,
     save_proof,
 )
-from edgeq.emulate.machine import emulated_command, require_qemu, require_sysroot
-from edgeq.emulate.sysroot import find, run, which
-from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError
-from edgeq.hardware.detect import Machine
-from edgeq.hardware.target import Target, runs_natively
+from edgeq.emulate.machine import Qemu, emulated_command, fetch_qemu, find_qemu, require_qemu, require_sysroot
+from edgeq.emulate.sysroot import Sysroot, build_sysroot, find, load_sysroot, run, use_sysroot, which
+from edgeq.errors import CheckFailedError, HardwareError, RuntimeUnavailableError, UsageError
+from edgeq.hardware.detect import Machine, detect_machine
+from edgeq.hardware.target import Target, load_targets, runs_natively
 from edgeq.measure.latency import Session
 from edgeq.run.session import Command, Guest, SessionSettings, guest_environment, open_session, start_guest
+from edgeq.run.session import onnxruntime as installed_runtime
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.ownership import sha256
 from edgeq.util.records import fingerprint
@@ -59,7 +62,7 @@ _SHIM = Path(__file__).with_name("cpuid_mask.c")
 
 
 def why_not() -> str:
-    """Why CPUID cannot be masked here; "" where it can."""
+    """Return why CPUID cannot be masked here; "" where it can."""
     if not sys.platform.startswith("linux"):
         return "masking CPUID needs Linux"
     missing = [tool for tool in ("cc", "objdump") if which(tool) is None]
@@ -71,7 +74,7 @@ def why_not() -> str:
 
 
 def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> Command:
-    """How to start this Python with onnxruntime on a CPU without `features`; makes what that needs on first use.
+    """Return how to start this Python with onnxruntime on a CPU without `features`; makes what that needs on first use.
 
     Raises:
         RuntimeUnavailableError: it cannot be done here.
@@ -90,7 +93,7 @@ def masked_command(features: Iterable[str], *, progress: Progress = SILENT) -> C
 
 
 def _masked_runtime(progress: Progress) -> Path:
-    """The folder with the copy and the library, under a name that stands for what they were made from."""
+    """Return the folder with the copy and the library, under a name that stands for what they were made from."""
     spec = importlib.util.find_spec("onnxruntime")
     assert spec is not None
     assert spec.origin is not None
@@ -121,7 +124,7 @@ def _masked_runtime(progress: Progress) -> Path:
 
 
 def _copy(source: Path, place: Path) -> None:
-    """The package with links in place of files; what is not Python is linked too, except where it is replaced."""
+    """Make a package of links to the files of `source`, those that are not Python among them."""
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
         if file.is_file() and "__pycache__" not in name.parts:
@@ -130,14 +133,14 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _loaded(binding: Path) -> list[Path]:
-    """The Python binding and those libraries beside it that it is linked with."""
+    """Return the Python binding and those libraries beside it that it is linked with."""
     output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
     needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
 
 
 def patched(library: Path) -> bytes:
-    """The bytes of a shared library, each CPUID instruction in its code replaced by the trap.
+    """Return the bytes of a shared library, each CPUID instruction in its code replaced by the trap.
 
     Raises:
         RuntimeUnavailableError: the disassembler and the file do not agree.
@@ -215,7 +218,7 @@ def route_to(
     simulators: Mapping[str, Simulator] | None = None,
     progress: Progress = SILENT,
 ) -> ExecutionRoute:
-    """The best way to run the kernels of `target` on `machine`, which is this one.
+    """Return the best way to run the kernels of `target` on `machine`, which is this one.
 
     Args:
         simulators: those at hand, by the name that a profile's [emulate] simulator gives.
@@ -258,7 +261,7 @@ def route_to(
 
 
 def _why_not_masked(target: Target, machine: Machine) -> str:
-    """Why this CPU with features hidden would not do; "" where it would."""
+    """Return why this CPU with features hidden would not do; "" where it would."""
     hide = frozenset(target.emulate["mask"])
     unknown = sorted(hide - FEATURES)
     if unknown:
@@ -353,3 +356,144 @@ def _instructions(emulator: Emulator, cpu: str, how: str, seen: Mapping[str, Any
             instructions = watch.finish()
     save_proof(KernelProof(pairs, tuple(seen["features"]), instructions), file)
     return instructions
+
+
+# Every qemu has it, and every program for the architecture runs on it.
+_ANY_CPU = "max"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An emulated machine that is ready: `runtime` is what runs in it."""
+
+    name: str
+    qemu: Qemu
+    sysroot: Sysroot
+    runtime: Mapping[str, Any]
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "machine": self.name,
+            "root": str(self.sysroot.root),
+            "qemu": self.qemu,
+            **{key: self.runtime[key] for key in ("python", "numpy", "onnxruntime")},
+            "bytes": self.sysroot.lock.bytes,
+            "packages": self.sysroot.lock.packages,
+            "wheels": self.sysroot.lock.wheels,
+            "notes": self.sysroot.lock.notes,
+        }
+
+    def lines(self) -> list[str]:
+        """For the terminal: where it is, and what it consists of."""
+        size = self.sysroot.lock.bytes
+        runtime = self.runtime
+        return [
+            f"{self.name}: ready in {self.sysroot.root}" + (f" ({size / 1e6:.0f} MB)" if size else ""),
+            f"  Python {runtime['python']}, numpy {runtime['numpy']}, onnxruntime {runtime['onnxruntime']}",
+            f"  {self.qemu.program.name} {self.qemu.version} from {self.qemu.source}",
+            *(f"  note: {note}" for note in self.sysroot.lock.notes),
+        ]
+
+
+def setup(
+    name: str,
+    *,
+    sysroot: Path | None = None,
+    onnxruntime: str | None = None,
+    sources: Path | None = None,
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Prepared:
+    """Make the emulated machine `name` ready and start a program in it. What is there already is kept.
+
+    Args:
+        sysroot: a root file system to use in place of making one.
+        onnxruntime: the version to put in; None takes the one that is installed here.
+        sources: an apt sources file in place of the system's.
+        force: make it again.
+
+    Raises:
+        UsageError: no such machine, or `sysroot` does not fit it.
+        RuntimeUnavailableError: something is missing, with what to install.
+        OutputError: the cache cannot be written.
+    """
+    emulator = emulator_named(name)
+    if sysroot is not None and (onnxruntime or sources):
+        raise UsageError("--sysroot is taken as it is", "Leave --onnxruntime and --sources out")
+    check_writable()
+    qemu = _ready_qemu(emulator, sources, progress)
+    there = None if force else load_sysroot(emulator)
+    if sysroot is not None:
+        there = use_sysroot(emulator, sysroot)
+    elif there is None:
+        version = onnxruntime or str(installed_runtime().__version__)
+        there = build_sysroot(emulator, version, sources=sources, progress=progress)
+    with progress.stage("Starting it"), start_guest(emulated_command(emulator, _ANY_CPU), emulator.program) as guest:
+        runtime = guest.features()
+    return Prepared(name, qemu, there, runtime)
+
+
+def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) -> Qemu:
+    """Return the system's qemu if it is new enough, else one from packages, else the system's old one."""
+    found = find_qemu(emulator)
+    if found is not None and found.is_honest(emulator):
+        return found
+    try:
+        fetch_qemu(sources=sources, progress=progress)
+    except RuntimeUnavailableError as error:
+        if found is None:
+            raise
+        progress.note(f"keeping {emulator.program} {found.version}: a newer one cannot be fetched ({error.problem})")
+    better = find_qemu(emulator)
+    if better is None:
+        raise RuntimeUnavailableError(
+            f"{emulator.program} is not installed, and no package has one that runs here",
+            "Install qemu-user (Debian, Ubuntu: apt install qemu-user; Fedora: dnf install qemu-user)",
+        )
+    return better
+
+
+@dataclass(frozen=True)
+class Status:
+    """What there is: per emulated architecture its qemu and root file system, per target the way to its kernels."""
+
+    place: Path
+    machines: Mapping[str, tuple[Qemu | None, Sysroot | None]]
+    routes: Mapping[str, ExecutionRoute]
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "place": self.place,
+            "machines": {
+                name: {"qemu": qemu, "root": sysroot.root if sysroot else None}
+                for name, (qemu, sysroot) in self.machines.items()
+            },
+            "targets": {
+                name: {"where": route.where, "how": route.how, "reason": route.reason}
+                for name, route in self.routes.items()
+            },
+        }
+
+    def lines(self, *, verbose: bool = False) -> list[str]:
+        """For the terminal: the machines, then each target; of reasons only the first unless `verbose`."""
+        lines = [f"emulated machines in {self.place}"]
+        for name, (qemu, sysroot) in self.machines.items():
+            has = f"{qemu.program.name} {qemu.version} from {qemu.source}" if qemu else "no qemu"
+            root = f", root file system {sysroot.root}" if sysroot else ""
+            lines.append(f"  {name}: {has}{root}")
+        width = max(map(len, self.routes), default=0)
+        for name, route in self.routes.items():
+            text = route.how if route.where != NOT_RUN else route.reason if verbose else route.reason.split("; ")[0]
+            lines.append(f"{name:{width}}  {route.where}: {text}")
+        return lines
+
+
+def status(simulators: Mapping[str, Simulator] | None = None) -> Status:
+    """Return how the kernels of each target can be run here. Starts nothing."""
+    machine = detect_machine()
+    machines = {
+        name: (find_qemu(emulator), load_sysroot(emulator) if emulator.sysroot is not None else None)
+        for name, emulator in load_emulators().items()
+    }
+    targets = load_targets(machine)
+    return Status(home(), machines, {name: route_to(t, machine, simulators=simulators) for name, t in targets.items()})

@@ -1,9 +1,8 @@
-"""A root file system of another architecture with Python, numpy and onnxruntime, for qemu to run.
+"""Make a root file system of another architecture with Python, numpy and onnxruntime, for qemu to run.
 
-The distribution's packages of any architecture, unpacked but not installed.
-
-apt runs with state, cache and status of its own: it needs no root and changes nothing on the system. Where packages
-come from, and whose signatures count, is what the system's own sources define.
+The distribution's packages of that architecture are unpacked but not installed. apt runs with state, cache and status
+of its own: it needs no root and changes nothing on the system. Where packages come from, and whose signatures count, is
+what the system's own sources define.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class Archive:
     keys: str
 
     def line(self, release: str) -> str:
-        """A line of a sources file for another release of the same archive."""
+        """Return a line of a sources file for another release of the same archive."""
         signed = f"[signed-by={self.keys}] " if self.keys else ""
         return f"deb {signed}{self.site} {release} {self.component}"
 
@@ -196,7 +195,7 @@ class Apt:
         return list(places.values())
 
     def archives(self) -> list[Archive]:
-        """The archives that the lists came from."""
+        """Return the archives that the lists came from."""
         form = "$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(SOURCESENTRY)"
         output = self._apt("apt-get", "indextargets", "--format", form, "Created-By: Packages")
         lines = [line.split("\t") for line in dict.fromkeys(output.splitlines())]
@@ -207,7 +206,7 @@ class Apt:
 
 
 def _keys(entry: str) -> str:
-    """The key file that a sources file names, given "FILE:LINE"."""
+    """Return the key file that a sources file names, given "FILE:LINE"."""
     file = Path(entry.rpartition(":")[0])
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     found = re.search(r"signed-by\s*[:=]\s*(/[^\s\],]+)", text, re.IGNORECASE)
@@ -286,7 +285,7 @@ def download_wheels(
 
 
 def _pip() -> Path:
-    """The folder of the pip that this Python has."""
+    """Return the folder of the pip that this Python has."""
     spec = importlib.util.find_spec("pip")
     if spec is None or spec.origin is None:
         raise RuntimeUnavailableError(
@@ -360,12 +359,12 @@ class Sysroot:
 
 
 def place_of(emulator: Emulator) -> Path:
-    """The folder of the root file system that `setup` makes for `emulator`."""
+    """Return the folder of the root file system that `setup` makes for `emulator`."""
     return home() / emulator.name
 
 
 def load_sysroot(emulator: Emulator) -> Sysroot | None:
-    """The root file system that was set up for `emulator`; None where there is none."""
+    """Return the root file system that was set up for `emulator`; None where there is none."""
     lock = place_of(emulator) / LOCK
     if not lock.is_file():
         return None
@@ -473,7 +472,7 @@ SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK)
 
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:
-    """The Python's version ("3.11"), the packages to take, and notes about them."""
+    """Return the Python's version ("3.11"), the packages to take, and notes about them."""
     pins = emulator.pins.packages
     interpreter = apt.offers([recipe.interpreter]).get(recipe.interpreter)
     depends = re.search(r"\bpython(3\.\d+)-minimal", interpreter[0].depends) if interpreter else None
@@ -552,7 +551,7 @@ def _interpreters(root: Path, emulator: Emulator) -> Iterable[Path]:
 
 
 def _fits(path: Path, emulator: Emulator) -> bool:
-    """Whether a file is a 64-bit ELF program of the emulator's architecture."""
+    """Return whether a file is a 64-bit ELF program of the emulator's architecture."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:

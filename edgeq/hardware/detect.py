@@ -22,11 +22,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgeq_device import cpuid
 from edgeq_device.cuda import Gpu, Load, read_gpus
 from edgeq_device.engines import installed_versions
 from edgeq_device.environment import ROOT, allowed_cores, read_text
-from edgeq_device.features import Evidence, Reading, gather, interpret, normalise, parse_identity
+from edgeq_device.features import FEATURES, Evidence, Reading, gather, interpret, normalise, parse_identity
 
 from edgeq.errors import HardwareError
 from edgeq.util.display import Displayed
@@ -62,8 +61,8 @@ class Machine(Displayed):
         notes: where sources disagreed and who was believed, and what could not be read.
     """
 
-    architecture: str
-    features: frozenset[str]
+    architecture: str = ""
+    features: frozenset[str] = frozenset()
     cpu_name: str = ""
     vendor: str = ""
     board: str = ""
@@ -82,12 +81,12 @@ class Machine(Displayed):
 
     @property
     def gpu(self) -> Gpu | None:
-        """The GPU of the highest compute capability."""
+        """Return the GPU of the highest compute capability."""
         return max(self.gpus, key=lambda gpu: gpu.compute_capability, default=None)
 
     @property
     def onnxruntime(self) -> str | None:
-        """The version of onnxruntime, whichever of its two packages is installed."""
+        """Return the version of onnxruntime, whichever of its two packages is installed."""
         return self.runtimes.get("onnxruntime") or self.runtimes.get("onnxruntime-gpu")
 
 
@@ -131,7 +130,7 @@ def caches(root: Path = ROOT) -> tuple[Cache, ...]:
 
 
 def board(root: Path = ROOT) -> str:
-    """What the device tree calls this board ("Raspberry Pi 5 Model B Rev 1.0"); empty without one."""
+    """Return what the device tree calls this board ("Raspberry Pi 5 Model B Rev 1.0"); empty without one."""
     return _text(root / "proc/device-tree/model").strip("\0\n ")
 
 
@@ -154,7 +153,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of all its ancestors, versions 2 and 1."""
+    """Yield the folders of this process's control group and of all its ancestors, versions 2 and 1."""
     base = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -189,7 +188,7 @@ PACKAGES = tuple(package for packages in _DISTRIBUTIONS.values() for package in 
 
 
 def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
-    """The same from the versions of packages, as far as they are installed."""
+    """Return the same from the versions of packages, as far as they are installed."""
     found = {
         name: next(versions[package] for package in packages if package in versions)
         for name, packages in _DISTRIBUTIONS.items()
@@ -201,63 +200,46 @@ def runtimes_among(versions: Mapping[str, str], python: str) -> dict[str, str]:
 _DRIVER_MARKS = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"))
 
 
-@dataclass(frozen=True)
-class SystemInfo:
-    """What is around the CPU; a recording leaves it empty."""
-
-    board: str = ""
-    usable_threads: int = 0
-    caches: tuple[Cache, ...] = ()
-    memory_bytes: int = 0
-    os: str = ""
-    gpus: tuple[Gpu, ...] = ()
-    runtimes: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
 def detect_machine() -> Machine:
     """Detect this machine: some milliseconds, and 1.3 seconds where py-cpuinfo is needed."""
     evidence, info = gather(), read_system()
-    reported, notes = ({}, ()) if _complete(evidence, info) else query_py_cpuinfo()
+    # py-cpuinfo reads the same file, asks CPUID for less, and names no other caches.
+    complete = evidence.cpuid is not None and interpret(evidence).source == "/proc/cpuinfo" and bool(info.caches)
+    reported, notes = ({}, ()) if complete else query_py_cpuinfo()
     return describe(evidence, reported, replace(info, notes=(*notes, *info.notes)))
 
 
-def _complete(evidence: Evidence, info: SystemInfo) -> bool:
-    """Whether py-cpuinfo has nothing to add: it reads the same file, asks CPUID for less, and names no other caches."""
-    return evidence.cpuid is not None and interpret(evidence).source == "/proc/cpuinfo" and bool(info.caches)
+def describe(evidence: Evidence, reported: Mapping[str, Any], info: Machine | None = None) -> Machine:
+    """Put the evidence, py-cpuinfo's report and the rest of the system together. Reads nothing from this machine.
 
-
-def describe(evidence: Evidence, reported: Mapping[str, Any], info: SystemInfo | None = None) -> Machine:
-    """Put the evidence, py-cpuinfo's report and the rest of the system together. Reads nothing from this machine."""
-    info = info or SystemInfo()
+    Args:
+        info: what is around the CPU, as `read_system` gives it; a recording leaves it empty.
+    """
+    info = info or Machine()
     reading = interpret(evidence)
     features, notes = combine(reading, normalise(reported.get("flags", ())))
     identity = parse_identity(evidence.cpuinfo)
     sysctl = parse_identity(evidence.sysctl)
     cores, threads = core_count(evidence.cpuinfo)
     vendor, name = _arm_names(identity)
-    return Machine(
+    return replace(
+        info,
         architecture=reading.architecture,
         features=features,
         cpu_name=_first(reported.get("brand_raw"), identity.get("model name"), sysctl.get("machdep.cpu.brand_string"))
         or name,
         vendor=_first(reported.get("vendor_id_raw"), identity.get("vendor_id"), sysctl.get("machdep.cpu.vendor"))
         or vendor,
-        board=info.board,
         cores=cores or int(sysctl.get("hw.physicalcpu", 0)),
         threads=threads or int(sysctl.get("hw.logicalcpu", 0)) or int(reported.get("count", 0)),
-        usable_threads=info.usable_threads,
         caches=info.caches or _reported_caches(reported, sysctl),
         memory_bytes=info.memory_bytes or int(sysctl.get("hw.memsize", 0)),
-        os=info.os,
-        gpus=info.gpus,
-        runtimes=info.runtimes,
         notes=(*notes, *info.notes),
     )
 
 
 def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The features that count, from the system's reading and py-cpuinfo's report, and notes on disagreements."""
+    """Return the features that count, from the system's reading and py-cpuinfo's report, and notes on disagreements."""
     if not reading.source:
         if not reported:
             return frozenset(), (
@@ -267,9 +249,9 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
     notes = reading.notes
     if reading.source == "CPUID":
         notes = (*notes, "the system lists no or few CPU features: CPUID's answers are used")
-        return reading.features | reported - cpuid.FEATURES, notes
+        return reading.features | reported - FEATURES, notes
     # Only features that decide something: the two sources differ in dozens of names that do not.
-    hidden = (reported & cpuid.FEATURES) - reading.features - reading.doubted
+    hidden = (reported & FEATURES) - reading.features - reading.doubted
     if hidden:
         names = ", ".join(sorted(hidden))
         notes = (*notes, f"py-cpuinfo reports {names}, which {reading.source} does not list: not counted")
@@ -287,10 +269,10 @@ def query_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
         return {}, (f"py-cpuinfo has no answer: {error}",)
 
 
-def read_system() -> SystemInfo:
-    """Everything of this machine that is not its CPU's features."""
+def read_system() -> Machine:
+    """Read everything of this machine but its CPU."""
     gpus, gpu_notes = detect_gpus()
-    return SystemInfo(
+    return Machine(
         board=board(),
         usable_threads=usable_threads(),
         caches=caches(),

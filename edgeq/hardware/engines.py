@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgeq_device.cuda import Gpu, capability_text
-from edgeq_device.engines import install_command, installed_version, problem_of, this_platform, vendor_problem
+from edgeq_device.engines import (
+    install_command,
+    installed_version,
+    parse_version,
+    problem_of,
+    this_platform,
+    vendor_problem,
+)
 from edgeq_device.select import WrongKernels, wrong_here
-from edgeq_device.version import parse_version
 
 from edgeq.hardware.detect import Machine
 from edgeq.run.engines import DEFAULT, Engine
@@ -44,14 +50,14 @@ class EngineState:
 
     @property
     def usable(self) -> bool:
-        """Whether it is installed and nothing is known against it."""
+        """Return whether it is installed and nothing is known against it."""
         return bool(self.version) and not self.problem
 
 
 def detect_engines(
     machine: Machine, engines: Mapping[str, Engine], elsewhere: Mapping[str, Installed] | None = None
 ) -> tuple[EngineState, ...]:
-    """The engines that are installed, and those that are not and have hardware here: onnxruntime's own first.
+    """Return the engines that are installed, and those that are not and have hardware here: onnxruntime's own first.
 
     Args:
         elsewhere: what another machine, which `machine` then is, has of them, by name.
@@ -79,7 +85,8 @@ def detect_engines(
 
 
 def simulates(engine: Engine, machine: Machine) -> bool:
-    """Whether the package of `engine` simulates its hardware on `machine`: not to be run there is no fault of it."""
+    """Return whether the package of `engine` simulates its hardware on `machine`: not to be run there is no fault of
+    it."""
     return _platform_of(machine) in engine.simulated_on
 
 
@@ -88,7 +95,7 @@ def _platform_of(machine: Machine) -> str:
 
 
 def wrong_on(machine: Machine) -> tuple[WrongKernels, ...]:
-    """What the onnxruntime that is installed here is known to compute wrongly on this machine."""
+    """Return what the onnxruntime that is installed here is known to compute wrongly on this machine."""
     installed = machine.onnxruntime
     return wrong_here(installed, machine.architecture, machine.features) if installed else ()
 
@@ -125,7 +132,7 @@ def _takes(engine: Engine, gpu: Gpu) -> bool:
 
 
 def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
-    """Whether `machine`, a `place` as `this_platform` names it, is known to have what `engine` runs on."""
+    """Return whether `machine`, a `place` as `this_platform` names it, is known to have what `engine` runs on."""
     if engine.platforms and place not in engine.platforms:
         return False
     if engine.cpu_vendors and machine.vendor and machine.vendor not in engine.cpu_vendors:

@@ -17,9 +17,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, get_args, get_type_hints
 
 from edgeq_device.cuda import capability_text
+from edgeq_device.engines import parse_version
 from edgeq_device.features import normalise, normalise_architecture
 from edgeq_device.options import session_problem
-from edgeq_device.version import parse_version
 from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
@@ -44,7 +44,7 @@ class Document:
 
     @property
     def file(self) -> Path:
-        """The file whose values win."""
+        """Return the file whose values win."""
         return self.files[-1]
 
 
@@ -63,7 +63,7 @@ def read(path: Path, kind: type) -> Document:
 
 
 def read_folder(folder: Path, kind: type) -> dict[str, Document]:
-    """Every .toml file directly in `folder`, by name; nothing where there is no such folder.
+    """Return every .toml file directly in `folder`, by name; nothing where there is no such folder.
 
     Raises:
         HardwareError: as `read`; or two have one name.
@@ -77,7 +77,7 @@ def read_folder(folder: Path, kind: type) -> dict[str, Document]:
 
 
 def state_of(folders: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Names, times and sizes of the .toml files in `folders`: what is read of them stays true while these do."""
+    """Return names, times and sizes of the .toml files in `folders`: what is read of them stays true while these do."""
     files = [path for folder in folders for path in _toml_files(folder)]
     found = ((path, path.stat() if path.exists() else path.lstat()) for path in files)
     return tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in found)
@@ -90,15 +90,6 @@ def _toml_files(folder: Path) -> list[Path]:
 def overlay(below: Document, above: Document) -> Document:
     """`above` over `below`: tables are merged key by key, everything else replaced."""
     return Document(above.name, merge(below.content, above.content), (*below.files, *above.files))
-
-
-def overlay_all(layers: Iterable[Mapping[str, Document]]) -> dict[str, Document]:
-    """Folders merged by document name, later ones over earlier ones."""
-    merged: dict[str, Document] = {}
-    for layer in layers:
-        for name, document in layer.items():
-            merged[name] = overlay(merged[name], document) if name in merged else document
-    return merged
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +109,7 @@ _SCHEME = tuple(name for name in _HINTS if name != "dynamic_weight_types")
 
 
 def _table(name: str, fields: Mapping[str, Any]) -> Any:
-    """A record type with these fields, all of them optional."""
+    """Return a record type with these fields, all of them optional."""
     return dataclasses.make_dataclass(name, [(key, kind, None) for key, kind in fields.items()], frozen=True)
 
 
@@ -257,7 +248,8 @@ def default_folders(name: str) -> tuple[Path, ...]:
 
 
 def layered(folders: Sequence[Path], kind: type) -> Mapping[str, Document]:
-    """The documents of all folders by name, later folders over earlier ones. Read again only where a file has changed.
+    """Return the documents of all folders by name, later folders over earlier ones. Read again only where a file has
+    changed.
 
     An override without a reason of its own does not keep the reason that it overrides.
     """
@@ -269,8 +261,11 @@ def _layered(folders: Sequence[Path], kind: type, state: object) -> Mapping[str,
     first, *later = (read_folder(folder, kind) for folder in folders)
     for document in [*first.values(), *(document for layer in later for document in layer.values())]:
         check_values(document)
-    own = [{name: explain_override(document) for name, document in layer.items()} for layer in later]
-    return MappingProxyType(overlay_all([first, *own]))
+    merged = dict(first)
+    for name, document in (item for layer in later for item in layer.items()):
+        own = explain_override(document)
+        merged[name] = overlay(merged[name], own) if name in merged else own
+    return MappingProxyType(merged)
 
 
 def check_values(document: Document) -> None:
@@ -335,7 +330,7 @@ def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
 
 
 def _architecture(chain: Sequence[Document]) -> str:
-    """The architecture of a document, first in the chain of what it extends."""
+    """Return the architecture of a document, first in the chain of what it extends."""
     found = ANY
     for link in reversed(chain):
         own = normalise_architecture(link.content.get("architecture", ANY))
@@ -394,7 +389,7 @@ class Profile(Displayed):
     files: tuple[Path, ...] = field(default=(), metadata=NOT_WRITTEN)
 
     def missing(self, machine: Machine) -> tuple[str, ...]:
-        """What `machine` lacks to run this profile, in words; empty when it fits."""
+        """Return what `machine` lacks to run this profile, in words; empty when it fits."""
         if self.architecture not in (ANY, machine.architecture):
             return (f"architecture {self.architecture}",)
         lacks = sorted(self.requires - machine.features)
@@ -410,13 +405,13 @@ class Profile(Displayed):
         return tuple(lacks)
 
     def saturates(self, scheme: Scheme) -> bool:
-        """Whether this hardware's kernels for `scheme` add two products in 16 bits. Whether they really saturate
+        """Return whether this hardware's kernels for `scheme` add two products in 16 bits. Whether they really saturate
         depends on the weights."""
         known = self.hazards.get("saturates_int16", ())
         return scheme.mode == "static" and (scheme.pair in known or f"{scheme.pair}-{scheme.format}" in known)
 
     def includes(self, other: Profile) -> bool:
-        """Whether every machine that fits this profile also fits `other` (as far as hardware goes)."""
+        """Return whether every machine that fits this profile also fits `other` (as far as hardware goes)."""
         gpu, other_gpu = self.min_compute_capability, other.min_compute_capability
         return (
             other.architecture in (ANY, self.architecture)
@@ -427,26 +422,19 @@ class Profile(Displayed):
 
 
 @dataclass(frozen=True)
-class RunnerUp:
-    """A profile that ranks above the winner, and what the machine lacks for it."""
-
-    profile: Profile
-    missing: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class ProfileMatch:
-    """The profile that fits best, why it fits, and what each better-ranked one lacked (closest rank first)."""
+    """The profile that fits best, why it fits, and what the machine lacks for each better-ranked one (closest rank
+    first)."""
 
     profile: Profile
     reasons: tuple[str, ...]
-    runner_ups: tuple[RunnerUp, ...]
+    runner_ups: tuple[tuple[Profile, tuple[str, ...]], ...]
 
     def explain(self) -> tuple[str, ...]:
-        """The match in lines for people. Runner-ups that lack the same share a line."""
+        """Describe the match in lines for people. Runner-ups that lack the same share a line."""
         by_lack: dict[tuple[str, ...], list[str]] = {}
-        for runner_up in self.runner_ups:
-            by_lack.setdefault(runner_up.missing, []).append(runner_up.profile.name)
+        for profile, missing in self.runner_ups:
+            by_lack.setdefault(missing, []).append(profile.name)
         return (
             f"{self.profile.name} fits: {', '.join(self.reasons)}",
             *(f"not {', '.join(names)}: lacks {', '.join(lack)}" for lack, names in by_lack.items()),
@@ -459,12 +447,13 @@ class ProfileMatch:
             "title": self.profile.title,
             "backend": self.profile.backend,
             "reasons": self.reasons,
-            "runner_ups": [{"profile": r.profile.name, "missing": list(r.missing)} for r in self.runner_ups],
+            "runner_ups": [{"profile": p.name, "missing": list(missing)} for p, missing in self.runner_ups],
         }
 
 
 def load_profiles(folders: Sequence[Path] | None = None) -> Mapping[str, Profile]:
-    """All profiles by name, in order of rank: the shipped ones with the user's merged over them, or of `folders`.
+    """Return all profiles by name, in order of rank: the shipped ones with the user's merged over them, or of
+    `folders`.
 
     Read again only where a file has changed.
 
@@ -484,7 +473,7 @@ def _load_profiles(folders: Sequence[Path], state: object) -> Mapping[str, Profi
 
 
 def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileMatch:
-    """The highest-ranked profile whose requirements `machine` meets.
+    """Return the highest-ranked profile whose requirements `machine` meets.
 
     Profiles of another architecture are not even runners-up.
 
@@ -501,7 +490,7 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
             f"no profile fits this {machine.architecture} machine: {lacks}", "Name one with --profile, or write one"
         )
     better = [
-        RunnerUp(profile, missing)
+        (profile, missing)
         for profile, missing in lacking
         # What is simulated and needs no feature of a CPU is chosen by naming a target.
         if profile.rank > winner.rank and (profile.requires or "simulator" not in profile.emulate)
@@ -519,32 +508,29 @@ def _reasons(profile: Profile, machine: Machine) -> tuple[str, ...]:
 
 
 def build_profile(document: Document) -> Profile:
-    """The profile that a document with everything inherited describes."""
+    """Return the profile that a document with everything inherited describes."""
     content = document.content
     needed = ("title", "architecture", "rank", "backend", "min_onnxruntime")
     for key in needed:
         if key not in content:
             raise HardwareError(f"{document.file}: {key} is missing", f"Add it, or extend a profile that has {key}")
     capability = content.get("min_compute_capability")
+    if capability is not None and len(parse_version(capability)) != 2:
+        raise HardwareError(f"{document.file}: min_compute_capability is {capability!r}", 'Write it as "8.6"')
+    chosen = {**content.get("scheme", {}), "dynamic_weight_types": content.get("dynamic", {})}
     return Profile(
         name=document.name,
         **{key: content[key] for key in needed},
         **{table: content.get(table, {}) for table in ("why", "source", "hazards", "emulate")},
         requires=frozenset(content["requires"]),
-        scheme=build_scheme(document),
+        scheme=_checked_scheme(document, "scheme", chosen),
         search=_search(document),
-        min_compute_capability=None if capability is None else _compute_capability(document, capability),
+        min_compute_capability=None if capability is None else parse_version(capability),  # type: ignore[arg-type]
         requires_runtimes=frozenset(content["requires_runtimes"]),
         never_run=content.get("never_run", ""),
         extends=content.get("extends"),
         files=document.files,
     )
-
-
-def build_scheme(document: Document) -> Scheme:
-    """The [scheme] and [dynamic] tables as a Scheme; errors name the file."""
-    fields = {**document.content.get("scheme", {}), "dynamic_weight_types": document.content.get("dynamic", {})}
-    return _checked_scheme(document, "scheme", fields)
 
 
 def _search(document: Document) -> dict[str, Any]:
@@ -562,13 +548,6 @@ def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -
         return parse(fields, Scheme, f"{document.file}: [{table}]", HardwareError, unknown_keys=False)
     except UsageError as error:
         raise HardwareError(f"{document.file}: [{table}]: {error.problem}", error.fix) from error
-
-
-def _compute_capability(document: Document, text: str) -> tuple[int, int]:
-    parts = parse_version(text)
-    if len(parts) != 2:
-        raise HardwareError(f"{document.file}: min_compute_capability is {text!r}", 'Write it as "8.6"')
-    return parts[0], parts[1]
 
 
 def refuse_ties(profiles: Sequence[Profile]) -> None:

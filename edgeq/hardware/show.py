@@ -7,12 +7,13 @@ from typing import Any
 
 from edgeq_device.cuda import capability_text
 
-from edgeq.hardware.detect import Cache, Machine
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import EngineState, wrong_on
 from edgeq.hardware.profile import Profile, ProfileMatch
 from edgeq.hardware.target import Target
 from edgeq.util.records import plain
 
+_KINDS = {"data": "d", "instruction": "i"}
 Page = tuple[dict[str, Any], list[str]]
 
 
@@ -24,7 +25,8 @@ def machine_lines(
     *,
     every_feature: bool,
 ) -> list[str]:
-    """A machine, its match and its engines. Without `every_feature`, only features that some profile asks for."""
+    """Describe a machine, its match and its engines. Without `every_feature`, only features that some profile asks
+    for."""
     asked = frozenset().union(*(profile.requires for profile in profiles.values()))
     features = machine.features if every_feature else machine.features & asked
     name = machine.cpu_name or "unknown CPU"
@@ -39,7 +41,7 @@ def machine_lines(
         ("system", f"{machine.architecture}, {machine.os}"),
         ("cores", f"{machine.cores or '?'}, {machine.threads or '?'} threads, {machine.usable_threads} usable here"),
         ("features", ", ".join(sorted(features)) or "none known"),
-        ("caches", ", ".join(_cache(cache) for cache in machine.caches)),
+        ("caches", ", ".join(f"L{c.level}{_KINDS.get(c.kind, '')} {_size(c.size)}" for c in machine.caches)),
         ("memory", _size(machine.memory_bytes or None)),
         *[("GPU", gpu) for gpu in gpus or ["none"]],
         ("runtimes", ", ".join(f"{name} {version}" for name, version in sorted(machine.runtimes.items()))),
@@ -53,7 +55,7 @@ def machine_lines(
 
 
 def profile_list(profiles: Mapping[str, Profile]) -> Page:
-    """All profiles, by rank."""
+    """Return all profiles, by rank."""
     found = {"profiles": [plain(profile) for profile in profiles.values()]}
     rows = [
         (p.name, p.backend, p.scheme.pair + ("r" if p.scheme.reduce_range else ""), p.title) for p in profiles.values()
@@ -63,7 +65,7 @@ def profile_list(profiles: Mapping[str, Profile]) -> Page:
 
 
 def profile_page(profile: Profile, *, why: bool) -> Page:
-    """One profile; with `why`, a reason and a source under each default."""
+    """Return one profile; with `why`, a reason and a source under each default."""
     capability = profile.min_compute_capability
     needs = [
         *([] if profile.architecture == "any" else [profile.architecture]),
@@ -91,14 +93,14 @@ def profile_page(profile: Profile, *, why: bool) -> Page:
 
 
 def target_list(targets: Mapping[str, Target]) -> Page:
-    """All targets, by name."""
+    """Return all targets, by name."""
     rows = [(t.name, t.profile.name, f"{t.title}{' *' if t.profile.never_run else ''}") for t in targets.values()]
     lines = [*_table(rows), "", "* not all was run on such hardware: `edgeq targets show NAME` says what was not"]
     return {"targets": [plain(target) for target in targets.values()]}, lines
 
 
 def target_page(target: Target, *, why: bool) -> Page:
-    """One target: what is known of the place, then its profile with the target's overrides in it."""
+    """Return one target: what is known of the place, then its profile with the target's overrides in it."""
     rows = [
         ("title", target.title),
         ("architecture", target.architecture),
@@ -158,11 +160,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return ", ".join(_plain(item) for item in value) or "none"
     return str(value)
-
-
-def _cache(cache: Cache) -> str:
-    suffix = {"data": "d", "instruction": "i"}.get(cache.kind, "")
-    return f"L{cache.level}{suffix} {_size(cache.size)}"
 
 
 def _size(size: int | None) -> str:

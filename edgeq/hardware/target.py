@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.errors import HardwareError, suggest
-from edgeq.hardware import profile as doc
 from edgeq.hardware import profile as schema
 from edgeq.hardware.detect import Machine, detect_machine
-from edgeq.hardware.profile import Document, Profile, build_profile, load_profiles, match_profile
+from edgeq.hardware.profile import Document, Profile, build_profile, inherit, load_profiles, match_profile
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, is_toml
 
@@ -56,7 +55,7 @@ class Target(Displayed):
 
 
 def load_targets(machine: Machine | None = None) -> dict[str, Target]:
-    """All targets by name. Detects this machine, for the target that follows it, unless `machine` is given.
+    """Return all targets by name. Detects this machine, for the target that follows it, unless `machine` is given.
 
     Raises:
         HardwareError: a file that is not a good target or profile.
@@ -69,7 +68,7 @@ def load_targets(machine: Machine | None = None) -> dict[str, Target]:
 
 
 def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
-    """The target for what a user named: "auto", a target, a profile, or a path to either's .toml file.
+    """Return the target for what a user named: "auto", a target, a profile, or a path to either's .toml file.
 
     `machine` stands for the machine at hand; it is detected only if needed.
 
@@ -83,7 +82,7 @@ def resolve(name_or_path: str | Path, machine: Machine | None = None) -> Target:
 
 
 def as_targets(given: str | Path | Sequence[str | Path]) -> tuple[str | Path, ...]:
-    """What names targets, each for `resolve`; one name or path alone may stand for a sequence of one."""
+    """Return what names targets, each for `resolve`; one name or path alone may stand for a sequence of one."""
     return (given,) if isinstance(given, (str, Path)) else tuple(given)
 
 
@@ -98,17 +97,18 @@ def named_target(name: str, machine: Machine | None = None) -> Target:
     if wanted in documents:
         return _build(documents[wanted], profiles, machine)
     if wanted in profiles:
-        return _of_profile(build_profile(schema.inherit(profiles[wanted], profiles)))
+        return _of_profile(build_profile(inherit(profiles[wanted], profiles)))
     raise HardwareError(f"unknown target or profile {name!r}", suggest(name, [*documents, *profiles, AUTO]))
 
 
 def is_known(name: str) -> bool:
-    """Whether `named_target` knows the name."""
+    """Return whether `named_target` knows the name."""
     return name == AUTO or name in _target_documents() or name in _profile_documents()
 
 
 def runs_natively(target: Target, machine: Machine) -> bool:
-    """Whether the kernels that run here are those that the target runs: its profile is the one that fits this machine.
+    """Return whether the kernels that run here are those that the target runs: its profile is the one that fits this
+    machine.
 
     A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
     """
@@ -124,14 +124,14 @@ def _target_documents() -> Mapping[str, Document]:
 
 
 def _resolve_file(path: Path, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
-    """A user's own file: a profile if it says one of the things that only profiles say, else a target."""
-    either = doc.read(path, schema.EitherFile)
+    """Read a user's own file: a profile if it says one of the things that only profiles say, else a target."""
+    either = schema.read(path, schema.EitherFile)
     is_profile = not either.content.keys() <= {field.name for field in dataclasses.fields(schema.TargetFile)}
-    read = doc.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
-    schema.check_values(read)
-    document = schema.explain_override(read)
+    found = schema.read(path, schema.ProfileFile if is_profile else schema.TargetFile)
+    schema.check_values(found)
+    document = schema.explain_override(found)
     if is_profile:
-        return _of_profile(build_profile(schema.inherit(document, profiles)))
+        return _of_profile(build_profile(inherit(document, profiles)))
     return _build(document, profiles, machine)
 
 
@@ -149,15 +149,16 @@ def _of_profile(profile: Profile) -> Target:
 
 
 def _build(document: Document, profiles: Mapping[str, Document], machine: Machine | None) -> Target:
-    """The target of one document, on top of the profile that it extends or, for "auto", that fits the machine."""
+    """Return the target of one document, on top of the profile that it extends or, for "auto", that fits the
+    machine."""
     content = document.content
     for key in ("title", "extends"):
         if key not in content:
             raise HardwareError(f"{document.file}: {key} is missing", "Add it")
     if content["extends"] == AUTO:
         return _build_for(machine or detect_machine(), document, profiles)
-    whole = schema.inherit(document, profiles)
-    parent = build_profile(schema.inherit(profiles[content["extends"]], profiles))
+    whole = inherit(document, profiles)
+    parent = build_profile(inherit(profiles[content["extends"]], profiles))
     own = build_profile(whole)
     profile = dataclasses.replace(own, name=parent.name, title=parent.title, extends=parent.extends)
     return dataclasses.replace(
@@ -171,8 +172,8 @@ def _build(document: Document, profiles: Mapping[str, Document], machine: Machin
 
 
 def _build_for(machine: Machine, document: Document, profiles: Mapping[str, Document]) -> Target:
-    """The target of an "auto" document on `machine`: what is detected stands where the file says nothing."""
-    built = {name: build_profile(schema.inherit(profile, profiles)) for name, profile in profiles.items()}
+    """Return the target of an "auto" document on `machine`: what is detected stands where the file says nothing."""
+    built = {name: build_profile(inherit(profile, profiles)) for name, profile in profiles.items()}
     match = match_profile(machine, built)
     fixed = Document(document.name, {**document.content, "extends": match.profile.name}, document.files)
     target = _build(fixed, profiles, machine)

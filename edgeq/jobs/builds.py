@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 from edgeq_device.engines import installed_version
 
-from edgeq.backends.base import Alternative, OptionsBackend, TargetedBackend, backend_named
+from edgeq.backends.base import Alternative, backend_named
 from edgeq.emulate.check import COMPILED, route_for
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
@@ -32,26 +33,21 @@ from edgeq.hardware.target import Target, runs_natively
 from edgeq.jobs.checks import explainer, with_improvements, with_unclipped
 from edgeq.jobs.job import Built, Job, build, computed_as_there
 from edgeq.jobs.proof import Proof, prove, unchecked
-from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage
-from edgeq.measure.node_runs import sized_macs
-from edgeq.measure.task import Task
+from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
 from edgeq.model.int8_prediction import int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes
 from edgeq.run.engines import Engine
 from edgeq.run.session import REQUEST_S, Engines
 from edgeq.scheme import Scheme
-from edgeq.util.display import SILENT, Progress
+from edgeq.util.display import Progress
 from edgeq.util.records import plain
 
 _SAMPLES = 2
 
 
-def with_compiled(job: Job, built: Built, folder: Path, *, progress: Progress = SILENT) -> Built:
-    """`built` with its compiled form among its alternatives, where the engine simulates its hardware here and can
-    compile for it: loaded again, its answers are those of the model that it was made from.
-
-    Args:
-        folder: a private one, which does not exist.
+def with_compiled(job: Job, built: Built) -> Built:
+    """Return `built` with its compiled form among its alternatives, where the engine simulates its hardware here and
+    can compile for it: loaded again, its answers are those of the model that it was made from.
 
     Raises:
         EngineError: the engine refuses the model.
@@ -61,9 +57,8 @@ def with_compiled(job: Job, built: Built, folder: Path, *, progress: Progress = 
     plugin = artifact.plugin
     if plugin is None or not artifact.in_simulator:
         return built
-    folder.mkdir()
-    file = folder / "compiled.onnx"
-    with progress.stage(f"Compiling for {target.name}"), Engines() as engines:
+    file = Path(tempfile.mkdtemp(prefix="compiled-", dir=job.folder)) / "compiled.onnx"
+    with job.progress.stage(f"Compiling for {target.name}"), Engines() as engines:
         engines.compile(plugin.engine, artifact.model, file)
         sessions = [engines.open(model, artifact.settings()) for model in (artifact.model, file)]
         for sample in itertools.islice(job.validation, _SAMPLES):
@@ -84,19 +79,10 @@ _LEFT_OUT = "--no-emulate leaves its kernels out"
 _NOTED_S = 60.0
 
 
-def target_coverage(
-    job: Job,
-    built: Built,
-    machine: Machine,
-    *,
-    emulate: bool = True,
-    route: ExecutionRoute | None = None,
-    progress: Progress = SILENT,
-) -> Coverage:
-    """The coverage of `built` on its target.
+def target_coverage(job: Job, built: Built, *, emulate: bool = True, route: ExecutionRoute | None = None) -> Coverage:
+    """Return the coverage of `built` on its target.
 
     Args:
-        machine: this one.
         route: to the target's kernels, where it is known: a board of that kind.
         emulate: whether the target's kernels are emulated where that is possible.
 
@@ -107,8 +93,9 @@ def target_coverage(
     if built.artifact.coverage is not None:
         return built.artifact.coverage
     target, feed, source = built.target, next(iter(job.validation)).inputs, job.prepared.model
+    machine, progress = job.machine, job.progress
     rules = int8_rules(target.backend)
-    predicted = predict_int8(source, rules, built.artifact.scheme, hazards=job.prepared.hazards)
+    predicted = predict_int8(job.prepared.graph, rules, built.artifact.scheme, hazards=job.prepared.hazards)
     explain = explainer(built, predicted)
     if route is None and runs_natively(target, machine):
         with progress.stage("What runs in int8"):
@@ -139,7 +126,7 @@ def check_measurable(
         RuntimeUnavailableError: names the first, and what to do.
     """
     for target in targets:
-        if runs_natively(target, machine) or isinstance(backend_named(target.backend), TargetedBackend):
+        if runs_natively(target, machine) or backend_named(target.backend).targeted:
             continue  # a compiler of edgeq's own knows what it placed where
         reason = _why_not(route_for(target, machine, engine), emulate=emulate)
         if reason:
@@ -147,7 +134,8 @@ def check_measurable(
 
 
 def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target: Target, progress: Progress) -> str:
-    """Why the target's kernels are not waited for; "" where they are, after a note where that takes a minute or more.
+    """Return why the target's kernels are not waited for; "" where they are, after a note where that takes a minute or
+    more.
 
     Args:
         coverage: of the model, for its multiply-accumulates.
@@ -162,7 +150,7 @@ def too_slow(route: ExecutionRoute, coverage: Coverage, inferences: int, target:
 
 
 def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:
-    """Why the target's kernels are not run; "" where they are."""
+    """Return why the target's kernels are not run; "" where they are."""
     if route.where not in (NATIVE, EMULATED) or route.start is None:
         return route.reason or f"{route.how} has no kernels to look at"
     return "" if emulate or route.where == NATIVE else _LEFT_OUT
@@ -171,7 +159,7 @@ def _why_not(route: ExecutionRoute, *, emulate: bool) -> str:
 def _measure(
     built: Built, route: ExecutionRoute, feed: Mapping[str, Any], source: ir.Model, explain: Explain, progress: Progress
 ) -> Coverage | str:
-    """The coverage by running it as `route` says; or why the kernels could not be started."""
+    """Return the coverage by running it as `route` says; or why the kernels could not be started."""
     assert route.start is not None
     settings = built.artifact.settings(threads=0 if route.native_speed else 1)
     basis: Basis = "native" if route.where == NATIVE else "emulated"
@@ -200,8 +188,8 @@ _LEAST_SHARE = 0.01
 
 
 def artifact_key(target: Target, scheme: Scheme) -> str:
-    """What decides the artifact for `target`: targets with the same need share one."""
-    own = target.name if isinstance(backend_named(target.backend), TargetedBackend) else ""
+    """Return what decides the artifact for `target`: targets with the same need share one."""
+    own = target.name if backend_named(target.backend).targeted else ""
     return json.dumps([target.backend, own, plain(scheme)], sort_keys=True)
 
 
@@ -209,29 +197,20 @@ class Builds:
     """The artifacts of `job`, in a private folder.
 
     Args:
-        task: for the proofs.
         timed: whether proofs time the artifacts against float32.
         emulate: whether a target's kernels are emulated to see what runs in int8 there.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        folder: Path,
-        *,
-        task: Task | None = None,
-        timed: bool = True,
-        emulate: bool = True,
-        progress: Progress = SILENT,
-    ) -> None:
-        self.job, self.task = job, task
-        self._folder, self._timed, self._emulate, self._progress = folder, timed, emulate, progress
+    def __init__(self, job: Job, folder: Path, *, timed: bool = True, emulate: bool = True) -> None:
+        self.job = job
+        self._folder, self._timed, self._emulate = folder, timed, emulate
+        self.decisions: dict[str, Any] = {}
         self._built: dict[str, Built] = {}
         self._proofs: dict[tuple[str, bool, str], Proof] = {}
         self._coverage: dict[tuple[str, str, str], Coverage] = {}
 
     def build(self, target: Target, scheme: Scheme) -> Built:
-        """The artifact for `target` by exactly this scheme.
+        """Return the artifact for `target` by exactly this scheme.
 
         Raises:
             EdgeqError: as the backend has it.
@@ -258,46 +237,42 @@ class Builds:
         )
 
     def _build(self, target: Target, scheme: Scheme, destination: Path) -> Built:
-        """A new artifact, made of one that differs in session options alone where there is one."""
+        """Return a new artifact, made of one that differs in session options alone where there is one."""
 
         def alike(known: Built) -> bool:
             same = known.target.backend == target.backend and scheme.equals_but_options(known.artifact.scheme)
             return same and _is_one_file(known)
 
         backend, known = backend_named(target.backend), next(filter(alike, self._built.values()), None)
-        with self._progress.stage("Quantizing"):
-            if known is None or not isinstance(backend, OptionsBackend):
+        with self.job.progress.stage("Quantizing"):
+            artifact = backend.with_options(known.artifact, scheme, destination) if known is not None else None
+            if known is None or artifact is None:
                 return build(self.job, target, scheme, destination)
-            artifact = backend.with_options(known.artifact, scheme, destination)
         return self._for(target, dataclasses.replace(known, artifact=artifact))
 
     def _for(self, target: Target, built: Built) -> Built:
-        """What was built for another target, proven on kernels as this one has them."""
+        """Return what was built for another target, proven on kernels as this one has them."""
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
 
-    def prove(self, built: Built, scheme: Scheme, machine: Machine, *, native: bool) -> Proof:
-        """The proof of what `build` gave for `scheme`, in the engine that the artifact names.
+    def prove(self, built: Built, scheme: Scheme, *, native: bool) -> Proof:
+        """Return the proof of what `build` gave for `scheme`, in the engine that the artifact names.
 
         Args:
-            machine: this one.
             native: whether this machine's kernels are the target's, so that timings are those of the target.
         """
-        timed = self._timed and native
+        job, timed = self.job, self._timed and native
         artifact = artifact_key(built.target, scheme)
         engine = built.artifact.engine.name if built.artifact.engine is not None else ""
         there = json.dumps(built.artifact.proof_options, sort_keys=True)
         place, key = (artifact, built.target.name, engine), (artifact + there, timed, engine)
         if place not in self._coverage:
-            self._coverage[place] = target_coverage(
-                self.job, built, machine, emulate=self._emulate, progress=self._progress
-            )
+            self._coverage[place] = target_coverage(job, built, emulate=self._emulate)
         coverage = self._coverage[place]
-        check_gain(self.job, built, coverage)
+        check_gain(job, built, coverage)
         if key not in self._proofs:
-            proof = prove_built(self.job, built, coverage, task=self.task, timed=timed, progress=self._progress)
-            proof = with_unclipped(self.job, built, proof, progress=self._progress)
-            self._proofs[key] = with_improvements(self.job, scheme, built, proof, progress=self._progress)
+            proof = with_unclipped(job, built, prove_built(job, built, coverage, timed=timed))
+            self._proofs[key] = with_improvements(job, scheme, built, proof)
         return dataclasses.replace(self._proofs[key], coverage=coverage)
 
 
@@ -306,30 +281,22 @@ def _is_one_file(built: Built) -> bool:
 
 
 def prove_built(
-    job: Job,
-    built: Built,
-    coverage: Coverage,
-    *,
-    task: Task | None,
-    timed: bool,
-    threads: int = 0,
-    count: int | None = None,
-    progress: Progress = SILENT,
+    job: Job, built: Built, coverage: Coverage, *, timed: bool, threads: int = 0, count: int | None = None
 ) -> Proof:
-    """`prove` of an artifact on the job's validation samples."""
+    """Prove an artifact on the job's validation samples. See `prove`."""
     return prove(
         job.prepared,
         built.artifact,
         job.validation,
         coverage,
         held_out=job.held_out,
-        task=task,
+        task=job.task,
         timed=timed,
         threads=threads,
         workers=job.workers,
         count=count,
         float_outputs=job.float_outputs,
-        progress=progress,
+        progress=job.progress,
     )
 
 

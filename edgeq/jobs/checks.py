@@ -10,124 +10,39 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from edgeq.backends.base import Artifact, backend_for
-from edgeq.bundle.write import BUNDLE
+from edgeq.backends.base import Artifact
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import range_noise, scheme_ranges
-from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, Subset
-from edgeq.errors import EdgeqError, OutputError, UsageError
-from edgeq.hardware.target import Target
-from edgeq.jobs.job import Built, Job, build, scheme_for
+from edgeq.errors import EdgeqError
+from edgeq.jobs.job import Built, Job, build
 from edgeq.jobs.proof import FLOAT, INT8, POOR_DROP, Proof, Tried
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import GOOD_DB, HEALTHY_DB, Agreement, worst_db
 from edgeq.measure.coverage import Explain
-from edgeq.measure.task import Task
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8
-from edgeq.model.load import data_beside, data_name, model_files
 from edgeq.model.macs import node_macs
 from edgeq.run.engines import Engine
 from edgeq.run.session import open_session
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import Kind, check_apart, check_free
 from edgeq.util.registry import IMPROVEMENTS, Registry
-
-
-def check_output(
-    output: Path,
-    *,
-    kind: Kind,
-    force: bool,
-    model: Path,
-    samples: Sequence[Data | None],
-    statistics: Path | None,
-) -> None:
-    """Refuse an output that cannot be written, that is in the way, or that would replace something that is read.
-
-    Raises:
-        OutputError: and ModelError where `model` cannot be read.
-    """
-    check_free(output, force=force, kind=kind)
-    if force or (kind == "file" and data_beside(output, model)):
-        inputs = read_paths(model, samples, statistics)
-        check_apart(output, inputs)
-        check_apart(output.with_name(data_name(output)), inputs)
-    if kind == "directory":
-        BUNDLE.check(output)
-        for folder in sample_paths(samples):
-            if folder.is_dir() and folder.resolve() in output.resolve().parents:
-                raise OutputError(
-                    f"{output} lies in the data folder {folder}",
-                    "Choose an output outside: the bundle's test vectors would be read as samples next time",
-                )
-
-
-def read_paths(model: Path, samples: Sequence[Data | None], statistics: Path | None) -> list[Path]:
-    """Files and folders that a run reads.
-
-    Raises:
-        ModelError: `model` cannot be read.
-    """
-    return [*model_files(model), *sample_paths(samples), *([statistics] if statistics is not None else [])]
-
-
-def as_overrides(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of the scheme by name.
-
-    Raises:
-        UsageError: they are given as something else.
-    """
-    if given is not None and not isinstance(given, Mapping):
-        raise UsageError(
-            f"the overrides are given as {type(given).__name__}", 'Give a dict such as {"weight_type": "int8"}'
-        )
-    return dict(given or {})
-
-
-def check_request(
-    targets: Sequence[Target], overrides: Mapping[str, Any], *, task: Task | None, max_drop: float | None
-) -> None:
-    """Refuse what no build could meet: a backend that is not there, a scheme that it cannot build, a bound on the
-    accuracy without anything that measures it."""
-    if max_drop is not None and task is None:
-        raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
-    for target in targets:
-        backend_for(target).check(scheme_for(target, overrides))
-
-
-def sample_paths(samples: Sequence[Data | None]) -> Iterator[Path]:
-    """Files and folders that the samples name. Text that names none (a pattern, a preprocessing) is left out."""
-    for data in samples:
-        for value in (data.source, data.preprocess, data.labels) if data is not None else ():
-            if isinstance(value, (str, Path)) and _exists(Path(value)):
-                yield Path(value)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a folder that cannot be entered, or a text too long to be a name
-        return False
-
 
 WHOLE = "minmax"
 """The method whose ranges hold every value that calibration saw."""
 # Half of the noise: by the statistics for it to be tried, and by the outputs for it to be named.
 _WORTH_DB = 3.0
 _SAMPLES = 16
-_PLAIN = "int8, nothing cut off"
 
 
-def with_unclipped(job: Job, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
-    """The proof with `unclipped`, where the outputs are poor and the statistics say that clipping may be why: the model
-    is built once more with ranges that hold every value, and run on a few samples."""
+def with_unclipped(job: Job, built: Built, proof: Proof) -> Proof:
+    """Return the proof with `unclipped`, where the outputs are poor and the statistics say that clipping may be why:
+    the model is built once more with ranges that hold every value, and run on a few samples."""
     scheme, statistics = built.artifact.scheme, job.statistics
     if scheme.mode != "static" or scheme.method == WHOLE or statistics is None or built.artifact.plugin is not None:
         return proof
@@ -145,21 +60,21 @@ def with_unclipped(job: Job, built: Built, proof: Proof, *, progress: Progress =
     )
     if found < worth * best:
         return proof
-    place = tempfile.TemporaryDirectory(prefix="unclipped-", dir=job.prepared.path.parent)
-    with progress.stage("Trying ranges that cut nothing off"), place as folder:
+    place = tempfile.TemporaryDirectory(prefix="unclipped-", dir=job.folder)
+    with job.progress.stage("Trying ranges that cut nothing off"), place as folder:
         other = build(job, built.target, whole, Path(folder) / "model.onnx")
-        sessions = {FLOAT: open_session(job.prepared.path)}
-        for name, artifact in ((INT8, built.artifact), (_PLAIN, other.artifact)):
-            sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
-        agreement = evaluate_sessions(sessions, job.validation, reference=FLOAT, count=_SAMPLES).agreement
-    clipped, unclipped = agreement[INT8].sqnr_db, agreement[_PLAIN].sqnr_db
+        both = {INT8: built.artifact, WHOLE: other.artifact}
+        found_db = {name: one.sqnr_db for name, one in agreements(job, both, job.validation, count=_SAMPLES).items()}
+    clipped, unclipped = found_db[INT8], found_db[WHOLE]
     if unclipped < clipped + _WORTH_DB:
         return proof
     return dataclasses.replace(proof, unclipped=(scheme.method, clipped, unclipped))
 
 
-def agreements(job: Job, artifacts: Mapping[str, Artifact], samples: Samples) -> Mapping[str, Agreement]:
-    """Return the agreement of each artifact with the float model over `samples`.
+def agreements(
+    job: Job, artifacts: Mapping[str, Artifact], samples: Samples, *, count: int | None = None
+) -> Mapping[str, Agreement]:
+    """Return the agreement of each artifact with the float model over the first `count` of `samples`, or over all.
 
     Raises:
         RuntimeUnavailableError: an artifact does not load, or fails while it runs.
@@ -168,7 +83,7 @@ def agreements(job: Job, artifacts: Mapping[str, Artifact], samples: Samples) ->
     for name, artifact in artifacts.items():
         sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
     known = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
-    return evaluate_sessions(sessions, samples, reference=FLOAT, known=known).agreement
+    return evaluate_sessions(sessions, samples, reference=FLOAT, count=count, known=known).agreement
 
 
 def spread(samples: Samples, count: int, *, others: bool = False) -> Samples:
@@ -188,7 +103,7 @@ def int8_share(job: Job, built: Built) -> float:
     where there are none."""
     if built.artifact.coverage is not None:
         return built.artifact.coverage.int8_mac_share or 0.0
-    predicted = predict_int8(job.prepared.model, int8_rules(built.target.backend), built.artifact.scheme)
+    predicted = predict_int8(job.prepared.graph, int8_rules(built.target.backend), built.artifact.scheme)
     total = sum(node.macs for node in predicted)
     return sum(node.macs for node in predicted if node.verdict == "int8") / total if total else 1.0
 
@@ -304,15 +219,15 @@ REGISTRY: Registry[Improvement] = Registry(
 )
 
 
-def with_improvements(job: Job, scheme: Scheme, built: Built, proof: Proof, *, progress: Progress = SILENT) -> Proof:
+def with_improvements(job: Job, scheme: Scheme, built: Built, proof: Proof) -> Proof:
     """Return the proof with what would help most; as it is where labels show that accuracy is kept or, without labels,
     where its outputs are healthy."""
     poor = worst_db(proof.agreement) < HEALTHY_DB if proof.drop is None else proof.drop > POOR_DROP
     if not poor or not proof.agreement.compared or built.artifact.plugin is not None:
         return proof
     with (
-        tempfile.TemporaryDirectory(prefix="improvements-", dir=job.prepared.path.parent) as folder,
-        progress.stage("Trying what would help"),
+        tempfile.TemporaryDirectory(prefix="improvements-", dir=job.folder) as folder,
+        job.progress.stage("Trying what would help"),
     ):
         return dataclasses.replace(proof, improvements=improvements(job, scheme, built, Path(folder)))
 

@@ -123,7 +123,7 @@ def write_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _is_demo(place: Path) -> bool:
-    """Whether `place` is a bundle of the embedded model."""
+    """Return whether `place` is a bundle of the embedded model."""
     manifest = read_object(place / "manifest.json") or {}
     try:
         recorded = manifest["additional_metadata"]["edgeq"]["source_model_sha256"]

@@ -11,43 +11,138 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
+import numpy as np
 from edgeq_device.arrays import read_arrays
-from edgeq_device.cuda import capability_text, read_gpus
+from edgeq_device.cuda import read_gpus
+from edgeq_device.engines import FLOAT
 from edgeq_device.errors import DeviceError
+from edgeq_device.opening import run_selftest
 from edgeq_device.package import open_bundle
 from edgeq_device.select import judge
-from edgeq_device.selftest import run_selftest
 from edgeq_device.sessions import open_session as open_on_device
 from edgeq_device.sessions import read_device
-from edgeq_device.tensorrt import read_tensorrt
 from edgeq_device.variants import Variant
 
 from edgeq import demo
-from edgeq.backends.tensorrt import options
+from edgeq.backends.base import REGISTRY as BACKENDS
+from edgeq.backends.base import Check, Status
 from edgeq.data.open_source import Data
+from edgeq.emulate.emulator import integer_model
 from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.engines import detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.jobs.package import package
-from edgeq.jobs.target_checks import check_engine
-from edgeq.run.engines import load_engines
-from edgeq.run.session import onnxruntime, open_session
+from edgeq.measure.comparison import decibels
+from edgeq.model.edit import bytes_of_text
+from edgeq.run.engines import Engine, load_engines
+from edgeq.run.session import Guest, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.display import SILENT, Progress
 
-Status = Literal["ok", "absent", "failed", "not run"]
 _TIMED_RUNS = 50
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at. "absent" is no fault: not every machine has a GPU."""
+LEAST_DB = 90.0
+"""How close f32 must come to ONNX Runtime's float32: what rounding in another order leaves, and bf16 does not."""
+_PRODUCTS = 256
+_CPU = "CPU"
+# What one step of difference in some of 256 leaves.
+_LEAST_PAIRS_DB = 30.0
+_PAIRS = """<ir_version: 8, opset_import: ["": 17]>
+pairs (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y)
+<float fine = {0.03}, uint8 middle = {128}, float small = {0.01}, int8 none = {0}, float coarse = {0.25}> {
+    q = QuantizeLinear(x, fine, middle)
+    d = DequantizeLinear(q, fine, middle)
+    f = DequantizeLinear(w, small, none)
+    c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(d, f)
+    r = QuantizeLinear(c, coarse, middle)
+    y = DequantizeLinear(r, coarse, middle)
+}"""
+# Products of two weights of 7 bits and two activations of 8 bits fit into 16 bits.
+_SMALL, _LARGE = 63, 127
 
-    name: str
-    status: Status
-    detail: str
+
+def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
+    """Return whether the answers of an installed plug-in are right, and what was found, in one line.
+
+    Args:
+        precisions: those to try besides f32.
+    """
+    if _CPU not in engine.devices:
+        return _check_elsewhere(engine, precisions)
+    try:
+        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+            exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
+            db = {name: _agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
+    except EdgeqError as error:
+        return False, str(error)
+    faults = []
+    if exact[_SMALL]:
+        faults.append(f"int8 answers are wrong by up to {exact[_SMALL]:.2g} of the largest")
+    if db[FLOAT] < LEAST_DB:
+        faults.append(_not_float32(db[FLOAT]))
+    if faults:
+        return False, "; ".join(faults)
+    limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest answer" if exact[_LARGE] else "exact"
+    figures = ", ".join(f"{name} {value:.1f} dB" for name, value in db.items())
+    return True, f"int8 {limit}; to onnxruntime's float32: {figures}"
+
+
+def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
+    """Check an engine for other hardware, which need not round as CPUs do: a convolution between Q/DQ pairs, held
+    against ONNX Runtime's kernels, and the float demo model, unless the engine runs only what a backend has built for
+    it."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
+    model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
+    try:
+        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+            file = Path(folder) / "pairs.onnx"
+            file.write_bytes(model)
+            found = guest.open(file, SessionSettings(engine=engine)).run(None, {"x": x})[0]
+            right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
+            floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
+            db = {name: _agreement(guest, engine, name) for name in floats}
+    except EdgeqError as error:
+        return False, str(error)
+    if db and db[FLOAT] < LEAST_DB:
+        return False, _not_float32(db[FLOAT])
+    pairs = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+    kind = "its simulator" if engine.simulated else "it"
+    figures = "".join(f", {name} {value:.1f} dB" for name, value in db.items())
+    what = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB to onnxruntime's CPU kernels{figures}"
+    return pairs >= _LEAST_PAIRS_DB, what
+
+
+def _not_float32(db: float) -> str:
+    return f"f32 is not float32: {db:.1f} dB to ONNX Runtime's, {LEAST_DB:g} at least"
+
+
+def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:
+    """Return the largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest
+    answer."""
+    random = np.random.default_rng(largest)
+    weights = random.integers(-largest, largest + 1, (16, _PRODUCTS)).astype(np.int8)
+    weights[0] = largest
+    samples = random.integers(0, 256, (4, _PRODUCTS)).astype(np.float32)
+    samples[0] = 255
+    file = folder / f"integers-{largest}.onnx"
+    file.write_bytes(integer_model(weights))
+    session = guest.open(file, SessionSettings(engine=engine))
+    right = samples.astype(np.int64) @ weights.T.astype(np.int64)
+    found = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
+    worst = max(np.abs(values.reshape(right.shape) - right).max() for values in found)
+    return float(worst / np.abs(right).max())
+
+
+def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
+    """SQNR in dB of the demo model in `engine` to ONNX Runtime's float32."""
+    with np.load(demo.CALIBRATION) as samples:
+        feed = {"image": samples["image"][:8]}
+    right = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
+    found = guest.open(demo.MODEL, SessionSettings(engine=engine, precision=precision)).run(None, feed)[0]
+    return decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
 
 
 @dataclass(frozen=True)
@@ -74,8 +169,7 @@ def doctor(*, gpu: bool = False, progress: Progress = SILENT) -> Diagnosis:
         *_software(machine),
         _runs_on_cpu(),
         *_engines(machine, progress),
-        *_nvidia(machine),
-        *_provider_options(),
+        *(check for _, backend in BACKENDS.items() for check in backend.doctor(machine)),
     ]
     if gpu:
         checks += _on_gpu(progress)
@@ -105,7 +199,7 @@ def _runs_on_cpu() -> Check:
 
 
 def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
-    """The plug-in engines, each in a process of its own. That one is not installed is no fault."""
+    """Check the plug-in engines, each in a process of its own. Nothing is wrong where one is not installed."""
     known = load_engines()
     for state in detect_engines(machine, known):
         name = f"engine {state.name}"
@@ -120,36 +214,6 @@ def _engines(machine: Machine, progress: Progress) -> Iterator[Check]:
         with progress.stage(f"Loading {state.name}"):
             right, found = check_engine(known[state.name], state.precisions)
         yield Check(name, "ok" if right else "failed", f"{state.version}: {found}")
-
-
-def _nvidia(machine: Machine) -> Iterator[Check]:
-    gpus, problem = read_gpus()
-    for gpu in gpus:
-        capability = capability_text(gpu.compute_capability)
-        size = f", {gpu.memory_bytes >> 20} MiB" if gpu.memory_bytes else ""
-        driver = f", driver {gpu.driver}" if gpu.driver else ""
-        yield Check("GPU", "ok", f"{gpu.name}, compute capability {capability}{size}{driver}")
-    if not gpus:
-        yield Check("GPU", "absent", problem)
-    ort = onnxruntime()
-    version, problem = read_tensorrt(ort)
-    # A machine with a GPU is expected to have one of the two that run on it.
-    nothing = gpus and options.CUDA not in ort.get_available_providers()
-    yield Check("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
-    cuda = machine.runtimes.get("cuda", "")
-    yield Check("CUDA", "ok" if cuda else "absent", cuda or "no CUDA runtime is installed as a Python package")
-
-
-def _provider_options() -> Iterator[Check]:
-    given = {"explicit": options.explicit_options("float16"), "table": options.table_options("calibration.flatbuffers")}
-    for name, chosen in given.items():
-        try:
-            options.check_options(options.TENSORRT, chosen)
-        except EdgeqError as error:
-            yield Check(f"provider options ({name})", "failed", str(error))
-            continue
-        _, source = options.known_options(options.TENSORRT)
-        yield Check(f"provider options ({name})", "ok", f"all known by {source}")
 
 
 def _on_gpu(progress: Progress) -> Iterator[Check]:

@@ -8,41 +8,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.backends.base import (
     Artifact,
     Backend,
-    FittingBackend,
-    TargetedBackend,
+    as_backend,
     backend_for,
     backend_named,
-    check_names,
 )
-from edgeq.backends.systolic.recognise import adopt
 from edgeq.calibrate.collect import FloatOutputs, collect
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.methods import REGISTRY as METHODS
-from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
+from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.open_source import Data
-from edgeq.data.preprocess import NoPreprocessingError
-from edgeq.data.samples import Samples, SourceSamples, open_samples
+from edgeq.data.samples import Samples
 from edgeq.distributed.workers import Workers
-from edgeq.emulate.saturation.audit import audit, largest_sums
-from edgeq.errors import CalibrationError, DataError, ModelError, RuntimeUnavailableError, UsageError
-from edgeq.hardware.detect import Machine
-from edgeq.hardware.profile import Profile, load_profiles, match_profile
+from edgeq.emulate.audit import audit, largest_sums
+from edgeq.errors import CalibrationError, RuntimeUnavailableError, UsageError
+from edgeq.hardware.detect import Machine, detect_machine
+from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
-from edgeq.jobs.opening import check_preparation
-from edgeq.measure.node_runs import source_names
-from edgeq.measure.preprocess_trial import propose
-from edgeq.measure.task import make_task, split_task_options
+from edgeq.measure.coverage import source_names
+from edgeq.measure.task import Task, make_task, split_task_options
 from edgeq.model.compatibility import parse_sizes
-from edgeq.model.load import is_quantized, read_model
-from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.model.prepare import PreparedModel
 from edgeq.model.saturation import exact_options
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
@@ -60,9 +52,9 @@ def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
 
 
 def exact_settings(artifact: Artifact) -> SessionSettings | None:
-    """Settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU; None where it cannot:
-    an operator has no exact kernel, or the option makes a graph of it that onnxruntime itself refuses (two layers that
-    share a weight, S8S8 in the QOperator format)."""
+    """Return settings with which onnxruntime computes `artifact` without saturation on any x86-64 CPU; None where it
+    cannot: an operator has no exact kernel, or the option makes a graph of it that onnxruntime itself refuses (two
+    layers that share a weight, S8S8 in the QOperator format)."""
     exact = on_exact_kernels(artifact.settings())
     try:
         return None if audit(artifact.model, exact).layers else exact
@@ -92,12 +84,8 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
 
 
 def _saturates(host: Profile, scheme: Scheme) -> bool:
-    """Whether kernels of `host` do: those of a dynamic scheme multiply the types of a static one."""
+    """Return whether kernels of `host` do: those of a dynamic scheme multiply the types of a static one."""
     return host.saturates(scheme) or (scheme.mode == "dynamic" and bool(host.hazards.get("saturates_int16")))
-
-
-# Of decoded samples that stay in memory from the calibration to the proof.
-_HELD_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -115,6 +103,9 @@ class Job:
         float_outputs: what the float model made of each validation sample when it was calibrated on them; empty where
             that is not known.
         host: the profile of this machine; None makes no difference between its kernels and a target's.
+        static: whether any scheme needs ranges.
+        machine: this one.
+        task: what is measured by labels; None measures agreement with float32.
     """
 
     source: Path
@@ -127,6 +118,15 @@ class Job:
     workers: Workers | None = None
     host: Profile | None = None
     float_outputs: Sequence[Mapping[str, NDArray[Any]]] = ()
+    static: bool = True
+    machine: Machine = field(default_factory=detect_machine)
+    task: Task | None = None
+    progress: Progress = SILENT
+
+    @property
+    def folder(self) -> Path:
+        """Return the private folder for what is made on the way."""
+        return self.prepared.path.parent
 
 
 @dataclass(frozen=True)
@@ -138,99 +138,39 @@ class Built:
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
-def open_job(
-    model: Path,
-    data: Data | None,
-    validation: Data | None,
-    workdir: Path,
-    *,
-    statistics: Path | None = None,
-    static: bool = True,
-    exclude: Sequence[str] = (),
-    adopting: bool = False,
-    fix: Mapping[str, int] | None = None,
-    workers: Workers | None = None,
-    machine: Machine | None = None,
-    progress: Progress = SILENT,
-) -> Job:
-    """Prepare `model`, open the samples and, if anything static is to be built, calibrate once.
+def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
+    """Return the job with what one float32 pass over the calibration samples saw, if anything static is to be built.
 
     Args:
-        data: calibration samples; may be None with `statistics`, or where nothing is static.
-        validation: held-out samples; None takes `data`.
-        statistics: a folder that `edgeq calibrate` wrote, instead of a float32 pass.
-        static: whether any scheme needs ranges.
-        exclude: names of nodes to be kept in float, looked up before anything is calibrated.
-        adopting: whether a model that is quantized already (Q/DQ pairs) is taken, with its parameters.
-        fix: numbers for free sizes of the inputs, by name.
-        workers: that the calibration samples, and those of proofs, are shared among.
-        machine: this one; None makes no difference between its kernels and a target's.
+        statistics: a folder that `edgeq calibrate` wrote, instead of a pass.
 
     Raises:
-        UsageError: samples are needed and were not given; `exclude` names a node that is not there.
-        ModelError: the model has no input, or no float tensor to quantize.
-        CalibrationError: `statistics` belong to another model.
+        UsageError: there are no calibration samples.
+        CalibrationError: `statistics` belong to another model, or are unfinished.
     """
-    if data is None and validation is None:
-        raise UsageError("there are no samples to prove the result on", "Give --data or --val")
-    adopted: Mapping[str, Range] = {}
-    if adopting and is_quantized(read_model(model)):
-        adoption = adopt(model, workdir / "adopted.onnx")
-        adopted = adoption.ranges
-        prepared = prepare_model(adoption.model, workdir, fix=fix, progress=progress)
-        prepared = replace(prepared, source=model, notes=(*prepared.notes, *adoption.notes))
-    else:
-        prepared = prepare_model(model, workdir, fix=fix, progress=progress)
-    if not prepared.signature.inputs:
-        raise ModelError(f"{model} takes no inputs", "Give a model whose inputs are not built in")
-    if static and not quantizable_tensors(prepared.model):
-        if any(value.dtype == ir.DataType.DOUBLE for value in prepared.model.graph.initializers.values()):
-            raise ModelError(
-                f"{model} computes in float64, and quantization starts from float32",
-                "Export it in float32 (PyTorch: model.float())",
-            )
-        raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
-    check_names(prepared, exclude)
-    calibration = _open(data, prepared, progress) if data is not None else None
-    held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
-    proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
-    assert proof_samples is not None
-    if not adopted:
-        with progress.stage("Checking the preparation"):
-            prepared = check_preparation(prepared, proof_samples)
-    collected: Statistics | None = None
-    outputs: FloatOutputs | None = None
-    if static and statistics is not None:
+    if not job.static:
+        return job
+    prepared, outputs = job.prepared, None
+    if statistics is not None:
         collected = load_statistics(statistics)
         collected.check_model(prepared.digest, str(statistics))
         if not collected.complete:
             raise CalibrationError(f"{statistics} is unfinished", "Finish it with `edgeq calibrate --resume`")
-    elif static:
-        if calibration is None:
+    else:
+        if job.calibration is None:
             raise UsageError("static quantization needs calibration samples", "Give --data or --calibration")
-        outputs = FloatOutputs(prepared.model, len(calibration)) if validation is None else None
+        if job.validation is job.calibration:
+            outputs = FloatOutputs(prepared.model, len(job.calibration))
         collected = collect(
-            prepared.model,
-            calibration,
+            prepared.graph,
+            job.calibration,
             model_digest=prepared.digest,
-            workers=workers,
+            workers=job.workers,
             outputs=outputs,
-            progress=progress,
+            progress=job.progress,
         )
-    if collected is not None:
-        prepared = calibrated(prepared, collected)
-    return Job(
-        model,
-        prepared,
-        calibration,
-        proof_samples,
-        held_out,
-        collected,
-        adopted,
-        workers,
-        match_profile(machine, load_profiles()).profile if machine is not None else None,
-        outputs.all() if outputs is not None else (),
-    )
+    known = outputs.all() if outputs is not None else ()
+    return replace(job, prepared=calibrated(prepared, collected), statistics=collected, float_outputs=known)
 
 
 @dataclass(frozen=True)
@@ -258,19 +198,19 @@ def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, de
 
 
 def _fitting(job: Job, backend: Backend, scheme: Scheme, derived: Derived, beside: Path) -> Backend:
-    """The backend that knows the largest sums of two products in the model with full ranges."""
-    if not isinstance(backend, FittingBackend) or job.calibration is None:
-        raise UsageError("fit_seen needs calibration samples and onnxruntime's CPU kernels", "Use fit_pairs")
+    """Return the backend that knows the largest sums of two products in the model with full ranges."""
+    if job.calibration is None:
+        raise UsageError("fit_seen needs calibration samples", "Use fit_pairs")
     full = scheme.replace(fit_pairs=False, fit_seen=False)
     with tempfile.TemporaryDirectory(prefix="edgeq-full-", dir=beside.parent) as folder:
         place = Path(folder) / "model.onnx"
         artifact = backend.build(job.prepared, derived.ranges, full, place, samples=job.calibration)
         source = source_names(job.prepared.model)
-        return backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source))
+        return as_backend(backend.fitting(largest_sums(artifact.model, artifact.settings(), job.calibration, source)))
 
 
 def derive(job: Job, target: Target, scheme: Scheme) -> Derived:
-    """What follows from the job's statistics under `scheme`; nothing where it is not static."""
+    """Return what follows from the job's statistics under `scheme`; nothing where it is not static."""
     if scheme.mode != "static":
         return Derived()
     return with_extrema(job, target, job_ranges(job, scheme))
@@ -285,29 +225,9 @@ def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
 
 def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Derived:
     """Return `ranges` with what the target's backend needs beside them of the job's statistics."""
-    if job.statistics is None or not isinstance(backend_named(target.backend), TargetedBackend):
+    if job.statistics is None or not backend_named(target.backend).targeted:
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
-
-
-def scheme_for(target: Target, overrides: Mapping[str, Any]) -> Scheme:
-    """The profile's scheme with what the user set instead; None means not set."""
-    return target.profile.scheme.replace(**overrides)
-
-
-def _same_source(one: Any, other: Any) -> bool:
-    """Whether two sources are one file or folder, or one object: both are read from their beginning."""
-    if isinstance(one, str | Path) and isinstance(other, str | Path):
-        return Path(one).absolute() == Path(other).absolute()
-    return one is other
-
-
-def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
-    try:
-        opened = open_samples(data, prepared.signature, model=prepared.source, progress=progress)
-    except NoPreprocessingError as error:
-        raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error
-    return replace(opened, hold=_HELD_BYTES) if isinstance(opened, SourceSamples) else opened
 
 
 _SCHEME_FIELDS = (
@@ -329,7 +249,7 @@ _NOT_IN_BLOCKS = (*_NOT_DYNAMIC, "per_channel", "reduce_range", "weight_type")
 
 
 def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that `quantize` and `package` have in common, from the options of `edgeq.cli._options`."""
+    """Return the arguments that `quantize` and `package` have in common, from the options of `edgeq.cli._options`."""
     return {
         **_data_arguments(options),
         "overrides": _overrides(options),
@@ -342,7 +262,7 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `edgeq.tune` but for its goal, and "max_drop" for that."""
+    """Return the arguments of `edgeq.tune` but for its goal, and "max_drop" for that."""
     same = ("target", "with_float", "resume", "force")
     return {
         **_data_arguments(options),
@@ -417,7 +337,7 @@ def _overrides(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _setting(text: str) -> tuple[str, float]:
-    """The name and value of "NAME=VALUE"."""
+    """Return the name and value of "NAME=VALUE"."""
     name, _, value = text.partition("=")
     try:
         return name.strip(), float(value)
@@ -426,7 +346,7 @@ def _setting(text: str) -> tuple[str, float]:
 
 
 def _dynamic(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
+    """Return what --dynamic sets. --weight-type counts for the types that --op-type names: each wants its own."""
     why = "Dynamic quantization takes unsigned activations and measures their ranges at run time"
     _refuse_given(options, _NOT_DYNAMIC, "--dynamic", why)
     if options["weight_type"] is None:
@@ -443,7 +363,7 @@ def _refuse_given(options: Mapping[str, Any], names: Sequence[str], other: str, 
 
 
 def share(option: str, text: str | None) -> float | None:
-    """A fraction from "0.01", "1%" or "1pt"."""
+    """Return a fraction from "0.01", "1%" or "1pt"."""
     if text is None:
         return None
     number, scale = text.strip(), 1.0

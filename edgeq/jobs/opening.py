@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from edgeq.backends.base import Artifact
-from edgeq.data.records import Array
-from edgeq.data.sample import Sample
+from edgeq.data.records import Array, Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
-from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.comparison import Comparison, compare_sessions
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.latency import Outputs, Session, infer
 from edgeq.model.graph import RANDOM, every_node
 from edgeq.model.prepare import PreparedModel

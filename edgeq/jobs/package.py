@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
 import os
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +18,41 @@ from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import check_archive, share_weights, write_bundle
 from edgeq.calibrate.ranges import Range, quantizable_tensors, scheme_ranges
 from edgeq.calibrate.table import write_tables
-from edgeq.data.open_source import Data, as_data
+from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import EdgeqError, UsageError
-from edgeq.hardware.detect import Machine, detect_machine
+from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.builds import Builds, check_measurable, with_compiled
-from edgeq.jobs.checks import as_overrides, check_output, check_request
-from edgeq.jobs.emit_c import with_c
-from edgeq.jobs.emulated import check_built, checks_of
-from edgeq.jobs.job import Built, Job, open_job, scheme_for
-from edgeq.jobs.saturation import Decision, decide, decision_key, must_decide
+from edgeq.jobs.job import Built, Job, collect_statistics
+from edgeq.jobs.proof import Proof
+from edgeq.jobs.request import Request
+from edgeq.jobs.saturation import Decision, decision_for
 from edgeq.jobs.target_checks import (
     artifact_checks,
+    check_built,
     check_engines,
+    checks_of,
     exists_for,
     in_engine,
     refuse_left_out,
     runtime_requirements,
 )
 from edgeq.jobs.variants import (
-    PackagedVariant,
+    Variant,
     alternative_spec,
     selftest_cases,
     variant_name,
     variant_spec,
     with_fallback,
 )
-from edgeq.measure.checks import strongest, summarise
+from edgeq.measure.coverage import strongest, summarise
 from edgeq.measure.match_layers import match_activations
-from edgeq.measure.task import Task, as_task
+from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX
-from edgeq.model.clean import check_bundle_name, is_named_bundle
-from edgeq.model.graph import GraphIndex
-from edgeq.model.load import model_bytes, model_digest, path_of, read_model
+from edgeq.model.clean import is_named_bundle
+from edgeq.model.load import model_bytes, model_digest, path_of, shared_model
 from edgeq.model.quant_params import QuantParams
 from edgeq.report.histograms import quantized_tensors, worst_tensors
 from edgeq.report.layers import layer_record
@@ -62,16 +60,15 @@ from edgeq.report.page import DEVICE_COMMANDS, TUNING, make_record, report_files
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.outputs import Kind
 from edgeq.util.records import computed, plain
 
 
 def used_ranges(job: Job, built: Built) -> dict[str, Range]:
     """Return the range of each tensor in an artifact: what its file's scales and zero points represent, and the range
     that it was built from where the file has none (a table for TensorRT, a tensor in float)."""
-    file = GraphIndex(read_model(built.artifact.proof_model))
+    file = shared_model(built.artifact.proof_model)
     found = dict(built.ranges)
-    for match in match_activations(GraphIndex(job.prepared.model), file):
+    for match in match_activations(job.prepared.graph, file):
         params, before = match.params, found.get(match.name)
         if params is not None and not (before is not None and _is_scale_of(params, before)):
             found[match.name] = _represented(params)
@@ -101,7 +98,7 @@ def write_variant_tables(
     if job.statistics is None:
         return {}
     folder.mkdir()
-    tensors = quantizable_tensors(job.prepared.model)
+    tensors = quantizable_tensors(job.prepared.graph)
     written: list[tuple[dict[str, Range], Path]] = []
     places = {}
     for name, ranges in used.items():
@@ -133,7 +130,7 @@ def _represented(params: QuantParams) -> Range:
 
 def bundle_variants(
     job: Job,
-    variants: Mapping[str, PackagedVariant],
+    variants: Mapping[str, Variant],
     output: Path,
     *,
     workdir: Path,
@@ -143,7 +140,6 @@ def bundle_variants(
     tuning: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
     force: bool = False,
-    progress: Progress = SILENT,
 ) -> None:
     """Write proven variants of one job as a bundle with its report.
 
@@ -157,7 +153,7 @@ def bundle_variants(
     """
     builds = {name: variant.built for name, variant in variants.items()}
     used = variant_ranges(job, builds)
-    extras = report_files(_report_record(job, variants, used, command, notes, progress), tuning)
+    extras = report_files(_report_record(job, variants, used, command, notes), tuning)
     models = share_weights({name: v.built.artifact.model for name, v in variants.items()}, workdir / "shared")
     cases = {
         key: selftest_cases(variant.built.artifact, job.validation, selftest)
@@ -191,22 +187,22 @@ def bundle_variants(
 
 
 def as_text(name: str) -> str:
-    """A file name as text that UTF-8 can hold."""
+    """Return a file name as text that UTF-8 can hold."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _report_record(
     job: Job,
-    variants: Mapping[str, PackagedVariant],
+    variants: Mapping[str, Variant],
     used: Mapping[str, Mapping[str, Range]],
     command: str,
     notes: Sequence[str],
-    progress: Progress,
 ) -> dict[str, Any]:
-    """What the bundle keeps for its report: nothing that another run on the same input would measure otherwise."""
+    """Return what the bundle keeps for its report: nothing that another run on the same input would measure
+    otherwise."""
     digests = {name: model_digest(variant.built.artifact.model) for name, variant in variants.items()}
     once = {digest: name for name, digest in digests.items()}
-    figures = {d: _figures(job, variants[name].built, used.get(name, {}), progress) for d, name in once.items()}
+    figures = {d: _figures(job, variants[name].built, used.get(name, {})) for d, name in once.items()}
     bodies = {}
     for name, variant in variants.items():
         built, body = variant.built, plain(variant)
@@ -224,125 +220,95 @@ def _report_record(
     )
 
 
-def _answers(variant: PackagedVariant) -> tuple[Path, str]:
-    """What decides the self-test's outputs: the model, which several targets may share, and the plug-in."""
+def _answers(variant: Variant) -> tuple[Path, str]:
+    """Return what decides the self-test's outputs: the model, which several targets may share, and the plug-in."""
     plugin = variant.built.artifact.plugin
     return variant.built.artifact.model, plugin.name if plugin is not None else ""
 
 
-def _figures(job: Job, built: Built, ranges: Mapping[str, Range], progress: Progress) -> dict[str, Any]:
-    """What the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
-    artifact = dataclasses.replace(built.artifact, engine=None)
+def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, Any]:
+    """Return what the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
+    artifact = replace(built.artifact, engine=None)
     histograms = []
     if job.statistics is not None and ranges:
-        among = quantized_tensors(read_model(artifact.model))
+        among = quantized_tensors(shared_model(artifact.model).model)
         histograms = worst_tensors(job.statistics, ranges, artifact.scheme, among=among)
     layers = layer_record(
-        job.prepared.path, artifact.proof_model, job.validation, artifact.proof_settings(), progress=progress
+        job.prepared.graph, artifact.proof_model, job.validation, artifact.proof_settings(), progress=job.progress
     )
     return {"histograms": histograms, "layers": layers}
 
 
 def _licence(job: Job) -> dict[str, str]:
-    """The model's licence, where its metadata has one."""
+    """Return the model's licence, where its metadata has one."""
     held = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
     licence = held.get("license") or held.get("licenses") or held.get("licence")
     return {"license": licence} if licence else {}
 
 
-@dataclass(frozen=True)
-class TargetVariants:
-    """Makes the variants of one target after the other. Targets with the same grounds share a decision.
+def target_variants(
+    builds: Builds,
+    target: Target,
+    scheme: Scheme,
+    *,
+    overrides: Mapping[str, Any],
+    plugins: Sequence[EngineChoice],
+    selftest: int,
+    emulate: bool,
+    bars: Callable[[Proof], None],
+) -> dict[str, Variant]:
+    """Return the variants of one target by name: what runs in onnxruntime's own kernels, then what plug-ins run in its
+    place where they are, the best first.
 
-    Attributes:
-        machine: this one.
+    Args:
         overrides: fields of the scheme that the user has set.
-        plugins: each target gets one more variant for each of these engines.
+        plugins: the target gets one more variant for each of these engines that exists for it.
         selftest: how many samples travel as self-test vectors.
         emulate: whether what is for other machines is checked on their kernels.
-        max_drop, require_coverage: bars of each target's first variant.
-        workdir: for what is made on the way.
+        bars: refuses the proof of the first variant.
+
+    Raises:
+        CheckFailedError: a bar is not met, or it fails on the target's kernels.
     """
+    first = _variant(builds, target, scheme, decision_for(builds, target, scheme, overrides), selftest)
+    bars(first.proof)
+    preferred = []
+    for choice in plugins:
+        if exists_for(choice.engine, target):
+            decision = decision_for(builds, target, scheme, overrides, choice.engine)
+            variant = first if decision is None else _variant(builds, target, scheme, decision, selftest)
+            preferred.append(in_engine(builds, variant, choice, decision))
+    if emulate and not first.native:
+        first, *preferred = (_emulated(builds.job, variant, selftest) for variant in (first, *preferred))
+    return with_fallback(variant_name(target), first, preferred)
 
-    builds: Builds
-    machine: Machine
-    overrides: Mapping[str, Any]
-    plugins: Sequence[EngineChoice]
-    selftest: int
-    emulate: bool
-    max_drop: float | None
-    require_coverage: float | None
-    workdir: Path
-    progress: Progress
-    _decisions: dict[str, Decision] = field(default_factory=dict)
 
-    def of(self, target: Target, scheme: Scheme) -> tuple[PackagedVariant, list[PackagedVariant]]:
-        """What runs in onnxruntime's own kernels, and what plug-ins run in its place where they are, the best first.
+def _variant(builds: Builds, target: Target, scheme: Scheme, decision: Decision | None, selftest: int) -> Variant:
+    job, scheme = builds.job, decision.chosen.scheme if decision is not None else scheme
+    built = builds.build(target, scheme)
+    folder, backend = job.folder / f"companions-{variant_name(target)}", backend_named(target.backend)
+    artifact = backend.with_companions(built.artifact, job.validation, folder, count=selftest)
+    built = with_compiled(job, replace(built, artifact=artifact))
+    needed, runtime = runtime_requirements(target, built.artifact)
+    refuse_left_out(target, built.artifact)
+    native = runs_natively(target, job.machine)
+    proof = builds.prove(built, scheme, native=native)
+    return Variant(
+        built,
+        proof,
+        native,
+        model_bytes(built.artifact.model),
+        scheme=scheme,
+        checks=(*artifact_checks(built, proof, job.machine, decision), runtime),
+        decision=decision,
+        compatibility=needed,
+    )
 
-        Raises:
-            CheckFailedError: a bar is not met, or it fails on the target's kernels.
-        """
-        decision, chosen = None, scheme
-        if must_decide(target, scheme, self.overrides):
-            decision = self._decision(target, scheme)
-            chosen = decision.chosen.scheme
-        job, name = self.builds.job, variant_name(target)
-        built = self.builds.build(target, chosen)
-        built = with_c(built, job.validation, self.workdir / f"c-{name}", images=self.selftest)
-        built = with_compiled(job, built, self.workdir / f"compiled-{name}", progress=self.progress)
-        variant = self._variant(built, chosen, decision)
-        variant.proof.check(max_drop=self.max_drop, require_coverage=self.require_coverage)
-        fitting = [choice for choice in self.plugins if exists_for(choice.engine, target)]
-        preferred = [self._in_engine(choice, target, scheme, chosen, variant) for choice in fitting]
-        if self.emulate and not variant.native:
-            return self._emulated(variant), [self._emulated(own) for own in preferred]
-        return variant, preferred
 
-    def _decision(self, target: Target, scheme: Scheme) -> Decision:
-        key = decision_key(target, scheme)
-        if key not in self._decisions:
-            self._decisions[key] = decide(self.builds, target, scheme, self.machine, progress=self.progress)
-        return self._decisions[key]
-
-    def _in_engine(
-        self, choice: EngineChoice, target: Target, scheme: Scheme, chosen: Scheme, variant: PackagedVariant
-    ) -> PackagedVariant:
-        """`variant`, of the scheme `chosen`, in a plug-in; where the plug-in's kernels saturate, what is decided for
-        them."""
-        decision = None
-        if must_decide(target, scheme, self.overrides, choice.engine):
-            decision = decide(self.builds, target, scheme, self.machine, engine=choice.engine, progress=self.progress)
-            chosen = decision.chosen.scheme
-            variant = self._variant(self.builds.build(target, chosen), chosen, decision)
-        return in_engine(self.builds, variant, chosen, choice, self.machine, decision)
-
-    def _variant(self, built: Built, scheme: Scheme, decision: Decision | None) -> PackagedVariant:
-        needed, runtime = runtime_requirements(built.target, built.artifact)
-        refuse_left_out(built.target, built.artifact)
-        native = runs_natively(built.target, self.machine)
-        proof = self.builds.prove(built, scheme, self.machine, native=native)
-        return PackagedVariant(
-            built,
-            proof,
-            native,
-            model_bytes(built.artifact.model),
-            checks=(*artifact_checks(built, proof, self.machine, decision), runtime),
-            decision=decision,
-            compatibility=needed,
-        )
-
-    def _emulated(self, variant: PackagedVariant) -> PackagedVariant:
-        """`variant` with the result of the check on the target's own kernels.
-
-        Raises:
-            CheckFailedError: it fails there.
-        """
-        job, task = self.builds.job, self.builds.task
-        coverage = variant.proof.coverage
-        found = check_built(
-            job, variant.built, coverage, self.machine, task=task, selftest=self.selftest, progress=self.progress
-        )
-        return dataclasses.replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
+def _emulated(job: Job, variant: Variant, selftest: int) -> Variant:
+    """Return `variant` with the result of the check on the target's own kernels."""
+    found = check_built(job, variant.built, variant.proof.coverage, selftest=selftest)
+    return replace(variant, emulated=found, checks=strongest((*variant.checks, *checks_of(found))))
 
 
 @dataclass(frozen=True)
@@ -354,12 +320,12 @@ class Packaged(Page):
 
     bundle: Path
     bundles: Mapping[str, Path]
-    variants: Mapping[str, PackagedVariant]
+    variants: Mapping[str, Variant]
     notes: tuple[str, ...]
 
     @computed
     def models(self) -> int:
-        """Different models among the variants."""
+        """Count the different models among the variants."""
         return len({variant.built.artifact.model for variant in self.variants.values()})
 
     def __page__(self) -> dict[str, Any]:
@@ -413,10 +379,8 @@ def package(
         UsageError: an argument of another type, or an unknown task or engine.
         EdgeqError: as the stages have it.
     """
-    model, output = path_of(model), path_of(output, "output")
-    statistics = path_of(statistics, "statistics") if statistics is not None else None
-    task, engines, targets = as_task(task), as_engines(engines), as_targets(targets)
-    data, validation = as_data(data), as_data(validation)
+    request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
+    engines, targets = as_engines(engines), as_targets(targets)
     if split and is_named_bundle(output):
         raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")
     machine = detect_machine()
@@ -426,22 +390,15 @@ def package(
     asked = {variant_name(target): name for name, target in resolved.items()}
     places = _places(output, list(asked), split=split)
     for place in places:
-        check_bundle_output(place, force=force, model=model, samples=(data, validation), statistics=statistics)
+        request.check_output(place, force=force)
         if split:  # the user did not name these files
             check_archive(place)
-    overrides = as_overrides(overrides)
-    check_request(chosen, overrides, task=task, max_drop=max_drop)
+    schemes = request.schemes(chosen, overrides, max_drop=max_drop)
     if require_coverage is not None:
         check_measurable(chosen, machine, emulate=emulate)
-    schemes = [scheme_for(target, overrides) for target in chosen]
     with tempfile.TemporaryDirectory(prefix="edgeq-") as folder, open_workers(workers) as pool:
-        workdir = Path(folder)
-        job = open_job(
-            model,
-            data,
-            validation,
-            workdir,
-            statistics=statistics,
+        job = request.prepare(
+            Path(folder),
             static=any(scheme.mode == "static" for scheme in schemes),
             exclude=sorted({name for scheme in schemes for name in scheme.exclude}),
             adopting=all(backend_named(target.backend).adopts_quantized for target in chosen),
@@ -450,34 +407,36 @@ def package(
             machine=machine,
             progress=progress,
         )
+        job = collect_statistics(job, request.statistics)
         if selftest > len(job.validation):
             progress.note(f"the self-test has {len(job.validation)} samples, not {selftest}: there are no more")
-        builds = Builds(job, workdir, task=task, timed=timed, emulate=emulate, progress=progress)
-        made = TargetVariants(
-            builds, machine, overrides, plugins, selftest, emulate, max_drop, require_coverage, workdir, progress
-        )
-        done: dict[str, PackagedVariant] = {}
+        builds = Builds(job, job.folder, timed=timed, emulate=emulate)
+        done: dict[str, Variant] = {}
         failed: dict[str, EdgeqError] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
             try:
-                done.update(with_fallback(variant_name(target), *made.of(target, scheme)))
+                done |= target_variants(
+                    builds,
+                    target,
+                    scheme,
+                    overrides=overrides or {},
+                    plugins=plugins,
+                    selftest=selftest,
+                    emulate=emulate,
+                    bars=lambda proof: proof.check(max_drop=max_drop, require_coverage=require_coverage),
+                )
             except EdgeqError as error:
                 if not split or len(chosen) == 1:
                     raise
                 failed[variant_name(target)] = error  # the others are bundles of their own
         places = {place: names for place, names in places.items() if not failed.keys() & set(names)}
-        artifacts = itertools.chain.from_iterable(
-            (*v.built.artifact.notes, *v.proof.opening.notes) for v in done.values()
-        )
+        artifacts = (note for v in done.values() for note in (*v.built.artifact.notes, *v.proof.opening.notes))
         notes = tuple(dict.fromkeys([*job.prepared.notes, *artifacts]))
         for place, names in places.items():
-            named = " ".join(
-                [
-                    *(f"-t {shlex.quote(asked[name])}" for name in sorted(names, key=asked.__getitem__)),
-                    *(f"--engine {choice.name}" for choice in plugins),
-                ]
-            )
-            own = workdir / f"bundle-{place.name}"
+            named = [f"-t {shlex.quote(asked[name])}" for name in sorted(names, key=asked.__getitem__)]
+            named += [f"--engine {choice.name}" for choice in plugins]
+            model_name = shlex.quote(as_text(request.model.name))
+            own = job.folder / f"bundle-{place.name}"
             own.mkdir()
             if split:
                 output.mkdir(parents=True, exist_ok=True)
@@ -487,12 +446,11 @@ def package(
                 {name: variant for name, variant in done.items() if variant_name(variant.built.target) in names},
                 place,
                 workdir=own,
-                command=f"edgeq package {shlex.quote(as_text(model.name))} --data CALIBRATION {named} -o BUNDLE",
+                command=f"edgeq package {model_name} --data CALIBRATION {' '.join(named)} -o BUNDLE",
                 selftest=selftest,
                 with_float=with_float,
                 notes=notes,
                 force=force,
-                progress=progress,
             )
     if failed:
         raise _all_in_one(failed, written=list(places))
@@ -509,7 +467,8 @@ def _places(output: Path, names: Sequence[str], *, split: bool) -> dict[Path, tu
 
 
 def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) -> EdgeqError:
-    """One error for the targets that failed, of the kind of the first; it says which bundles are there all the same."""
+    """Return one error for the targets that failed, of the kind of the first; it says which bundles are there all the
+    same."""
     first = next(iter(failed.values()))
     problems = "; ".join(
         error.problem if error.problem.startswith(name) else f"{name}: {error.problem}"
@@ -517,15 +476,6 @@ def _all_in_one(failed: Mapping[str, EdgeqError], *, written: Sequence[Path]) ->
     )
     done = f"written: {', '.join(map(str, written))}" if written else "no bundle is written"
     return type(first)(f"{problems}; {done}", first.fix)
-
-
-def check_bundle_output(
-    output: Path, *, force: bool, model: Path, samples: Sequence[Data | None], statistics: Path | None
-) -> None:
-    """`check_output` for a bundle, which is a directory or a file by its name."""
-    kind: Kind = "file" if is_named_bundle(output) else "directory"
-    check_output(output, kind=kind, force=force, model=model, samples=samples, statistics=statistics)
-    check_bundle_name(output)
 
 
 def _in_package_order(targets: Sequence[Target]) -> list[Target]:

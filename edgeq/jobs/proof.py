@@ -14,14 +14,13 @@ from edgeq.data.samples import Samples, Subset
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.jobs.opening import Opening, check_other_sizes, open_as_device
-from edgeq.measure.accuracy import Accuracy, evaluate_sessions
+from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, closeness
 from edgeq.measure.bench import race, runners
 from edgeq.measure.coverage import Coverage
-from edgeq.measure.evaluation import ModelAt, evaluate_on, evaluate_timed
 from edgeq.measure.latency import Outputs, sessions_to_time
 from edgeq.measure.task import Task
-from edgeq.model.load import model_signature
+from edgeq.model.load import own_signature
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
 from edgeq.run.engines import DEFAULT
@@ -83,7 +82,7 @@ class Tried:
 
     @property
     def sentence(self) -> str:
-        """The option and what it gave."""
+        """Return the option and what it gave."""
         if self.sqnr_db is None or self.int8_mac_share is None:
             return f"`{self.option}` may help, and was too costly to try"
         nodes = ""
@@ -147,7 +146,7 @@ class Proof(Displayed):
         }
 
     def warnings(self, *, timed: bool = True) -> tuple[str, ...]:
-        """What a user should not miss, one sentence each; without `timed`, nothing about speed."""
+        """Return what a user should not miss, one sentence each; without `timed`, nothing about speed."""
         found = []
         count, worst = self.agreement.count, self.agreement.worst
         changed = 0 if self.agreement.top1 is None else round((1 - self.agreement.top1) * count)
@@ -194,7 +193,7 @@ class Proof(Displayed):
         return tuple(found)
 
     def _advice(self) -> str:
-        """The improvement that helps most; where none is known, where to look for one."""
+        """Return the improvement that helps most; where none is known, where to look for one."""
         if self.improvements:
             return self.improvements[0].sentence
         if self.agreement.worst is not None and self.agreement.worst.unlike:
@@ -244,7 +243,8 @@ class Proof(Displayed):
 
 
 def unchecked(reason: str) -> RuntimeUnavailableError:
-    """That a bar on coverage could not be checked: neither another CPU's kernels nor a forecast prove anything."""
+    """Return the error that a bar on coverage cannot be checked here: neither another CPU's kernels nor a forecast
+    prove anything."""
     return RuntimeUnavailableError(
         f"--require-coverage cannot be checked here: {reason}",
         "Do that, or check on such a device, or leave --require-coverage out",
@@ -316,7 +316,7 @@ def prove(
                 prepared,
                 (singles[FLOAT], singles[INT8]),
                 samples,
-                takes=model_signature(artifact.model),
+                takes=own_signature(artifact.model, artifact.model),
                 form="its quantized form",
                 sqnr_db=agreement.sqnr_db,
                 least=_WRONG_DB,
@@ -340,8 +340,8 @@ def prove(
 
 
 def simulated_count(prepared: PreparedModel, artifact: Artifact) -> int | None:
-    """How many samples are run where the engine is a simulator: by the work in one, so that it is the same everywhere;
-    None for all of them."""
+    """Return how many samples are run where the engine is a simulator: by the work in one, so that it is the same
+    everywhere; None for all of them."""
     if not artifact.in_simulator:
         return None
     return max(_LEAST_SIMULATED, _SIMULATED_MACS // max(1, sum(node_macs(prepared.model).values())))

@@ -7,10 +7,9 @@ With few rows the int8 kernels win, with many float's do; where the turn is depe
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,23 @@ from typing import Any
 import onnx_ir as ir
 from edgeq_device.claim import SLOWER, UNKNOWN, claim
 
-from edgeq.backends.base import backend_named
-from edgeq.backends.cpu import described
-from edgeq.backends.systolic.save import belongs_to_program
-from edgeq.calibrate.table import is_table
-from edgeq.data.open_source import Data, as_data
+from edgeq.backends.base import REGISTRY as BACKENDS
+from edgeq.backends.base import described
+from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, Subset
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
-from edgeq.jobs.builds import Builds, check_gain, check_measurable, prove_built, target_coverage
-from edgeq.jobs.checks import as_overrides, check_output, check_request, with_improvements, with_unclipped
-from edgeq.jobs.job import Built, Job, open_job, scheme_for
+from edgeq.jobs.builds import Builds, check_measurable
+from edgeq.jobs.job import Built, Job, collect_statistics
 from edgeq.jobs.proof import Proof
-from edgeq.jobs.saturation import Decision, decide, must_decide
+from edgeq.jobs.request import Request
+from edgeq.jobs.saturation import Decision, decision_for
 from edgeq.jobs.target_checks import runtime_requirements
 from edgeq.measure.bench import race, runners
 from edgeq.measure.latency import sessions_to_time
-from edgeq.measure.task import Task, as_task
+from edgeq.measure.task import Task
 from edgeq.model.clean import check_model_name
 from edgeq.model.load import data_beside, model_bytes, path_of, read_model, save_model
 from edgeq.quantize.block_weights import DETAIL, BlockCompute, kinds_of, set_compute
@@ -53,13 +50,13 @@ _INT8, _FLOAT = "int8", "float32"
 
 
 def must_race(compute: BlockCompute | None) -> bool:
-    """Whether an artifact has products of 4-bit weights that compute in int8."""
+    """Return whether an artifact has products of 4-bit weights that compute in int8."""
     return compute is not None and any(kind.bits < 8 and kind.compute == _INT8 for kind in compute.kinds)
 
 
-def race_compute(job: Job, built: Built, workdir: Path, *, progress: Progress = SILENT) -> Built:
-    """The artifact with its 4-bit products in float, in its own place, where that is not slower here beyond doubt;
-    else as it was, with what was measured.
+def race_compute(job: Job, built: Built) -> Built:
+    """Return the artifact with its 4-bit products in float, in its own place, where that is not slower here beyond
+    doubt; else as it was, with what was measured.
 
     Args:
         built: for this machine, by its own kernels.
@@ -73,11 +70,11 @@ def race_compute(job: Job, built: Built, workdir: Path, *, progress: Progress = 
     ir.external_data.load_to_model(model)  # what is saved may take the place of what was read
     in_float = tuple(sorted({*compute.float_compute, ALL_NODES}))
     set_compute(model, in_float)
-    other = workdir / "float-compute.onnx"
+    other = job.folder / "float-compute.onnx"
     save_model(model, other)
     feeds = raced_feeds(job.calibration or job.validation)
     count = sessions_to_time(job.prepared.path)
-    with progress.stage("Racing int8 against float compute") as advance:
+    with job.progress.stage("Racing int8 against float compute") as advance:
         sessions = {
             name: [open_session(file, artifact.settings()) for _ in range(count)]
             for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
@@ -96,7 +93,7 @@ def race_compute(job: Job, built: Built, workdir: Path, *, progress: Progress = 
 
 
 def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:
-    """A few samples that stand for all by their sizes."""
+    """Return a few samples that stand for all by their sizes."""
     step = max(1, len(samples) // _SEEN)
     seen = [sample.inputs for sample in Subset(samples, range(0, len(samples), step)[:_SEEN])]
     by_size = sorted(seen, key=lambda inputs: sum(array.size for array in inputs.values()))
@@ -218,96 +215,105 @@ def quantize(
         EdgeqError: as the stages have it.
     """
     progress = watch = Stopwatch(progress)
-    model, output = path_of(model), path_of(output, "output")
+    request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
     if builder is not None and not callable(builder):
         raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
-    statistics = path_of(statistics, "statistics") if statistics is not None else None
-    task, engine = as_task(task), as_engine(engine) if engine is not None else None
-    data, validation = samples = as_data(data), as_data(validation)
+    engine = as_engine(engine) if engine is not None else None
     check_model_name(output)
-    check_output(output, kind="file", force=force, model=model, samples=samples, statistics=statistics)
+    request.check_output(output, force=force, bundle=False)
     machine = detect_machine()
     chosen = resolve(target, machine)
-    overrides = as_overrides(overrides)
-    check_request([chosen], overrides, task=task, max_drop=max_drop)
+    (scheme,) = request.schemes([chosen], overrides, max_drop=max_drop)
     if require_coverage is not None:
         check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
-    native = runs_natively(chosen, machine)
     with (
         tempfile.TemporaryDirectory(prefix="edgeq-") as workdir,
         output_file(
             output,
             force=force,
-            ours=lambda place: belongs_to_program(place) or is_table(place),
-            beside=data_beside(output, model),
+            ours=lambda place: any(backend.owns(place) for _, backend in BACKENDS.items()),
+            beside=data_beside(output, request.model),
         ) as draft,
         open_workers(workers) as pool,
     ):
-        scheme = scheme_for(chosen, overrides)
-        job = open_job(
-            model,
-            data,
-            validation,
+        job = request.prepare(
             Path(workdir),
-            statistics=statistics,
             static=scheme.mode == "static",
             exclude=scheme.exclude,
-            adopting=backend_named(chosen.backend).adopts_quantized,
+            adopting=BACKENDS.load(chosen.backend).adopts_quantized,
             fix=fix,
             workers=pool,
             machine=machine,
             progress=progress,
         )
-        decision = None
+        job = collect_statistics(job, request.statistics)
+        # Candidates of a search are timed here though a profile of less may fit this machine better.
+        there = not chosen.profile.missing(machine)
+        builds = Builds(job, job.folder, timed=timed and there, emulate=emulate)
         plugin = engine.engine if engine is not None and engine.engine.module else None
-        builds = Builds(job, Path(workdir), task=task, progress=progress)
-        if builder is None and must_decide(chosen, scheme, overrides, plugin):
-            decision = decide(builds, chosen, scheme, machine, engine=plugin, progress=progress)
-            scheme = decision.chosen.scheme
-        if builder is None:
-            built = builds.build_at(chosen, scheme, draft)
-        else:
-            built = builder(job, chosen, scheme, draft, progress)
-        compute = built.artifact.details.get(DETAIL)
-        timed = timed and not chosen.profile.missing(machine)
-        if engine is None and native and timed and scheme.float_compute is None and must_race(compute):
-            built = race_compute(job, built, Path(workdir), progress=progress)
-        runtime_requirements(chosen, built.artifact)
-        if engine is not None:
-            built = dataclasses.replace(built, artifact=built.artifact.in_engine(engine))
-        coverage = target_coverage(job, built, machine, emulate=emulate, progress=progress)
-        check_gain(job, built, coverage)
-        proof = prove_built(job, built, coverage, task=task, timed=timed, progress=progress)
-        proof = with_unclipped(job, built, proof, progress=progress)
-        proof = with_improvements(job, scheme, built, proof, progress=progress)
+        decision = None if builder is not None else decision_for(builds, chosen, scheme, overrides or {}, plugin)
+        scheme = decision.chosen.scheme if decision is not None else scheme
+        built = build_at(builds, chosen, scheme, draft, builder=builder, engine=engine, raced=timed and there)
+        proof = builds.prove(built, scheme, native=True)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
-        bytes_int8 = model_bytes(draft)
-        beside = [f"{draft.stem}.{file.name}" for file in built.artifact.tables]
-        for name, file in zip(beside, built.artifact.tables, strict=True):
+        beside = {f"{draft.stem}.{file.name}": file for file in built.artifact.tables}
+        for name, file in beside.items():
             shutil.copyfile(file, draft.with_name(name))
-    notes = [
-        *job.prepared.notes,
-        *built.artifact.notes,
-        *proof.opening.notes,
-        *(f"it needs {output.with_name(name)}" for name in beside),
-    ]
-    if engine is not None and engine.engine.module:
-        notes.append(f"proven in {engine.name}")
-    if built.artifact.simulation is not None:
-        notes.append(f"checked in simulation on a CPU: nothing of {chosen.name} was run")
-    elif not native and built.artifact.device == "cpu":
-        notes.append(f"answers were checked on this machine's kernels, which are not those of {chosen.name}")
+        bytes_int8 = model_bytes(draft)
     return Quantized(
         output=output,
         target=chosen,
         scheme=built.artifact.scheme,
         session_options=built.artifact.session_options,
         proof=proof,
-        bytes_float=model_bytes(model),
+        bytes_float=model_bytes(request.model),
         bytes_int8=bytes_int8,
-        native=native,
-        notes=tuple(notes),
+        native=runs_natively(chosen, machine),
+        notes=tuple(_notes(job, built, proof, engine, [output.with_name(name) for name in beside])),
         decision=decision,
         seconds=watch.seconds(),
         block_compute=built.artifact.details.get(DETAIL),
     )
+
+
+def build_at(
+    builds: Builds,
+    target: Target,
+    scheme: Scheme,
+    draft: Path,
+    *,
+    builder: Builder | None,
+    engine: EngineChoice | None,
+    raced: bool,
+) -> Built:
+    """Build the artifact for `target` by `scheme` at `draft`, for `engine` where one is named.
+
+    Args:
+        raced: whether what products with 4-bit weights compute in may be chosen by a race on this machine.
+
+    Raises:
+        CheckFailedError: the target's onnxruntime cannot run it.
+        EdgeqError: as the backend and the builder have it.
+    """
+    job = builds.job
+    if builder is None:
+        built = builds.build_at(target, scheme, draft)
+    else:
+        built = builder(job, target, scheme, draft, job.progress)
+    raced = raced and engine is None and scheme.float_compute is None and runs_natively(target, job.machine)
+    if raced and must_race(built.artifact.details.get(DETAIL)):
+        built = race_compute(job, built)
+    runtime_requirements(target, built.artifact)
+    return built if engine is None else replace(built, artifact=built.artifact.in_engine(engine))
+
+
+def _notes(job: Job, built: Built, proof: Proof, engine: EngineChoice | None, beside: Sequence[Path]) -> Iterator[str]:
+    artifact, name = built.artifact, built.target.name
+    yield from (*job.prepared.notes, *artifact.notes, *proof.opening.notes)
+    yield from (f"it needs {file}" for file in beside)
+    if engine is not None and engine.engine.module:
+        yield f"proven in {engine.name}"
+    if artifact.simulation is not None:
+        yield f"checked in simulation on a CPU: nothing of {name} was run"
+    elif not runs_natively(built.target, job.machine) and artifact.device == "cpu":
+        yield f"answers were checked on this machine's kernels, which are not those of {name}"

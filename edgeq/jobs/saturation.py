@@ -11,20 +11,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends.base import Artifact
-from edgeq.emulate.saturation.audit import Audit, SimulatedSession, Simulation, audit, sample_count
-from edgeq.errors import EdgeqError
-from edgeq.hardware.detect import Machine
+from edgeq.backends.base import Artifact, backend_named
+from edgeq.data.open_source import Data
+from edgeq.data.samples import open_samples
+from edgeq.emulate.audit import Audit, SimulatedSession, Simulation, audit, graph_settings, sample_count
+from edgeq.errors import EdgeqError, UsageError
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.jobs.builds import Builds, artifact_key
 from edgeq.jobs.job import exact_settings, on_exact_kernels
 from edgeq.jobs.proof import FLOAT
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
+from edgeq.measure.bench import open_model, refuse_ignored
 from edgeq.model.macs import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, saturation_table
-from edgeq.run.engines import Engine
-from edgeq.run.session import open_session
+from edgeq.run.engines import DEFAULT, Engine, described
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import NOT_WRITTEN, plain
@@ -36,7 +38,6 @@ class MitigationTrial:
     Args:
         builds: what is built and on which samples it is run.
         full: the scheme that uses all eight bits and nothing against saturation.
-        machine: this one.
         table: which of the target's kernels saturate.
 
     Raises:
@@ -48,23 +49,21 @@ class MitigationTrial:
         builds: Builds,
         target: Target,
         full: Scheme,
-        machine: Machine,
         *,
         table: SaturationTable,
-        progress: Progress = SILENT,
     ) -> None:
         self.job = builds.job
         self._builds, self._target, self._scheme = builds, target, full
-        self._table, self._progress = table, progress
+        self._table = table
         self._reference = open_session(builds.job.prepared.path)
         self.full = builds.build(target, full).artifact
-        self._saturates = match_profile(machine, load_profiles()).profile.saturates
+        self._saturates = match_profile(self.job.machine, load_profiles()).profile.saturates
         # None: the machine's own kernels are exact, or a model of exact ones stands in.
         self._exact = exact_settings(self.full) if self._saturates(full) else None
         self._sessions: dict[Path, Any] = {}
 
     def artifact(self, scheme: Scheme) -> Artifact:
-        """What is built by `scheme`; one that adds session options to the full range leaves its file as it is.
+        """Return what is built by `scheme`; one that adds session options to the full range leaves its file as it is.
 
         Raises:
             EdgeqError: as the backend has it, or onnxruntime refuses the options.
@@ -78,15 +77,15 @@ class MitigationTrial:
         return self._builds.build(self._target, scheme).artifact
 
     def adds_options_alone(self, scheme: Scheme) -> bool:
-        """Whether `scheme` differs from the full range in nothing but session options."""
+        """Return whether `scheme` differs from the full range in nothing but session options."""
         return scheme.equals_but_options(self._scheme)
 
     def weights(self, artifact: Artifact) -> Audit:
-        """What its weights alone say of saturation on the target's kernels."""
+        """Return what its weights alone say of saturation on the target's kernels."""
         return audit(artifact.model, artifact.settings(), table=self._table)
 
     def audit(self, artifact: Artifact, samples: int) -> Audit:
-        """What saturation does to its answers on the target's kernels, on so many samples."""
+        """Return what saturation does to its answers on the target's kernels, on so many samples."""
         return audit(
             artifact.model,
             artifact.settings(),
@@ -95,22 +94,22 @@ class MitigationTrial:
             exact=self._session(artifact),
             count=samples,
             table=self._table,
-            progress=self._progress,
+            progress=self.job.progress,
         )
 
     def evaluate(self, artifacts: Mapping[str, Artifact], samples: int) -> Evaluation:
-        """What exact kernels make of each, by name, against the float model; on so many samples, or with a task on all
-        that the proof takes. Artifacts of one file differ in nothing that exact kernels compute."""
+        """Return what exact kernels make of each, by name, against the float model; on so many samples, or with a task
+        on all that the proof takes. Artifacts of one file differ in nothing that exact kernels compute."""
         first: dict[Path, str] = {}
         for name, artifact in artifacts.items():
             first.setdefault(artifact.model, name)
-        task = self._builds.task
+        task = self.job.task
         found = evaluate_sessions(
             {FLOAT: self._reference, **{name: self._session(artifacts[name]) for name in first.values()}},
             self.job.validation,
             task=task,
             reference=FLOAT,
-            progress=self._progress,
+            progress=self.job.progress,
             count=None if task else samples,
             known={FLOAT: self.job.float_outputs} if self.job.float_outputs else {},
         )
@@ -122,7 +121,7 @@ class MitigationTrial:
         )
 
     def _session(self, artifact: Artifact) -> Any:
-        """A session of it on kernels that do not saturate; artifacts of one file share it."""
+        """Return a session of it on kernels that do not saturate; artifacts of one file share it."""
         if artifact.model not in self._sessions:
             self._sessions[artifact.model] = self._opened(artifact)
         return self._sessions[artifact.model]
@@ -203,30 +202,26 @@ class Decision:
 
 
 def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:
-    """Whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
+    """Return whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
 
     Args:
         engine: the plug-in whose kernels count; None: ONNX Runtime's own.
     """
     if engine is None:
         return target.profile.saturates(scheme)
-    on_cpu = target.profile.min_compute_capability is None and not target.systolic
+    on_cpu = target.profile.min_compute_capability is None and backend_named(target.backend).runs_engines
     static = on_cpu and scheme.mode == "static"
     return static and engine.saturates(scheme.pair, target.architecture, target.features)
 
 
 def kernel_table(target: Target, engine: Engine | None = None) -> SaturationTable:
-    """Which kernels do so there; `engine` as for `kernels_saturate`."""
+    """Return which kernels do so there; `engine` as for `kernels_saturate`."""
     return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
 
 
-def decision_key(target: Target, scheme: Scheme) -> str:
-    """What a decision rests on: targets with the same grounds share it."""
-    return json.dumps([artifact_key(target, _full(scheme)), dict(target.profile.hazards.get("remedy_cost", {}))])
-
-
 def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
-    """Whether there is something to decide: saturating kernels, known mitigations, and a user who has not decided.
+    """Return whether there is something to decide: saturating kernels, known mitigations, and a user who has not
+    decided.
 
     Args:
         engine: as for `kernels_saturate`.
@@ -235,19 +230,27 @@ def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], en
     return undecided and bool(_costs(target, engine)) and kernels_saturate(target, _full(scheme), engine)
 
 
+def decision_for(
+    builds: Builds, target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None
+) -> Decision | None:
+    """Return what is decided for a target; None where there is nothing to decide. Targets with the same grounds share a
+    decision on ONNX Runtime's own kernels. See `must_decide` and `decide`."""
+    if not must_decide(target, scheme, overrides, engine):
+        return None
+    if engine is not None:
+        return decide(builds, target, scheme, engine=engine)
+    key = json.dumps([artifact_key(target, _full(scheme)), dict(_costs(target, None))])
+    if key not in builds.decisions:
+        builds.decisions[key] = decide(builds, target, scheme)
+    decision: Decision = builds.decisions[key]
+    return decision
+
+
 def _costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
     return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
 
 
-def decide(
-    builds: Builds,
-    target: Target,
-    scheme: Scheme,
-    machine: Machine,
-    *,
-    engine: Engine | None = None,
-    progress: Progress = SILENT,
-) -> Decision:
+def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | None = None) -> Decision:
     """Choose how `scheme` is best built for a target whose kernels can saturate.
 
     Args:
@@ -257,7 +260,7 @@ def decide(
         EdgeqError: the full range cannot be built or run.
     """
     table = kernel_table(target, engine)
-    trial = MitigationTrial(builds, target, _full(scheme), machine, table=table, progress=progress)
+    trial = MitigationTrial(builds, target, _full(scheme), table=table)
     found = trial.audit(trial.full, _AUDITED)
     considered: list[Mitigation] = []
 
@@ -345,8 +348,8 @@ def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: 
 
 
 def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
-    """What can saturate, though hardly beside samples, by its exact model: what it loses there counts as SQNR, and the
-    task's metric is that of exact kernels only where it loses nothing."""
+    """Judge what can saturate, though hardly beside samples, by its exact model: what it loses there counts as SQNR,
+    and the task's metric is that of exact kernels only where it loses nothing."""
     sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
     if found.float_db is not None and found.clipped:
         return replace(mitigation, sqnr_db=sqnr_db - max(0.0, found.float_db[1] - found.float_db[0]))
@@ -359,7 +362,8 @@ def _metric(evaluation: Evaluation, name: str) -> float | None:
 
 
 def _loss(evaluation: Evaluation, exact_db: float, exact_metric: float | None) -> Callable[[Mitigation], float]:
-    """By how many tolerances a mitigation falls short of exact kernels: by the task's metric where there is one."""
+    """Return by how many tolerances a mitigation falls short of exact kernels: by the task's metric where there is
+    one."""
     sign = 1.0 if not evaluation.accuracy or evaluation.accuracy[FULL].higher_is_better else -1.0
 
     def loss(mitigation: Mitigation) -> float:
@@ -377,3 +381,79 @@ def _why(chosen: Mitigation, found: Audit, exact_db: float) -> str:
     if not chosen.safe:
         by = f"{by} on samples, and other inputs can saturate" if chosen.scheme.fit_seen else "not free of saturation"
     return f"{chosen.name}, at {chosen.cost:g} times the time: {found.summary()}; this is {by}"
+
+
+_CPU = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What was audited, by whose kernels ("" for `target`: those of any CPU that they saturate on), and what came
+    out."""
+
+    name: str
+    audit: Audit
+    engine: str = DEFAULT
+    target: str = ""
+
+    def __record__(self) -> dict[str, Any]:
+        return {"model": self.name, "engine": self.engine, "target": self.target, **plain(self.audit)}
+
+
+def audit_saturation(
+    path: Path,
+    data: Data | None = None,
+    *,
+    reference: Path | None = None,
+    variant: str | None = None,
+    config: dict[str, str] | None = None,
+    engine: Engine | None = None,
+    target: Target | None = None,
+    progress: Progress = SILENT,
+) -> Audited:
+    """Bound what can saturate in a quantized model by its weights and, with samples, measure what does.
+
+    Args:
+        path: a quantized model, or a bundle.
+        data: samples to simulate it on.
+        reference: the float model, to measure the loss by saturation against it; needs `data`.
+        variant: of a bundle; None takes the one for this machine.
+        config: session options that the model file is run with; a bundle's variant brings its own.
+        engine: whose kernels; None takes those of the bundle's variant, else ONNX Runtime's own.
+        target: where they run; nothing saturates on one with exact kernels. None: a CPU that they saturate on.
+
+    Raises:
+        UsageError: `reference` without `data`, or an engine of whose kernels there is no model.
+        EdgeqError: as loading, reading and running have it.
+    """
+    if reference is not None and data is None:
+        raise UsageError("a float model is compared on samples", "Give --data")
+    settings = SessionSettings(config=config or {})
+    refuse_ignored(settings, path)
+    with open_model(path, settings, variant=variant) as loaded:
+        plugin = engine if engine is not None and engine.module else described(loaded.settings.engine)
+        name = plugin.name if plugin is not None else DEFAULT
+        if plugin is not None and not plugin.int8.saturation:
+            raise UsageError(f"nothing is known of how {name}'s kernels saturate", "Leave --engine out")
+        if target is not None and not _saturates(target, plugin):
+            return Audited(loaded.name, Audit(()), name, target.name)
+        features = target.features if target is not None else frozenset[str]()
+        samples = None
+        if data is not None:
+            samples = open_samples(data, loaded.signature, preprocess=loaded.preprocess, progress=progress)
+        found = audit(
+            loaded.model,
+            graph_settings(loaded.settings) if plugin is not None else loaded.settings,
+            samples=samples,
+            reference=open_session(reference) if reference is not None else None,
+            count=data.count if data is not None else None,
+            table=saturation_table(plugin.int8.saturation, features) if plugin is not None else None,
+            progress=progress,
+        )
+        return Audited(loaded.name, found, name, target.name if target is not None else "")
+
+
+def _saturates(target: Target, plugin: Engine | None) -> bool:
+    if plugin is None:
+        return bool(target.profile.hazards.get("saturates_int16"))
+    return any(plugin.saturates(pair, target.architecture, target.features) for pair in plugin.int8.pairs)

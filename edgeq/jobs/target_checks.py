@@ -3,96 +3,80 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from edgeq_device.engines import FLOAT, find_library, plugin_of
+from edgeq_device.engines import find_library, parse_version, plugin_of
 from edgeq_device.select import known_wrong
-from edgeq_device.version import parse_version
 
-from edgeq import demo
-from edgeq.backends.base import Artifact
-from edgeq.emulate.emulator import integer_model
-from edgeq.emulate.saturation.audit import audit, graph_settings
-from edgeq.errors import CheckFailedError, EdgeqError, UsageError
+from edgeq.backends.base import SIMULATORS, Artifact, backend_named
+from edgeq.emulate.audit import audit, graph_settings
+from edgeq.emulate.check import EmulatedCheck, Trial, VerifyRequest, check_trial, route_for
+from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionRoute
+from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.jobs.builds import Builds
-from edgeq.jobs.job import Built
+from edgeq.jobs.builds import Builds, too_slow
+from edgeq.jobs.job import Built, Job, share
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision, kernel_table, kernels_saturate
-from edgeq.jobs.variants import PackagedVariant
-from edgeq.measure.checks import Check
-from edgeq.measure.comparison import decibels
-from edgeq.measure.coverage import Coverage
+from edgeq.jobs.variants import Variant, selftest_cases
+from edgeq.measure.coverage import Check, CheckKind, Coverage
+from edgeq.measure.task import split_task_options
 from edgeq.model.compatibility import Compatibility, compatibility
-from edgeq.model.edit import bytes_of_text
-from edgeq.model.load import read_model
+from edgeq.model.load import shared_model
+from edgeq.model.macs import node_macs
 from edgeq.run.engines import Engine, EngineChoice
-from edgeq.run.session import Guest, SessionSettings, onnxruntime, open_session, start_engine
-from edgeq.scheme import Scheme
+from edgeq.run.session import onnxruntime
 from edgeq.util.resources import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
-_SATURATION = "saturation"
+_FOREIGN = "run on this machine's kernels, not on the target's"
+_MODEL = "a model of the target's arithmetic, run on this machine"
+_EXACT = "this machine's exact kernels, whose sums are the target's: nothing can saturate there"
 _TABLE = "targets/onnxruntime/versions.toml"
 
 
 def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
-    """The checks that need no target: those made here, and the model of saturating kernels."""
-    load, *others = _made_here(built, proof, machine, decision)
-    return load, coverage_check(proof.coverage), *others
+    """Return the checks that need no target: those made here, and the model of saturating kernels."""
+    artifact, target = built.artifact, built.target
+    saturation = saturation_check(built, decision)
+    how: dict[str, tuple[CheckKind, str]] = dict.fromkeys(_MADE, ("none", _FOREIGN))
+    if runs_natively(target, machine):
+        how = dict.fromkeys(_MADE, ("native", "this machine"))
+    elif artifact.coverage is not None:
+        there = artifact.coverage.how if artifact.plugin is not None else _MODEL
+        how = dict.fromkeys(_MADE, ("modelled", there))
+        how["load"] = (
+            how["load"] if artifact.plugin is not None else ("none", "nothing of the target's runtime is here")
+        )
+        saturation = None
+    elif saturation is not None and saturation.passed and target.architecture == machine.architecture:
+        how |= dict.fromkeys(_MADE[1:], ("modelled", _EXACT))
+    return _checks(proof, how, saturation)
+
+
+def _checks(proof: Proof, how: Mapping[str, tuple[CheckKind, str]], saturation: Check | None) -> tuple[Check, ...]:
+    """Return the checks that a proof made, each with its kind and where it was made."""
+    details = {"accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
+    load, *others = (
+        Check(name, kind, where, details.get(name, ""), None if kind == "none" else True)
+        for name, (kind, where) in how.items()
+    )
+    return (load, coverage_check(proof.coverage), *others, *([saturation] if saturation else []))
 
 
 def coverage_check(found: Coverage) -> Check:
-    """What runs in int8, as a check."""
+    """Return what runs in int8, as a check."""
     if found.basis in ("native", "emulated", "modelled"):
         return Check("coverage", found.basis, found.how, found.summary(), True)
     return Check("coverage", "none", found.how, found.summary())
 
 
-def _made_here(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
-    """The others; the first is "load"."""
-    target = built.target
-    found = {
-        "load": "",
-        "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples",
-        "self-test": "",
-    }
-    saturation = saturation_check(built, decision)
-    if runs_natively(target, machine):
-        native = (Check(name, "native", "this machine", found[name], True) for name in _MADE)
-        return (*native, *([saturation] if saturation else []))
-    if built.artifact.coverage is not None and built.artifact.plugin is not None:
-        return tuple(Check(name, "modelled", built.artifact.coverage.how, found[name], True) for name in _MADE)
-    if built.artifact.coverage is not None:
-        where = "a model of the target's arithmetic, run on this machine"
-        return (
-            Check("load", "none", "nothing of the target's runtime is here", ""),
-            *(Check(name, "modelled", where, found[name], True) for name in _MADE[1:]),
-        )
-    if saturation is None or target.architecture != machine.architecture:
-        where = "run on this machine's kernels, not on the target's"
-        return (*(Check(name, "none", where, found[name]) for name in _MADE), *([saturation] if saturation else []))
-    exact = saturation.passed is True
-    where = "this machine's exact kernels, whose sums are the target's: nothing can saturate there"
-    made = ("accuracy", "self-test") if exact else ()
-    return (
-        *(
-            Check(name, "modelled", where, found[name], True)
-            if name in made
-            else Check(name, "none", "run on this machine's kernels, not on the target's", found[name])
-            for name in _MADE
-        ),
-        saturation,
-    )
-
-
 def saturation_check(built: Built, decision: Decision | None) -> Check | None:
-    """What the weights say of kernels that add two products in 16 bits; None where the artifact's do not, or where
-    nothing is known of how those of its plug-in do.
+    """Return what the weights say of kernels that add two products in 16 bits; None where the artifact's do not, or
+    where nothing is known of how those of its plug-in do.
 
     Args:
         decision: what was done about them.
@@ -107,17 +91,17 @@ def saturation_check(built: Built, decision: Decision | None) -> Check | None:
     else:
         settings = artifact.settings() if plugin is None else graph_settings(artifact.settings())
         found = audit(artifact.model, settings, table=kernel_table(target, plugin))
-    return Check(_SATURATION, "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
+    return Check("saturation", "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
 
 
 def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
-    """What an artifact needs of onnxruntime, held against what the target has.
+    """Return what an artifact needs of onnxruntime, held against what the target has.
 
     Raises:
         CheckFailedError: the target's is too old, or computes some of it wrongly on such a CPU.
         ModelError: no release that was probed could load it.
     """
-    needed = compatibility(read_model(artifact.model), target.architecture)
+    needed = compatibility(shared_model(artifact.model).model, target.architecture)
     device = target.runtime.get("onnxruntime")
     for row in known_wrong():
         # A target that names no release may have any; weights that are right in all of them cost nothing.
@@ -150,108 +134,8 @@ def refuse_left_out(target: Target, artifact: Artifact) -> None:
         )
 
 
-LEAST_DB = 90.0
-"""How close f32 must come to ONNX Runtime's float32: what rounding in another order leaves, and bf16 does not."""
-_PRODUCTS = 256
-_CPU = "CPU"
-# What one step of difference in some of 256 leaves.
-_LEAST_PAIRS_DB = 30.0
-_PAIRS = """<ir_version: 8, opset_import: ["": 17]>
-pairs (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y)
-<float fine = {0.03}, uint8 middle = {128}, float small = {0.01}, int8 none = {0}, float coarse = {0.25}> {
-    q = QuantizeLinear(x, fine, middle)
-    d = DequantizeLinear(q, fine, middle)
-    f = DequantizeLinear(w, small, none)
-    c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(d, f)
-    r = QuantizeLinear(c, coarse, middle)
-    y = DequantizeLinear(r, coarse, middle)
-}"""
-# Products of two weights of 7 bits and two activations of 8 bits fit into 16 bits.
-_SMALL, _LARGE = 63, 127
-
-
-def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """Whether the answers of an installed plug-in are right, and what was found, in one line.
-
-    Args:
-        precisions: those to try besides f32.
-    """
-    if _CPU not in engine.devices:
-        return _check_elsewhere(engine, precisions)
-    try:
-        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
-            exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
-            db = {name: _agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
-    except EdgeqError as error:
-        return False, str(error)
-    faults = []
-    if exact[_SMALL]:
-        faults.append(f"int8 answers are wrong by up to {exact[_SMALL]:.2g} of the largest")
-    if db[FLOAT] < LEAST_DB:
-        faults.append(_not_float32(db[FLOAT]))
-    if faults:
-        return False, "; ".join(faults)
-    limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest answer" if exact[_LARGE] else "exact"
-    figures = ", ".join(f"{name} {value:.1f} dB" for name, value in db.items())
-    return True, f"int8 {limit}; to onnxruntime's float32: {figures}"
-
-
-def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """The same for other hardware, which need not round as CPUs do: a convolution between Q/DQ pairs, held against ONNX
-    Runtime's kernels, and the float demo model, unless the engine runs only what a backend has built for it."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
-    model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
-    try:
-        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
-            file = Path(folder) / "pairs.onnx"
-            file.write_bytes(model)
-            found = guest.open(file, SessionSettings(engine=engine)).run(None, {"x": x})[0]
-            right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
-            floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
-            db = {name: _agreement(guest, engine, name) for name in floats}
-    except EdgeqError as error:
-        return False, str(error)
-    if db and db[FLOAT] < LEAST_DB:
-        return False, _not_float32(db[FLOAT])
-    pairs = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
-    kind = "its simulator" if engine.simulated else "it"
-    figures = "".join(f", {name} {value:.1f} dB" for name, value in db.items())
-    what = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB to onnxruntime's CPU kernels{figures}"
-    return pairs >= _LEAST_PAIRS_DB, what
-
-
-def _not_float32(db: float) -> str:
-    return f"f32 is not float32: {db:.1f} dB to ONNX Runtime's, {LEAST_DB:g} at least"
-
-
-def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:
-    """Largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest answer."""
-    random = np.random.default_rng(largest)
-    weights = random.integers(-largest, largest + 1, (16, _PRODUCTS)).astype(np.int8)
-    weights[0] = largest
-    samples = random.integers(0, 256, (4, _PRODUCTS)).astype(np.float32)
-    samples[0] = 255
-    file = folder / f"integers-{largest}.onnx"
-    file.write_bytes(integer_model(weights))
-    session = guest.open(file, SessionSettings(engine=engine))
-    right = samples.astype(np.int64) @ weights.T.astype(np.int64)
-    found = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
-    worst = max(np.abs(values.reshape(right.shape) - right).max() for values in found)
-    return float(worst / np.abs(right).max())
-
-
-def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
-    """SQNR in dB of the demo model in `engine` to ONNX Runtime's float32."""
-    with np.load(demo.CALIBRATION) as samples:
-        feed = {"image": samples["image"][:8]}
-    right = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
-    found = guest.open(demo.MODEL, SessionSettings(engine=engine, precision=precision)).run(None, feed)[0]
-    return decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
-
-
 def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) -> tuple[EngineChoice, ...]:
-    """The plug-ins among `engines`, each once; onnxruntime's own kernels are in every bundle.
+    """Return the plug-ins among `engines`, each once; onnxruntime's own kernels are in every bundle.
 
     Raises:
         UsageError: one that exists for none of `targets`, or that the runner on devices does not know.
@@ -270,21 +154,22 @@ def check_engines(engines: Sequence[EngineChoice], targets: Sequence[Target]) ->
 
 
 def exists_for(engine: Engine, target: Target) -> bool:
-    """Whether `engine` runs on the kind of processor that `target` is built for, and exists for its architecture."""
+    """Return whether `engine` runs on the kind of processor that `target` is built for, and exists for its
+    architecture."""
+    if not backend_named(target.backend).runs_engines:
+        return False
     kind = "CPU" if target.profile.min_compute_capability is None else "GPU"
     made_for = {platform.split()[1] for platform in engine.platforms}
-    return kind in engine.devices and target.systolic == {} and (not made_for or target.architecture in made_for)
+    return kind in engine.devices and (not made_for or target.architecture in made_for)
 
 
 def in_engine(
     builds: Builds,
-    variant: PackagedVariant,
-    scheme: Scheme,
+    variant: Variant,
     choice: EngineChoice,
-    machine: Machine,
     decision: Decision | None = None,
-) -> PackagedVariant:
-    """The model of `variant`, proven in `choice`.
+) -> Variant:
+    """Return the model of `variant`, proven in `choice`.
 
     Args:
         decision: what was done about saturation in that engine.
@@ -293,14 +178,98 @@ def in_engine(
         EngineError: the engine crashes, hangs or refuses the model.
     """
     built = dataclasses.replace(variant.built, artifact=variant.built.artifact.in_engine(choice))
-    proof = builds.prove(built, scheme, machine, native=variant.native)
+    proof = builds.prove(built, variant.scheme, native=variant.native)
     where = f"{choice.name} on this machine" + ("" if variant.native else ", not on the target's kernels")
-    found = {"load": "", "accuracy": f"SQNR {proof.agreement.sqnr_db:.1f} dB on {proof.samples} samples"}
-    made = [
-        Check(name, "native" if variant.native else "none", where, found.get(name, ""), variant.native or None)
-        for name in ("load", "accuracy", "self-test")
-    ]
+    kind: CheckKind = "native" if variant.native else "none"
+    load, coverage, *others = _checks(proof, dict.fromkeys(_MADE, (kind, where)), saturation_check(built, decision))
     runtime = [check for check in variant.checks if check.name == "runtime"]
-    saturation = saturation_check(built, decision)
-    checks = (*made, coverage_check(proof.coverage), *([saturation] if saturation else []), *runtime)
+    checks = (load, coverage, *others, *runtime)
     return dataclasses.replace(variant, built=built, proof=proof, checks=checks, decision=decision)
+
+
+_KINDS: Mapping[str, CheckKind] = {NATIVE: "native", EMULATED: "emulated", MODELLED: "modelled", NOT_RUN: "none"}
+# An emulated CPU does about a hundredth of what a real one does: so many multiply-accumulates take a minute or two.
+_MACS = 4_000_000_000
+_MOST, _MOST_AT_NATIVE_SPEED = 16, 100
+
+
+def check_built(
+    job: Job,
+    built: Built,
+    coverage: Coverage,
+    *,
+    selftest: int = 2,
+) -> EmulatedCheck:
+    """Load `built` on its target's kernels, take the self-test's answers there, and compare both machines with float32.
+
+    No bound is put on how far the two machines' answers lie apart: a network that follows float32 loosely spreads
+    roundings as wide. What counts is that the target's follow float32 as well as this machine's.
+
+    Args:
+        coverage: of `built`.
+        selftest: how many samples make the self-test.
+
+    Raises:
+        CheckFailedError: it fails there.
+    """
+    machine, progress = job.machine, job.progress
+    route = route_for(built.target, machine, built.artifact.settings().engine, simulators=SIMULATORS, progress=progress)
+    count = _count(job, coverage, route)
+    reason = too_slow(route, coverage, selftest + count, built.target, progress)
+    if reason:
+        return EmulatedCheck(built.target.name, "", NOT_RUN, route.how, NOT_RUN, reason)
+    cases = selftest_cases(built.artifact, job.validation, selftest)
+    trial = Trial(
+        model=built.artifact.model,
+        settings=built.artifact.settings(),
+        vectors=[(case.inputs, case.outputs) for case in cases],
+        float_model=job.prepared.path,
+        samples=job.validation,
+        count=count,
+        task=job.task,
+    )
+    found = check_trial(trial, built.target, machine, route=route, progress=progress)
+    found.check()
+    return found
+
+
+def checks_of(found: EmulatedCheck) -> tuple[Check, ...]:
+    """Return the result of a check on the target's kernels, for the list of checks."""
+    kind = _KINDS[found.where]
+    if kind == "none":
+        return (Check("kernels", kind, found.how, found.reason),)
+    checks = [Check("load", kind, found.how, "", True), Check("self-test", kind, found.how, "", True)]
+    if found.agreement is not None:
+        detail = f"SQNR {found.agreement.sqnr_db:.1f} dB on {found.samples} samples"
+        checks.append(Check("accuracy", kind, found.how, detail, True))
+    return tuple(checks)
+
+
+def _count(job: Job, coverage: Coverage, route: ExecutionRoute) -> int:
+    """Return how many samples are compared: as many as an emulated CPU manages in a minute or two."""
+    if route.native_speed:
+        return _MOST_AT_NATIVE_SPEED
+    macs = coverage.int8_macs + coverage.float_macs or sum(node_macs(job.prepared.model).values())
+    return max(1, min(_MOST, _MACS // max(macs, 1)))
+
+
+def verify_request(bundle: Path, variant: str | None, options: Mapping[str, Any]) -> VerifyRequest:
+    """Return the request of `edgeq verify --on`, from its flat options."""
+    named, _ = split_task_options(options)
+    same = {name: options[name] for name in ("on", "data", "count", "preprocess", "labels", "task", "expect")}
+    drop = share("--max-drop", options["max_drop"])
+    if drop is not None and options["task"] is None:
+        raise UsageError("--max-drop needs something that measures accuracy", "Give --task and labelled --data")
+    return VerifyRequest(bundle, variant=variant, options=named, max_drop=drop, **same)
+
+
+def refuse_without_target(options: Mapping[str, Any]) -> None:
+    """Refuse options for comparing a target with this machine where no target is named.
+
+    Raises:
+        UsageError: one is given.
+    """
+    given = next((name for name, value in options.items() if value not in (None, ())), None)
+    if given is not None:
+        option = f"--{given.replace('_', '-')}"
+        raise UsageError(f"{option} is for checks on another target's kernels", "Name the target with --on")

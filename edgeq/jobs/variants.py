@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import one_array
-from edgeq_device.engines import engine_options
+from edgeq_device.engines import engine_options, parse_version
 from edgeq_device.variants import SliceTolerance
-from edgeq_device.version import parse_version
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Alternative, Artifact
@@ -25,13 +23,13 @@ from edgeq.jobs.job import Built, Job
 from edgeq.jobs.opening import open_stand_in
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision
-from edgeq.measure.checks import Check, CheckKind
 from edgeq.measure.comparison import SliceSums
-from edgeq.measure.coverage import Coverage
+from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.measure.latency import Session, infer
 from edgeq.model.compatibility import Compatibility
 from edgeq.report.page import DIGITS
 from edgeq.run.session import Engines, open_session
+from edgeq.scheme import Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.records import plain, rounded
 
@@ -52,7 +50,7 @@ _OFF_GRID = 0.01
 
 
 def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[SelfTestCase, ...]:
-    """The first `count` samples with what the artifact makes of them here, in its engine."""
+    """Return the first `count` samples with what the artifact makes of them here, in its engine."""
     with Engines() as engines:
         session = engines.open(artifact.proof_model, artifact.proof_settings())
         return tuple(
@@ -77,7 +75,7 @@ def expected_outputs(
     native: bool,
     simulated: bool = False,
 ) -> SelfTestVectors:
-    """The vectors, made of what this machine answers, and what each output may differ by on the device.
+    """Return the vectors, made of what this machine answers, and what each output may differ by on the device.
 
     The outputs are the target's own where they could be computed there. Else they are this machine's, and the
     target's may differ by as much as quantization itself changed them: roundings differ between architectures, and a
@@ -141,10 +139,11 @@ def _step(values: Array) -> float:
 
 
 @dataclass(frozen=True)
-class PackagedVariant(Displayed):
+class Variant(Displayed):
     """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
 
     Attributes:
+        scheme: what it was asked to be built by, before its backend or an engine added to it.
         threads: those that suit it, the runner's default; 0 leaves it to the runtime.
         checks: what was checked on whose kernels, one of each name.
         decision: what was done about saturating kernels, and why; None where there was nothing to decide.
@@ -157,6 +156,7 @@ class PackagedVariant(Displayed):
     proof: Proof
     native: bool
     bytes: int
+    scheme: Scheme = field(default_factory=Scheme)
     threads: int = 0
     checks: tuple[Check, ...] = ()
     decision: Decision | None = None
@@ -171,7 +171,7 @@ class PackagedVariant(Displayed):
 
     @property
     def min_onnxruntime(self) -> str:
-        """The oldest onnxruntime that is known to run it."""
+        """Return the oldest onnxruntime that is known to run it."""
         known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
         known += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
@@ -195,13 +195,12 @@ class PackagedVariant(Displayed):
 
 
 def variant_name(target: Target) -> str:
-    """What a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for it."""
+    """Return what a target's variant is called; "this machine" means nothing elsewhere, so its profile stands for
+    it."""
     return target.profile.name if target.name == THIS_MACHINE else target.name
 
 
-def with_fallback(
-    name: str, fallback: PackagedVariant, preferred: Sequence[PackagedVariant]
-) -> dict[str, PackagedVariant]:
+def with_fallback(name: str, fallback: Variant, preferred: Sequence[Variant]) -> dict[str, Variant]:
     """Variants for one target by name: `fallback`, which needs nothing but onnxruntime, then those of plug-in engines.
 
     Args:
@@ -212,13 +211,13 @@ def with_fallback(
         plugin = variant.built.artifact.plugin
         assert plugin is not None, "what onnxruntime runs by itself is the fall-back"
         own = f"{name}-{plugin.name.replace(':', '-')}"
-        found[own] = dataclasses.replace(variant, preference=len(preferred) - place)
+        found[own] = replace(variant, preference=len(preferred) - place)
     return found
 
 
 def variant_spec(
     name: str,
-    variant: PackagedVariant,
+    variant: Variant,
     job: Job,
     cases: tuple[SelfTestCase, ...],
     model: Path,
@@ -240,55 +239,59 @@ def variant_spec(
         native=variant.native,
         simulated=artifact.simulation is not None,
     )
-    ep, options, engine = _engine(artifact)
+    info = {
+        **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
+        "title": target.title,
+        "target": target.name,
+        "profile": target.profile.name,
+        **_engine(artifact),
+        "architecture": target.architecture,
+        "required_features": sorted(target.profile.requires),
+        "rank": target.profile.rank + variant.preference,
+        "min_onnxruntime": variant.min_onnxruntime,
+        **({"products": list(variant.compatibility.products)} if variant.compatibility else {}),
+        "scheme": plain(artifact.scheme),
+        "preprocessing": _preprocessing(job.validation),
+        "coverage": _coverage(proof.coverage),
+        "accuracy": _accuracy(proof),
+        "checks": [plain(check) for check in variant.checks],
+        **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
+        **({"threads": variant.threads} if variant.threads else {}),
+        **({"files": sorted(artifact.files)} if artifact.files else {}),
+    }
+    return replace(_spec(name, artifact, info, vectors), model=model, calibration=tables)
+
+
+def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], vectors: SelfTestVectors) -> VariantSpec:
+    """Describe an artifact for the bundle. edgeq's runner has a plug-in's options from its description; ONNX Runtime's
+    own reader of packages has them from the bundle."""
+    provider, options = artifact.provider, artifact.provider_options
+    if artifact.plugin is not None:
+        engine = artifact.plugin.engine
+        provider, options = engine.provider, engine_options(engine, artifact.plugin.precision)
     return VariantSpec(
         name=name,
-        model=model,
-        ep=ep,
+        model=artifact.model,
+        ep=provider,
         device=artifact.device,
         session_options=artifact.session_options,
         provider_options=options,
-        info={
-            **artifact.requires,
-            **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
-            "title": target.title,
-            "target": target.name,
-            "profile": target.profile.name,
-            **engine,
-            "architecture": target.architecture,
-            "required_features": sorted(target.profile.requires),
-            "rank": target.profile.rank + variant.preference,
-            "min_onnxruntime": variant.min_onnxruntime,
-            **({"products": list(variant.compatibility.products)} if variant.compatibility else {}),
-            "scheme": plain(artifact.scheme),
-            "preprocessing": _preprocessing(job.validation),
-            "coverage": _coverage(proof.coverage),
-            "accuracy": _accuracy(proof),
-            "checks": [plain(check) for check in variant.checks],
-            **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
-            **({"threads": variant.threads} if variant.threads else {}),
-            **({"files": sorted(artifact.files)} if artifact.files else {}),
-        },
+        info={**artifact.requires, **info},
         selftest=vectors.cases,
         tolerance=vectors.tolerance,
         slices=vectors.slices,
         files=artifact.files,
-        calibration=tables,
     )
 
 
-def _engine(artifact: Artifact) -> tuple[str, Mapping[str, str], dict[str, str]]:
-    """Provider, its options, and what a variant's info says of the engine. edgeq's runner has a plug-in's options from
-    its description; ONNX Runtime's own reader of packages has them from the bundle."""
+def _engine(artifact: Artifact) -> dict[str, str]:
+    """Return what a variant's info says of the plug-in that runs it; nothing where none does."""
     plugin = artifact.plugin
-    if plugin is None:
-        return artifact.provider, artifact.provider_options, {}
-    options = engine_options(plugin.engine, plugin.precision)
-    return plugin.engine.provider, options, {"engine": plugin.engine.name, "precision": plugin.precision}
+    return {} if plugin is None else {"engine": plugin.engine.name, "precision": plugin.precision}
 
 
 def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
-    """The variant of an artifact that stands in for another, once a bundle: every target's is the same.
+    """Return the variant of an artifact that stands in for another, once a bundle: every target's is the same.
 
     Raises:
         CheckFailedError: its file answers otherwise when it is opened as devices open it.
@@ -302,34 +305,22 @@ def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> Varia
     cases = selftest_cases(artifact, job.validation, selftest)
     modelled = artifact.simulation is not None
     vectors = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
-    ep, options, engine = _engine(artifact)
-    simulated = modelled or bool(engine)
+    simulated = modelled or artifact.plugin is not None
     where = "in simulation on a CPU" if simulated else "this machine"
     kind: CheckKind = "modelled" if simulated else "native"
     checks = [Check("load", kind, where, unopened, True), Check("self-test", kind, where, "", True)]
-    return VariantSpec(
-        name=alternative.name,
-        model=artifact.model,
-        ep=ep,
-        device=artifact.device,
-        session_options=artifact.session_options,
-        provider_options=options,
-        info={
-            **artifact.requires,
-            **engine,
-            "title": alternative.title,
-            "architecture": alternative.architecture,
-            "required_features": [],
-            "rank": alternative.rank,
-            "min_onnxruntime": artifact.min_onnxruntime,
-            "scheme": artifact.scheme.rest,
-            "preprocessing": _preprocessing(job.validation),
-            "checks": [plain(check) for check in checks],
-        },
-        selftest=vectors.cases,
-        tolerance=vectors.tolerance,
-        slices=vectors.slices,
-    )
+    info = {
+        **_engine(artifact),
+        "title": alternative.title,
+        "architecture": alternative.architecture,
+        "required_features": [],
+        "rank": alternative.rank,
+        "min_onnxruntime": artifact.min_onnxruntime,
+        "scheme": artifact.scheme.rest,
+        "preprocessing": _preprocessing(job.validation),
+        "checks": [plain(check) for check in checks],
+    }
+    return replace(_spec(alternative.name, artifact, info, vectors), files={})
 
 
 def _coverage(found: Coverage) -> dict[str, Any]:

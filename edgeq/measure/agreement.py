@@ -204,7 +204,7 @@ _LEAST_CONFIDENCE = 0.1
 
 @dataclass
 class ClassScores:
-    """What the rows of one output, seen so far, say of it.
+    """Facts about one output from its rows seen so far.
 
     Attributes:
         shaped: whether every array was shaped like class scores.
@@ -256,7 +256,7 @@ class ClassScores:
 
     @property
     def confident(self) -> bool:
-        """Whether the rows are on average surer of their first class than a tenth of the way from a guess on."""
+        """Tell whether the rows are on average surer of their first class than a tenth of the way from a guess on."""
         guess = 1 / self.columns
         return bool(self.rows) and (self.confidence / self.rows - guess) / (1 - guess) >= _LEAST_CONFIDENCE
 
@@ -273,7 +273,7 @@ class ClassScores:
 
 
 def is_class_scores(array: NDArray[Any]) -> bool:
-    """Whether `array` is shaped like class scores: a batch axis and one axis of two or more, others of length 1."""
+    """Tell whether `array` is shaped like class scores: a batch axis, one axis of two or more, others of length 1."""
     return array.ndim >= 2 and array.size > 0 and max(array.shape[1:]) == math.prod(array.shape[1:]) >= 2
 
 

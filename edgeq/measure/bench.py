@@ -1,4 +1,4 @@
-"""What `edgeq bench` measures: a model file, alone or against another, or a bundle."""
+"""Open models for measuring, and measure what `edgeq bench` is given: model files, or a bundle."""
 
 from __future__ import annotations
 
@@ -7,33 +7,41 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import numpy as np
+import onnx
+import onnx_ir as ir
 from edgeq_device.bench import BenchSettings
-from edgeq_device.bench_models import Shapes
+from edgeq_device.bench_models import Shapes, bundle_feeds, bundle_models, bundle_variants
 from edgeq_device.engines import FLOAT, plugin_of
 from edgeq_device.latency import Distribution, Runner, WarmUp, measure_interleaved
+from edgeq_device.opening import open_best
+from edgeq_device.package import MAIN, Bundle, open_bundle
 from edgeq_device.scenarios import Feed, query_runner
 from edgeq_device.select import precision_of
-from edgeq_device.variants import EXTERNAL_FOLDER
-from numpy.typing import NDArray
+from edgeq_device.sessions import read_device
+from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 
 from edgeq.data.open_source import Data
+from edgeq.data.samples import open_samples
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.latency import Measurement, Session, bench_model, measure_models
 from edgeq.model.clean import is_named_bundle
-from edgeq.model.load import model_signature, own_signature, path_of
+from edgeq.model.load import (
+    check_sizes,
+    data_folder,
+    in_memory,
+    load_model,
+    model_signature,
+    own_signature,
+    path_of,
+    signature_of,
+)
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, with_carried
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.resources import device_errors
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
-    from edgeq_device.package import Bundle
-    from edgeq_device.variants import Variant
 
 
 @dataclass(frozen=True)
@@ -61,12 +69,12 @@ class LoadedModel:
 
     @property
     def folder(self) -> Path:
-        """Where the external weights of `model` lie."""
+        """The folder of the external weights of `model`."""
         return Path(self.settings.config.get(EXTERNAL_FOLDER, self.model.parent))
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The path and the variant, for messages."""
         return str(self.path) if self.variant is None else f"{self.path} ({self.variant})"
 
 
@@ -81,7 +89,7 @@ class Opener(Protocol):
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether `path` is meant as a bundle: a directory, a zip, or named .edgeq."""
+    """Tell whether `path` is meant as a bundle: a directory, a zip, or named .edgeq."""
     return path.is_dir() or is_named_bundle(path) or (path.is_file() and zipfile.is_zipfile(path))
 
 
@@ -127,8 +135,6 @@ def open_model(
         return
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
-    from edgeq.model.load import check_sizes, data_folder, in_memory, load_model, signature_of
-
     proto = load_model(path, external_data="none")
     check_sizes(proto, path.parent, path)
     settings = with_carried(path, settings)
@@ -148,13 +154,6 @@ def open_model(
 def _open_variant(
     path: Path, settings: SessionSettings, name: str | None, opener: Opener | None
 ) -> Iterator[LoadedModel]:
-    import onnx
-    from edgeq_device.opening import open_best
-    from edgeq_device.package import MAIN, open_bundle
-    from edgeq_device.sessions import read_device
-
-    from edgeq.model.load import in_memory, signature_of
-
     with device_errors():
         bundle = open_bundle(path)
     with bundle:
@@ -188,10 +187,6 @@ def check_models(bundle: Bundle) -> None:
     Raises:
         ModelError: as `edgeq.model.load.check_sizes`.
     """
-    import onnx
-
-    from edgeq.model.load import check_sizes
-
     variants = [variant for variants in bundle.components.values() for variant in variants]
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
     for model, folder in places.items():
@@ -199,7 +194,7 @@ def check_models(bundle: Bundle) -> None:
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
-    """What a variant is opened with; of `settings` only the thread count is taken."""
+    """Return the settings of a variant; of `settings` only the thread count is taken."""
     engine = plugin_of(variant.ep)
     return replace(
         settings or SessionSettings(),
@@ -228,7 +223,7 @@ SAMPLES = 32
 
 @dataclass(frozen=True)
 class BenchData(Displayed):
-    """Where the samples come from.
+    """The source of the samples.
 
     Attributes:
         source: what `edgeq.data.samples.open_samples` takes; None makes inputs up, or takes a bundle's self-test's.
@@ -245,7 +240,7 @@ class BenchData(Displayed):
 
 @dataclass(frozen=True)
 class Workload:
-    """What models are timed with.
+    """Settings and samples to time models with.
 
     Attributes:
         samples: None takes those of a bundle's self-test, or made-up ones.
@@ -258,7 +253,7 @@ class Workload:
 
 
 class BenchPlace(Protocol):
-    """Where a benchmark runs, if not here."""
+    """A place other than this machine for a benchmark to run."""
 
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """Measure model files side by side."""
@@ -327,7 +322,8 @@ def bench(
         if name == other and not engines:
             raise UsageError(f"{path} would be compared with itself", "Name another model")
         models[other] = (against, plain)
-    models |= _in_engines(name, path, engines, plain) or {name: (path, plain)}
+    in_engines = {f"{name}, {e.name}": replace(plain, engine=e.engine, precision=e.precision) for e in engines}
+    models |= {label: (path, how) for label, how in (in_engines or {name: plain}).items()}
     if against is not None or len(models) > 1:
         settings = replace(settings, baseline=next(iter(models)))
     samples = _samples(data, signature, path, progress) if data.source is not None else None
@@ -337,16 +333,10 @@ def bench(
         return measure_models(
             [bench_model(name, p, how, processes.open) for name, (p, how) in models.items()],
             settings,
-            feeds=_feeds(samples) if samples is not None else None,
+            feeds=None if samples is None else lambda session: samples,
             shapes=data.shapes,
             progress=progress,
         )
-
-
-def _in_engines(
-    name: str, model: Path, engines: Sequence[EngineChoice], plain: SessionSettings
-) -> dict[str, tuple[Path, SessionSettings]]:
-    return {f"{name}, {e.name}": (model, replace(plain, engine=e.engine, precision=e.precision)) for e in engines}
 
 
 def _bench_bundle(
@@ -357,10 +347,6 @@ def _bench_bundle(
     place: BenchPlace | None,
     progress: Progress,
 ) -> Measurement:
-    from edgeq_device.bench_models import bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.package import MAIN, open_bundle
-    from edgeq_device.sessions import read_device
-
     with device_errors(), open_bundle(path) as bundle:
         check_models(bundle)
         if place is None:
@@ -381,15 +367,10 @@ def _bench_bundle(
         if place is not None:
             return place.bundle(path, variant, Workload(settings, samples, data.shapes))
         own = None if data.shapes else bundle_feeds(variants)
-        feeds = _feeds(samples) if samples is not None else own
+        feeds = own if samples is None else lambda session: samples
         return measure_models(
             bundle_models(variants), settings, feeds=feeds, shapes=data.shapes, notes=notes, progress=progress
         )
-
-
-def _feeds(samples: Sequence[Feed]) -> Callable[[Any], Sequence[Feed]]:
-    """The same samples for every session."""
-    return lambda session: samples
 
 
 def _refuse_unused(data: BenchData) -> None:
@@ -402,8 +383,6 @@ def _refuse_unused(data: BenchData) -> None:
 
 
 def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:
-    from edgeq.data.samples import open_samples
-
     samples = open_samples(
         data.source,
         signature,
@@ -413,41 +392,6 @@ def _samples(data: BenchData, signature: Signature, model: Path, progress: Progr
         progress=progress,
     )
     return [sample.inputs for sample in samples]
-
-
-Collected = tuple[list[NDArray[Any]], ...]
-
-
-class PairedMeter:
-    """Rows of samples: what a model makes of each, beside its label. See `edgeq.measure.task.Meter`."""
-
-    def __init__(self) -> None:
-        self._found: list[NDArray[Any]] = []
-        self._wanted: list[NDArray[Any]] = []
-
-    def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
-        """Add the rows of one sample, [N] each."""
-        self._found.append(found)
-        self._wanted.append(wanted)
-
-    def collected(self) -> Collected:
-        """What was found and what is right, an array a sample each."""
-        return self._found, self._wanted
-
-    def take(self, collected: Collected) -> None:
-        """Add the samples of another meter."""
-        self._found += collected[0]
-        self._wanted += collected[1]
-
-    def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What was found and what is right, [N] each, over all samples."""
-        return np.concatenate(self._found), np.concatenate(self._wanted)
-
-    def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """`rows` of each of the halves [H, samples]."""
-        found, wanted = self.rows()
-        for chosen in np.repeat(halves, [len(one) for one in self._wanted], axis=1):
-            yield found[chosen], wanted[chosen]
 
 
 _TIMED_SECONDS = 0.5
@@ -461,7 +405,7 @@ _WARM_UP = WarmUp(window=3, min_s=0.1, max_s=2.0)
 
 
 def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Runner]]:
-    """What `race` takes, of models in some sessions each.
+    """Make the runners that `race` takes, of models in some sessions each.
 
     Args:
         feeds: what one query runs, all of them.

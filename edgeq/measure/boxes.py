@@ -1,15 +1,37 @@
 """Boxes: overlap and non-maximum suppression.
 
 A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels.
+
+COCO annotations and COCO's mean average precision, by faster-coco-eval or pycocotools, whichever is installed.
+
+COCO's mAP50-95 over many choices of the same images: detections are matched with objects once, an image at a time.
+
+It is what the COCO packages compute (area "all", 100 detections an image), which take half a second for each choice of
+128 images. Their rules: detections from the best score down, each takes the free object of its category that it
+overlaps most, at least by the threshold; an object marked as crowd may be taken by many, and who takes it counts
+neither as right nor as wrong. Precision at 101 recalls is the best at that recall or a higher one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import functools
+import io
+import json
+import math
+import pkgutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgeq.errors import DataError, RuntimeUnavailableError
+from edgeq.util.records import is_longer
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +48,7 @@ class Detections:
         return len(self.scores)
 
     def take(self, which: NDArray[Any]) -> Detections:
-        """Those at indices, or where a mask [N] holds."""
+        """Return those at indices, or where a mask [N] is true."""
         return Detections(self.boxes[which], self.scores[which], self.classes[which])
 
 
@@ -47,20 +69,14 @@ def centre_to_corners(boxes: NDArray[Any]) -> Floats:
 
 
 def overlap(box: Floats, boxes: Floats) -> Floats:
-    """Intersection over union of one box [4] with each of [N, 4]; 0 where the union has no area."""
-    low = np.maximum(box[:2], boxes[:, :2])
-    high = np.minimum(box[2:], boxes[:, 2:])
-    common: Floats = np.clip(high - low, 0, None).prod(axis=1)
-    union = areas(box[None]) + areas(boxes) - common
+    """Return the intersection over union of one box [4] with each of [N, 4]; 0 where the union has no area. A box that
+    is turned inside out has none."""
+    edges = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
+    sizes = (high - low for low, high in (edges, (box[:2], box[2:]), (boxes[:, :2], boxes[:, 2:])))
+    common, own, others = (np.clip(size, 0, None).prod(axis=-1) for size in sizes)
+    union = own + others - common
     shared: Floats = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return shared
-
-
-def areas(boxes: Floats) -> Floats:
-    """Areas [N]; 0 for a box turned inside out."""
-    size: Floats = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None)
-    area: Floats = size.prod(axis=1)
-    return area
 
 
 def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
@@ -82,7 +98,349 @@ def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
 
 
 def suppress(candidates: Detections, *, confidence: float, iou: float, limit: int) -> Detections:
-    """What remains of a head's candidates: finite, scored above `confidence`, not suppressed, the best `limit`."""
+    """Keep the best `limit` of a head's candidates that are finite, scored above `confidence` and not suppressed."""
     usable = np.isfinite(candidates.boxes).all(axis=1) & (candidates.scores > confidence)
     strong = candidates.take(usable)
     return strong.take(nms(strong, iou, limit))
+
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
+_RECALLS = np.linspace(0.0, 1.0, 101)
+_LARGEST_AREA = 1e10
+_CERTAIN = 1 - 1e-10
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Detections of one category in one image against its objects.
+
+    Attributes:
+        scores: of the detections, [D], descending.
+        right: whether a detection took an object, [thresholds, D].
+        ignored: whether it does not count, [thresholds, D].
+        objects: how many objects count.
+    """
+
+    scores: Floats
+    right: Flags
+    ignored: Flags
+    objects: int
+
+
+def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Matches:
+    """Match detections with objects of the same category in one image.
+
+    Args:
+        boxes: [D, 4] x, y, width, height in pixels; `scores` [D].
+        objects: [G, 4], as `boxes`; `crowd` [G].
+    """
+    order = np.argsort(-scores, kind="stable")
+    boxes, scores = boxes[order], scores[order]
+    last = np.argsort(crowd, kind="stable")
+    objects, crowd = objects[last], crowd[last]
+    area = boxes[:, 2] * boxes[:, 3]
+    right = np.zeros((len(THRESHOLDS), len(boxes)), np.bool_)
+    ignored = np.repeat(((area < 0) | (area > _LARGEST_AREA))[None], len(THRESHOLDS), axis=0)
+    overlaps = _overlaps(boxes, objects, crowd) if len(objects) else np.zeros((len(boxes), 0))
+    for row, threshold in enumerate(THRESHOLDS if (overlaps >= THRESHOLDS[0]).any() else ()):
+        free = np.ones(len(objects), np.bool_)
+        for d in np.flatnonzero((overlaps >= min(threshold, _CERTAIN)).any(axis=1)):
+            usable = (overlaps[d] >= min(threshold, _CERTAIN)) & (free | crowd)
+            if (usable & ~crowd).any():
+                usable &= ~crowd
+            if not usable.any():
+                continue
+            best = np.where(usable, overlaps[d], -1.0)
+            taken = len(best) - 1 - int(best[::-1].argmax())  # of equal overlaps the last
+            free[taken] = False
+            right[row, d], ignored[row, d] = not crowd[taken], crowd[taken]
+    return Matches(scores, right, ignored, int((~crowd).sum()))
+
+
+def mean_average_precisions(images: Sequence[Mapping[int, Matches]], chosen: Flags) -> Floats:
+    """mAP50-95 of each choice of images, [choices]; NaN where the images chosen have no object.
+
+    Args:
+        images: matches by category; of equal scores those of the earlier image come first.
+        chosen: [choices, images].
+    """
+    total, counted = np.zeros(len(chosen)), np.zeros(len(chosen))
+    for category in sorted({c for image in images for c in image}):
+        found = [(i, image[category]) for i, image in enumerate(images) if category in image]
+        places = np.array([i for i, _ in found])
+        objects = chosen[:, places].astype(np.int64) @ np.array([m.objects for _, m in found])
+        if objects.any():
+            total += np.where(objects > 0, _average_precision([m for _, m in found], chosen[:, places], objects), 0.0)
+            counted += objects > 0
+    precision: Floats = np.divide(total, counted, out=np.full(len(chosen), np.nan), where=counted > 0)
+    return precision
+
+
+def _average_precision(found: Sequence[Matches], chosen: Flags, objects: NDArray[np.int64]) -> Floats:
+    """Average precision of one category, mean over the thresholds, [choices]."""
+    order = np.argsort(-np.concatenate([m.scores for m in found]), kind="stable")
+    place = np.repeat(np.arange(len(found)), [len(m.scores) for m in found])[order]
+    right = np.concatenate([m.right for m in found], axis=1)[:, order]
+    ignored = np.concatenate([m.ignored for m in found], axis=1)[:, order]
+    there = chosen[:, place]
+    every = np.cumsum(there, axis=1)
+    needed = np.stack([_needed(int(n)) for n in objects])
+    total = np.zeros(len(chosen))
+    for took, dropped in zip(right, ignored, strict=True):
+        at = np.flatnonzero(took)
+        if not at.size:
+            continue
+        seen = np.cumsum(there & ~dropped, axis=1) if dropped.any() else every
+        here = there[:, at]
+        count = np.cumsum(here, axis=1)
+        precision = np.where(here, count / (seen[:, at] + np.spacing(1)), 0.0)
+        best = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+        # By the number of objects found so far; 0 where so many are never found.
+        by_count = np.zeros((len(chosen), max(int(objects.max()), at.size) + 1))
+        rows, columns = np.nonzero(here)
+        by_count[rows, count[rows, columns]] = best[rows, columns]
+        total += np.take_along_axis(by_count, needed, axis=1).mean(axis=1)
+    return total / len(THRESHOLDS)
+
+
+@cache
+def _needed(objects: int) -> NDArray[np.int64]:
+    """Count how many of `objects` must be found for each of the 101 recalls, at least one."""
+    if not objects:
+        return np.ones(len(_RECALLS), np.int64)
+    return np.maximum(np.searchsorted(np.arange(objects + 1) / objects, _RECALLS), 1)
+
+
+def _overlaps(boxes: Floats, objects: Floats, crowd: Flags) -> Floats:
+    """Intersection over union [D, G]; over the detection's own area where the object is a crowd."""
+    low = np.maximum(boxes[:, None, :2], objects[None, :, :2])
+    high = np.minimum(boxes[:, None, :2] + boxes[:, None, 2:], objects[None, :, :2] + objects[None, :, 2:])
+    size = high - low
+    common = np.where((size > 0).all(axis=2), size.prod(axis=2), 0.0)
+    own, others = boxes[:, 2] * boxes[:, 3], objects[:, 2] * objects[:, 3]
+    union = np.where(crowd[None], own[:, None], own[:, None] + others[None] - common)
+    shared: NDArray[Any] = np.divide(common, union, out=np.zeros_like(common), where=union != 0)
+    return shared
+
+
+MAX_FILE_BYTES = 512 << 20
+
+# Class of the annotations, class of the evaluation, in order of preference.
+PACKAGES = (
+    ("faster_coco_eval:COCO", "faster_coco_eval:COCOeval_faster"),
+    ("pycocotools.coco:COCO", "pycocotools.cocoeval:COCOeval"),
+)
+
+# Metric → its place in COCO's twelve summary figures.
+SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR100": 8})
+
+
+@dataclass(frozen=True)
+class Image:
+    """One annotated image: COCO id, size in pixels where the file gives it, annotations as in the file."""
+
+    id: int
+    size: tuple[int, int] | None
+    annotations: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class CocoAnnotations:
+    """An annotation file: images by `file_name`, category ids in ascending order (class index i is the i-th)."""
+
+    source: str
+    images: Mapping[str, Image]
+    categories: tuple[int, ...]
+    names: Mapping[int, str] = field(default_factory=dict)
+
+    def image(self, path: str) -> Image:
+        """The image of a file: the one listed with its path below the data folder, or else with its name.
+
+        Raises:
+            DataError: none is, or several are.
+        """
+        name = PurePath(path).name
+        listed = [path] if path in self.images else self._files_by_name.get(name, [])
+        if len(listed) != 1:
+            many = f" but {', '.join(map(repr, listed[:2]))}" if listed else ""
+            raise DataError(
+                f"{self.source} lists no image {name!r}{many}",
+                "Give the folder above, so that paths tell them apart" if listed else _ONE_SET,
+            )
+        return self.images[listed[0]]
+
+    @functools.cached_property
+    def _files_by_name(self) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for file in self.images:
+            found.setdefault(PurePath(file).name, []).append(file)
+        return found
+
+
+_ONE_SET = "Take images and annotations of one set"
+
+
+def load_annotations(path: Path) -> CocoAnnotations:
+    """Read a COCO instances file: {"images": [...], "annotations": [...], "categories": [...]}.
+
+    Raises:
+        DataError: missing, larger than MAX_FILE_BYTES, not JSON, or without one of these lists or their ids.
+    """
+    fix = "Give a COCO instances JSON file as --annotations"
+    try:
+        if is_longer(path, MAX_FILE_BYTES):
+            raise DataError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", fix)
+        plain = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", fix) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}", fix) from error
+    try:
+        return _annotations(path, plain)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(f"{path} is not a COCO instances file: {type(error).__name__} {error}", fix) from error
+
+
+def _annotations(path: Path, plain: Any) -> CocoAnnotations:
+    objects: dict[int, list[Mapping[str, Any]]] = {}
+    categories = {_identity(category["id"]): str(category.get("name", "")) for category in plain["categories"]}
+    for annotation in plain["annotations"]:
+        image, category = _identity(annotation["image_id"]), _identity(annotation["category_id"])
+        x, y, width, height = (float(number) for number in annotation["bbox"])
+        if category not in categories:
+            raise ValueError(f"annotation of unknown category {category}")
+        if not all(map(math.isfinite, (x, y, width, height))) or min(width, height) < 0:
+            raise ValueError(f"annotation of image {image} with a box of {annotation['bbox']}")
+        objects.setdefault(image, []).append(
+            {
+                "image_id": image,
+                "category_id": category,
+                "bbox": [x, y, width, height],
+                "area": float(annotation.get("area", width * height)),
+                "iscrowd": int(annotation.get("iscrowd", 0)),
+            }
+        )
+    images: dict[str, Image] = {}
+    files: dict[int, str] = {}
+    for image in plain["images"]:
+        size = (int(image["width"]), int(image["height"])) if "width" in image and "height" in image else None
+        # Tools on Windows write backslashes.
+        identity, file = _identity(image["id"]), str(image["file_name"]).replace("\\", "/")
+        if files.setdefault(identity, file) != file or (file in images and images[file].id != identity):
+            raise ValueError(f"image {file!r} shares its id {identity}, or its name, with another")
+        images[file] = Image(identity, size, tuple(objects.get(identity, ())))
+    return CocoAnnotations(str(path), MappingProxyType(images), tuple(sorted(categories)), MappingProxyType(categories))
+
+
+def _identity(value: Any) -> int:
+    """An id, which may be written as text.
+
+    Raises:
+        ValueError, TypeError: it is no whole number.
+    """
+    number = int(value)
+    if isinstance(value, float) and value != number:
+        raise ValueError(f"id {value}")
+    return number
+
+
+def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, Any]:
+    """Return the classes (annotations, evaluation) of the first COCO package that is installed.
+
+    Raises:
+        RuntimeUnavailableError: none is.
+    """
+    for truth, evaluation in packages:
+        try:
+            return pkgutil.resolve_name(truth), pkgutil.resolve_name(evaluation)
+        except ImportError:
+            continue
+    raise RuntimeUnavailableError(
+        "neither faster-coco-eval nor pycocotools is installed", "Install one: pip install 'edgeq[coco]'"
+    )
+
+
+def mean_average_precision(
+    annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
+) -> dict[str, float]:
+    """COCO's box metrics over the images in `found` alone; boxes in pixels of the annotated image.
+
+    mAP50-95: mean over categories and IoU thresholds .50:.05:.95; mAP50, mAP75 at one threshold; AR100: mean recall at
+    100 detections an image. `package` is what `load_package` gives.
+
+    Raises:
+        DataError: none of the images has an annotated object.
+    """
+    return score_guesses(annotations, [image for image, _ in found], guesses(annotations, found), package)
+
+
+def score_guesses(
+    annotations: CocoAnnotations, images: Sequence[Image], given: Sequence[Mapping[str, Any]], package: tuple[Any, Any]
+) -> dict[str, float]:
+    """The metrics of `mean_average_precision`, of COCO's list of results {image_id, category_id, bbox, score}.
+
+    Raises:
+        DataError: none of the images has an annotated object, or a result is not of that form.
+    """
+    truth = [annotation for image in images for annotation in image.annotations]
+    if all(annotation["iscrowd"] for annotation in truth):
+        raise DataError(f"{annotations.source}: no object is annotated in the images seen", "Raise --count")
+    if not given:
+        return dict.fromkeys(SUMMARY, 0.0)
+    known = {image.id for image in images}
+    for result in given:
+        if not isinstance(result, Mapping) or not {"image_id", "category_id", "bbox", "score"} <= result.keys():
+            raise DataError(f"{result!r} is no detection", "Give {image_id, category_id, bbox, score}")
+        if result["image_id"] not in known:
+            raise DataError(f"{annotations.source} has no image {result['image_id']}", "Give the images' annotations")
+    dataset = {
+        "info": {},
+        "images": [
+            {"id": image.id, "width": (image.size or (0, 0))[0], "height": (image.size or (0, 0))[1]}
+            for image in images
+        ],
+        "annotations": [{"id": number, **annotation} for number, annotation in enumerate(truth, start=1)],
+        "categories": [{"id": c, "name": annotations.names.get(c, str(c))} for c in annotations.categories],
+    }
+    coco_class, evaluation_class = package
+    with contextlib.redirect_stdout(io.StringIO()):  # both packages print their progress
+        reference = coco_class()
+        reference.dataset = dataset
+        reference.createIndex()
+        # They write into what they are given.
+        evaluation = evaluation_class(reference, reference.loadRes([dict(result) for result in given]), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return {name: float(evaluation.stats[place]) for name, place in SUMMARY.items()}
+
+
+def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]]) -> list[dict[str, Any]]:
+    """Return COCO's list of results: {image_id, category_id, bbox (left, top, width, height), score}."""
+    return [
+        {
+            "image_id": image.id,
+            "category_id": annotations.categories[index],
+            "bbox": [x1, y1, x2 - x1, y2 - y1],
+            "score": score,
+        }
+        for image, d in found
+        for (x1, y1, x2, y2), score, index in zip(d.boxes.tolist(), d.scores.tolist(), d.classes.tolist(), strict=True)
+    ]
+
+
+def match_image(annotations: CocoAnnotations, image: Image, detections: Detections) -> dict[int, Matches]:
+    """Detections of one image matched with its objects, by category id; boxes in pixels of the annotated image."""
+    boxes = np.concatenate([detections.boxes[:, :2], detections.boxes[:, 2:] - detections.boxes[:, :2]], axis=1)
+    categories = np.array(annotations.categories, np.int64)[detections.classes]
+    known = np.array([o["category_id"] for o in image.annotations], np.int64)
+    objects = np.array([o["bbox"] for o in image.annotations], np.float64).reshape(-1, 4)
+    crowd = np.array([o["iscrowd"] for o in image.annotations], np.bool_)
+    return {
+        int(c): match(
+            boxes[categories == c], detections.scores[categories == c], objects[known == c], crowd[known == c]
+        )
+        for c in np.union1d(categories, known)
+    }

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,13 +40,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.records import Sample
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, SliceAgreement
-from edgeq.measure.latency import Outputs, Session, inferences
-from edgeq.util.display import SILENT, Progress
+from edgeq.measure.latency import Outputs
 
 if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
     from edgeq.measure.task import Task
 
 Floats = NDArray[np.float64]
@@ -161,20 +159,6 @@ class AxisSums:
         self.powers.merge(other.powers)
 
 
-@dataclass(frozen=True)
-class SliceFigures:
-    """The sums of one slice: indices `first` to `last` of `axis`, where the reference's values reach `peak`."""
-
-    axis: int
-    first: int
-    last: int
-    peak: float
-    signal: float
-    noise: float
-    candidate_power: float
-    max_abs_error: float
-
-
 @dataclass
 class SliceSums:
     """The running figures of one output by index, along every axis that all samples allow."""
@@ -215,7 +199,7 @@ class SliceSums:
         self.axes = {axis: sums for axis, sums in self.axes.items() if lengths.get(axis) == len(sums.low)}
         self.seen = True
 
-    def result(self) -> list[SliceFigures]:
+    def result(self) -> list[SliceAgreement]:
         """Return the slices along each axis that has more than one."""
         found = []
         for axis, sums in self.axes.items():
@@ -225,8 +209,10 @@ class SliceSums:
                 part = slice(first, last + 1)
                 peak = float(max(-sums.low[part].min(), sums.high[part].max()))
                 signal, noise, other = (float(min(total[part].sum(), sys.float_info.max)) for total in totals)
+                # Of each pair e = r - c, so that 2 r c = r^2 + c^2 - e^2.
+                cosine = _cosine((signal + other - noise) / 2, signal, other)
                 error = float(sums.max_abs_error[part].max())
-                found.append(SliceFigures(axis, first, last, peak, signal, noise, other, error))
+                found.append(SliceAgreement(axis, first, last, peak, decibels(signal, noise), cosine, error))
         return found
 
 
@@ -287,19 +273,6 @@ _UNIT = 2**1074
 """1 over the smallest float64: every other is a multiple of it."""
 _NO_INPUTS: Outputs = MappingProxyType({})
 _MOST_SLICES = 64
-_ADDED = (
-    "elements",
-    "signal",
-    "noise",
-    "product",
-    "candidate_power",
-    "equal_rows",
-    "equal_elements",
-    "nonfinite",
-    "mismatched",
-    "unmatched_rows",
-    "unmatched_elements",
-)
 
 
 @dataclass
@@ -368,8 +341,9 @@ class OutputComparison:
 
     def merge(self, other: OutputComparison) -> None:
         """Add what was seen of later samples."""
-        for name in _ADDED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for total in dataclasses.fields(self):
+            if total.type == "int":
+                setattr(self, total.name, getattr(self, total.name) + getattr(other, total.name))
         self.max_abs_error = max(self.max_abs_error, other.max_abs_error)
         self.indices |= other.indices
         self.classes.merge(other.classes)
@@ -377,21 +351,19 @@ class OutputComparison:
             self.slices.merge(other.slices)
 
     def result(self, *, classes: bool = False) -> OutputAgreement:
-        """The figures of all samples so far.
+        """Return the figures of all samples so far.
 
         Args:
-            classes: whether it holds class scores, if it is shaped so.
+            classes: whether it has class scores, if it is shaped so.
         """
         rows = self.classes.rows + self.unmatched_rows
+        powers = (self.signal, self.noise, self.product, self.candidate_power)
+        signal, noise, product, other = (power / _UNIT for power in powers)
         return OutputAgreement(
             name=self.name,
             elements=self.elements,
-            sqnr_db=decibels(self.signal / _UNIT, self.noise / _UNIT) if self.elements else -math.inf,
-            cosine=(
-                _cosine(self.product / _UNIT, self.signal / _UNIT, self.candidate_power / _UNIT)
-                if self.elements
-                else 0.0
-            ),
+            sqnr_db=decibels(signal, noise) if self.elements else -math.inf,
+            cosine=_cosine(product, signal, other) if self.elements else 0.0,
             max_abs_error=self.max_abs_error,
             top1=_share(self.equal_rows, rows) if classes and self.classes.shaped and self.classes.rows else None,
             nonfinite=self.nonfinite,
@@ -402,7 +374,7 @@ class OutputComparison:
 
     def parts(self) -> tuple[SliceAgreement, ...]:
         """Return its slices of unlike scale, if these were asked for: the worst where there are many."""
-        found = sorted(map(_slice, self.slices.result() if self.slices is not None else ()), key=lambda s: s.sqnr_db)
+        found = sorted(self.slices.result() if self.slices is not None else (), key=lambda part: part.sqnr_db)
         return tuple(sorted(found[:_MOST_SLICES], key=lambda s: (s.axis, s.first)))
 
 
@@ -452,44 +424,6 @@ class Comparison:
         return getattr(self.task, "classes", False) and named in (None, output.name)
 
 
-def compare_many(
-    reference: Session,
-    candidates: Mapping[str, Session],
-    samples: Samples,
-    progress: Progress = SILENT,
-    *,
-    count: int | None = None,
-) -> dict[str, Agreement]:
-    """Agreement of each candidate with the reference, in one pass over the samples."""
-    comparisons = {name: Comparison() for name in candidates}
-    key = "reference"
-    while key in candidates:
-        key += "'"
-    runs = inferences({key: reference, **candidates}, samples, count=count, progress=progress)
-    for sample, outputs in itertools.chain.from_iterable(rows(*run) for run in runs):
-        for name, comparison in comparisons.items():
-            comparison.update(outputs[key], outputs[name], sample.inputs)
-    return {name: comparison.result() for name, comparison in comparisons.items()}
-
-
-def compare_sessions(
-    reference_session: Session,
-    candidate_session: Session,
-    samples: Samples,
-    progress: Progress = SILENT,
-    *,
-    count: int | None = None,
-) -> Agreement:
-    """Agreement of the candidate with the reference over `samples` (at most `count`).
-
-    Raises:
-        DataError: there are no samples, or a session refuses one.
-    """
-    return compare_many(reference_session, {"candidate": candidate_session}, samples, progress, count=count)[
-        "candidate"
-    ]
-
-
 def decibels(signal: float, noise: float) -> float:
     """10 log10(signal / noise) of two powers; infinity without noise, minus infinity without signal."""
     if noise == 0:
@@ -499,20 +433,6 @@ def decibels(signal: float, noise: float) -> float:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _slice(sums: SliceFigures) -> SliceAgreement:
-    # Of each pair e = r - c, so that 2 r c = r^2 + c^2 - e^2.
-    product = (sums.signal + sums.candidate_power - sums.noise) / 2
-    return SliceAgreement(
-        axis=sums.axis,
-        first=sums.first,
-        last=sums.last,
-        peak=sums.peak,
-        sqnr_db=decibels(sums.signal, sums.noise),
-        cosine=_cosine(product, sums.signal, sums.candidate_power),
-        max_abs_error=sums.max_abs_error,
-    )
 
 
 def _units(value: float) -> int:

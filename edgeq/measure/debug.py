@@ -1,34 +1,136 @@
-"""`edgeq.debug`: a float model and its quantized form, layer by layer."""
+"""`edgeq.debug`: a float model and its quantized form, layer by layer.
+
+An engine is held against onnxruntime's CPU kernels, tensor by tensor, to see where their answers part. Both run the
+same file, so what differs is arithmetic alone. Every tensor that is quantized is given out by a DequantizeLinear of its
+own, which leaves the pairs of the model whole for the engine. Layers behind which most is lost run once more by
+themselves, in both fed with what the CPU's kernels made.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from edgeq.data.samples import Subset, open_samples
-from edgeq.errors import UsageError
+import onnx_ir as ir
+
+from edgeq.data.samples import Samples, Subset, open_samples
+from edgeq.errors import ModelError, UsageError
+from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, closeness
 from edgeq.measure.bench import LoadedModel, open_model, refuse_ignored
-from edgeq.measure.comparison import compare_many
-from edgeq.measure.effects import ORDER, Exclusion, find_exclusions, find_reference
-from edgeq.measure.effects import SAMPLES as FEW
-from edgeq.measure.engine_layers import EngineLayer, compare_engine
-from edgeq.measure.error_sources import ErrorSource, LayerNoise, layer_noise, nodes_to_exclude, sets_to_exclude
-from edgeq.measure.layer_runs import MEMORY, instrumented_session
-from edgeq.measure.layers import LayerComparison, attribute_error, compare_layers
-from edgeq.model.graph import GraphIndex
-from edgeq.model.load import is_quantized, path_of
+from edgeq.measure.comparison import OutputComparison
+from edgeq.measure.error_sources import ErrorSource, LayerNoise, nodes_to_exclude, sets_to_exclude
+from edgeq.measure.exclusions import SAMPLES as FEW
+from edgeq.measure.exclusions import Exclusion, find_exclusions
+from edgeq.measure.latency import Outputs, infer
+from edgeq.measure.layers import MEMORY, LayerComparison, LayerPair, instrumented_session
+from edgeq.measure.match_layers import (
+    INPUT,
+    NODE_SUFFIX,
+    compare_weights,
+    count_quantized_weights,
+    match_activations,
+    match_weights,
+)
+from edgeq.model.edit import Editor
+from edgeq.model.graph import GraphIndex, is_constant, is_op, name_of
+from edgeq.model.load import is_quantized, path_of, read_model, save_model
+from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import EngineChoice, as_engine
-from edgeq.run.session import SessionSettings, open_session
+from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
 
-if TYPE_CHECKING:
-    from edgeq.data.samples import Samples
+SAMPLES = 32
+"""Samples by default: sums over all elements of a tensor settle after a few."""
+ORDER = "Give the float model first, then its int8 form"
+_ORIGIN = "Give the float model that it was made from"
+# Fusing changes roundings; what costs more than this changes the outputs.
+_OPTIMISER_LOSS_DB = 3.0
+_DISABLED = "optimization.disable_specified_optimizers"
+_REQUANTIZER = "WeightBiasQuantization"
+_LISTED = 3
+_SEEN = "/seen"
+# Samples in a simulator, which takes seconds for one: a tensor has thousands of elements.
+_SIMULATED = 2
+# Tensors of 8 bits that are this close are equal but for roundings here and there.
+_CLEAN_DB = 60.0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A float model to compare with.
+
+    Attributes:
+        graph: the model.
+        path: its file: the given one, or the prepared one in a work directory.
+        prepared: whether it was prepared.
+        notes: what the user should know about the choice.
+    """
+
+    graph: GraphIndex
+    path: Path
+    prepared: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def find_reference(
+    path: Path, quantized: GraphIndex, name: str, workdir: Path, progress: Progress = SILENT
+) -> Reference:
+    """Return the float model that a quantized one was made from: as it is at `path` or, where that explains more of the
+    quantized one, as edgeq prepares models before it quantizes them.
+
+    Preparation folds BatchNormalization into weights and fuses MatMul with Add, so that a model as it was exported may
+    hold neither the weights nor the nodes that were quantized.
+
+    Args:
+        name: of the quantized model, for messages.
+        workdir: for the prepared model.
+
+    Raises:
+        UsageError: the model at `path` is quantized, or no float model of this quantized one.
+        ModelError: it is no model.
+    """
+    given = GraphIndex(read_model(path))
+    if is_quantized(given.model):
+        raise UsageError(f"{path} is quantized", ORDER)
+    missing = sorted(set(quantized.inputs) - set(given.inputs))
+    if missing:
+        raise UsageError(f"{path} has no input {missing[0]!r}, which {name} takes", _ORIGIN)
+    weights, activations = _fit(given, quantized)
+    named = all(node.name for node in given.graph) and len(given.nodes) == len(given.graph)
+    # Where a layer's name is not among those of the quantized model, another node was quantized, such as the Gemm that
+    # a MatMul and an Add became, and `--exclude` would refuse the layer's name.
+    same = {*weights, *activations} <= {NODE_SUFFIX.sub("", node) for node in quantized.nodes}
+    if named and same and len(weights) == count_quantized_weights(quantized):
+        return Reference(given, path)
+    try:
+        made = prepare_model(path, workdir, loaded=given.model, progress=progress)
+    except ModelError as error:
+        return Reference(given, path, notes=(f"the float model is taken as it is: {error.problem}",))
+    prepared = GraphIndex(made.model)
+    its_weights, its_activations = _fit(prepared, quantized)
+    if (len(its_weights), len(its_activations)) < (len(weights), len(activations)):
+        return Reference(given, path)
+    if not its_activations:
+        raise UsageError(f"{name} has no activation of {path}, prepared or not", _ORIGIN)
+    note = f"{path} was compared as `edgeq quantize` prepares it"
+    if len(its_weights) > len(weights):
+        note += f": {len(its_weights)} quantized weights match then, {len(weights)} as it is"
+    return Reference(prepared, made.path, prepared=True, notes=(note,))
+
+
+def _fit(graph: GraphIndex, quantized: GraphIndex) -> tuple[list[str], list[str]]:
+    """Return the float model's nodes that read a weight whose rounded form the quantized model has, and those that make
+    an activation that both have."""
+    weights = compare_weights(graph, quantized, match_weights(graph, quantized))
+    activations = match_activations(graph, quantized)
+    return [w.node for w in weights if not w.changed], [a.node for a in activations if not a.is_input]
+
 
 _VERDICTS: Mapping[Closeness, str] = {
     "healthy": "the outputs follow float32 closely, and nothing needs to be mended",
@@ -39,7 +141,7 @@ _VERDICTS: Mapping[Closeness, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis(Page):
-    """What was found.
+    """The outcome of `edgeq.debug`.
 
     Attributes:
         float_model, quantized, data: as `edgeq.debug` was given them.
@@ -48,8 +150,6 @@ class Diagnosis(Page):
         worst: error sources that are named at most.
         prepared: whether the float model had to be prepared (`edgeq.model.prepare`) to match.
         comparison: weights and activations, on the graph as written.
-        noise: what each activation's layer adds itself, in the same order.
-        effects: the float model's outputs with the error of one layer alone, for the layers that may cause the error.
         optimised: the model's outputs in the session that ships; `written`: without graph optimisation.
         notes, warnings: one sentence each.
         exclusions: nodes that help when they stay in float, as it was computed, the best first; looked for where the
@@ -65,8 +165,6 @@ class Diagnosis(Page):
     worst: int
     prepared: bool
     comparison: LayerComparison
-    noise: tuple[LayerNoise, ...]
-    effects: Mapping[str, Agreement]
     error_sources: tuple[ErrorSource, ...]
     optimised: Agreement
     written: Agreement
@@ -94,6 +192,16 @@ class Diagnosis(Page):
         return f"{self.verdict}: {_VERDICTS[self.verdict]} ({figure})"
 
     @property
+    def noise(self) -> tuple[LayerNoise, ...]:
+        """The noise that each activation's layer adds itself, in the order of the comparison."""
+        return tuple(activation.noise for activation in self.comparison.activations)
+
+    @property
+    def effects(self) -> dict[str, Agreement]:
+        """The float model's outputs with the error of one layer alone, for the layers that may cause the error."""
+        return {a.name: a.effect for a in self.comparison.activations if a.effect is not None}
+
+    @property
     def exclude(self) -> tuple[str, ...]:
         """Nodes that would keep all error sources in float."""
         return nodes_to_exclude(self.error_sources)
@@ -115,11 +223,6 @@ class Diagnosis(Page):
 
     def __record__(self) -> dict[str, Any]:
         """Plain JSON values; every key is always there."""
-        compared = plain(self.comparison)
-        for activation, noise in zip(compared["activations"], self.noise, strict=True):
-            effect = self.effects.get(noise.name)
-            activation["noise"] = noise
-            activation["output_sqnr_db"] = None if effect is None else effect.sqnr_db
         return {
             "float_model": str(self.float_model),
             "quantized_model": str(self.quantized),
@@ -133,22 +236,12 @@ class Diagnosis(Page):
             "culprits": self.error_sources,
             "exclude": self.exclude,
             "exclusions": self.exclusions,
-            "weights": compared["weights"],
-            "activations": compared["activations"],
+            "weights": self.comparison.weights,
+            "activations": self.comparison.activations,
             "engine": self.engine,
             "notes": self.notes,
             "warnings": self.warnings,
         }
-
-
-SAMPLES = 32
-"""Samples by default: sums over all elements of a tensor settle after a few."""
-
-# Fusing changes roundings; what costs more than this changes the outputs.
-_OPTIMISER_LOSS_DB = 3.0
-_DISABLED = "optimization.disable_specified_optimizers"
-_REQUANTIZER = "WeightBiasQuantization"
-_LISTED = 3
 
 
 def debug(
@@ -191,7 +284,7 @@ def debug(
         EdgeqError: whatever is wrong with a model, the bundle or the data.
     """
     float_model, quantized = path_of(float_model, "float model"), path_of(quantized, "quantized model")
-    choice, memory = as_engine(engine) if engine else None, memory or MEMORY
+    choice = as_engine(engine) if engine else None
     settings = SessionSettings(config=dict(session_options or {}), intra_op_threads=threads)
     refuse_ignored(settings, quantized)
     with (
@@ -212,17 +305,14 @@ def debug(
             model=float_model,
             progress=progress,
         )
-        how: dict[str, Any] = {"settings": loaded.settings, "memory": memory, "progress": progress}
-        comparison = compare_layers(reference.graph, graph, samples, **how)
+        pair = LayerPair(reference.graph, graph, settings=loaded.settings, memory=memory or MEMORY, progress=progress)
+        comparison = pair.compare(samples)
         outputs = _outputs(reference.path, loaded, samples, progress)
-        effects, error_sources = attribute_error(
-            reference.graph, graph, comparison, outputs["written"], samples, most=worst, **how
-        )
+        comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, most=worst)
         exclusions: tuple[Exclusion, ...] = ()
         if closeness(outputs["optimised"]) != "healthy":
-            sets = sets_to_exclude(error_sources, comparison.activations, effects, worst)
             few = Subset(samples, range(0, len(samples), max(1, len(samples) // FEW))[:FEW])
-            exclusions = find_exclusions(reference.graph, graph, sets, few, settings=loaded.settings, progress=progress)
+            exclusions = find_exclusions(pair, sets_to_exclude(error_sources, comparison.activations, worst), few)
         layers: tuple[EngineLayer, ...] = ()
         if choice is not None:
             layers = compare_engine(loaded.graph, samples, choice, Path(workdir), most=worst, progress=progress)
@@ -235,8 +325,6 @@ def debug(
         worst=worst,
         prepared=reference.prepared,
         comparison=comparison,
-        noise=layer_noise(comparison.activations),
-        effects=effects,
         error_sources=error_sources,
         optimised=outputs["optimised"],
         written=outputs["written"],
@@ -249,21 +337,25 @@ def debug(
 
 
 def _outputs(float_model: Path, loaded: LoadedModel, samples: Samples, progress: Progress) -> dict[str, Agreement]:
-    """The outputs against the float model's: as shipped, without graph optimisation and, where that makes a difference,
-    without the optimiser that is known to."""
-    plain = dataclasses.replace(loaded.settings, optimization="none")
-    reference = open_session(float_model, SessionSettings(intra_op_threads=plain.intra_op_threads))
-    sessions = {
-        "optimised": loaded.session,
-        "written": instrumented_session(loaded.graph, optimization="none", settings=plain),
-    }
-    found = compare_many(reference, sessions, samples, progress)
-    disabled = loaded.settings.config.get(_DISABLED, "")
+    """Compare the outputs with the float model's: as shipped, without graph optimisation and, where that makes a
+    difference, without the optimiser that is known to."""
+    settings = loaded.settings
+    reference = open_session(float_model, SessionSettings(intra_op_threads=settings.intra_op_threads))
+
+    def compared(**sessions: Any) -> dict[str, Agreement]:
+        """Compare sessions with the float model, by name."""
+        every = {"reference": reference, **sessions}
+        return dict(evaluate_sessions(every, samples, reference="reference", progress=progress).agreement)
+
+    written = instrumented_session(loaded.graph, optimization="none", settings=settings)
+    found = compared(optimised=loaded.session, written=written)
+    disabled = settings.config.get(_DISABLED, "")
     if _loss(found) > _OPTIMISER_LOSS_DB and _REQUANTIZER not in disabled:
-        config = {**loaded.settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
-        without = dataclasses.replace(loaded.settings, config=config)
-        session = instrumented_session(loaded.graph, optimization=without.optimization, settings=without)
-        found |= compare_many(reference, {"without": session}, samples, progress)
+        config = {**settings.config, _DISABLED: ";".join(filter(None, [disabled, _REQUANTIZER]))}
+        without = replace(settings, config=config)
+        found |= compared(
+            without=instrumented_session(loaded.graph, optimization=settings.optimization, settings=without)
+        )
     return found
 
 
@@ -303,3 +395,151 @@ def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> 
     if broken:
         found.append(f"{len(broken)} tensors hold NaN or infinities in one model only, first {broken[0]}")
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """A tensor of the quantized model in the engine, held against the same in the CPU's kernels.
+
+    Attributes:
+        name: of the tensor, as it is before it is quantized.
+        node, op_type: what makes it; "" and "Input" for an input of the model.
+        sqnr_db: when the model runs as a whole; infinite where both are equal.
+        inputs_db: the least of the tensors that the node reads.
+        alone_db: of the layer by itself, fed with the CPU's tensors; None where it was not run so.
+        steps: the largest difference of its own, alone where it was run so, in steps of its scale.
+    """
+
+    name: str
+    node: str
+    op_type: str
+    sqnr_db: float
+    inputs_db: float
+    alone_db: float | None
+    steps: float
+
+    @property
+    def lost_db(self) -> float:
+        """The decibels lost from the tensors that the node reads to the one that it makes."""
+        return min(self.inputs_db, _CLEAN_DB) - min(self.sqnr_db, _CLEAN_DB)
+
+
+def compare_engine(
+    model: ir.Model, samples: Samples, choice: EngineChoice, folder: Path, *, most: int, progress: Progress = SILENT
+) -> tuple[EngineLayer, ...]:
+    """Compare every quantized activation of `model` in both, in the order of the graph.
+
+    Args:
+        folder: an existing one for models.
+        most: layers to run alone, at most.
+
+    Raises:
+        EngineError, RuntimeUnavailableError: the engine refuses a model.
+    """
+    observed, places = _observed(model)
+    few = _SIMULATED if choice.engine.simulated else len(samples)
+    chosen = [sample for sample, _ in zip(samples, range(few), strict=False)]
+    sums = {name: OutputComparison(name) for name in places}
+    first: Outputs = {}
+    title = f"Comparing {choice.engine.name} with the CPU's kernels"
+    with Engines() as engines, progress.stage(title, len(chosen)) as advance:
+
+        def opened(model: ir.Model, file: Path) -> tuple[Any, Any]:
+            """Open a model in the CPU's kernels, as it is written, and in the engine."""
+            save_model(model, file)
+            there = SessionSettings(engine=choice.engine, precision=choice.precision)
+            return engines.open(file, SessionSettings(optimization="none")), engines.open(file, there)
+
+        cpu, engine = opened(observed, folder / "observed.onnx")
+        for sample in chosen:
+            here = infer(cpu, sample, model="the quantized model")
+            there = infer(engine, sample, model="the engine")
+            first = first or here
+            for name, found in sums.items():
+                found.update(here[name + _SEEN], there[name + _SEEN])
+            advance(1)
+        layers = {name: place.layer(name, sums) for name, place in places.items()}
+        suspects = sorted((x for x in layers.values() if x.lost_db > 0), key=lambda x: -x.lost_db)[:most]
+        for number, layer in enumerate(suspects):
+            place = places[layer.name]
+            if place.node is None or not place.reads or place.open:
+                continue
+            fed = replace(chosen[0], inputs={name: first[name + _SEEN] for name in place.reads})
+            alone = OutputComparison(layer.name)
+            answers = [
+                infer(session, fed, model="a layer")[layer.name + _SEEN]
+                for session in opened(_layer_alone(observed, layer.name, fed.inputs), folder / f"layer-{number}.onnx")
+            ]
+            alone.update(answers[0], answers[1])
+            layers[layer.name] = replace(layer, alone_db=alone.result().sqnr_db, steps=place.steps(alone))
+    return tuple(layers.values())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor that is quantized.
+
+    Attributes:
+        node: what makes it; None for an input.
+        reads: the tensors that it reads quantized; `open`: whether it reads a float tensor besides.
+        step: its scale; 0 where that is not constant.
+    """
+
+    node: ir.Node | None
+    reads: tuple[str, ...]
+    open: bool
+    step: float
+
+    def layer(self, name: str, sums: Mapping[str, OutputComparison]) -> EngineLayer:
+        """Return the figures of this tensor, beside the worst of those that its node reads."""
+        least = min((sums[read].result().sqnr_db for read in self.reads if read in sums), default=math.inf)
+        node, op_type = ("", INPUT) if self.node is None else (str(self.node.name), self.node.op_type)
+        return EngineLayer(name, node, op_type, sums[name].result().sqnr_db, least, None, self.steps(sums[name]))
+
+    def steps(self, sums: OutputComparison) -> float:
+        """Return the largest difference in steps of the tensor's scale; 0 where it has none."""
+        return sums.max_abs_error / self.step if self.step else 0.0
+
+
+def _observed(model: ir.Model) -> tuple[ir.Model, dict[str, _Place]]:
+    """Return a copy of a model that gives every quantized activation, dequantized, and nothing else; and these."""
+    observed = model.clone()
+    editor, places, seen = Editor(observed), {}, []
+    for node in list(observed.graph):
+        tensor = node.inputs[0] if is_op(node, "QuantizeLinear") else None
+        if tensor is None or name_of(tensor) in places or is_constant(tensor):
+            continue
+        maker, (scale, zero) = tensor.producer(), node.inputs[1:3]
+        reads, floats = _reads(maker) if maker is not None else ((), False)
+        step = scale.const_value if scale is not None else None
+        places[name_of(tensor)] = _Place(maker, reads, floats, float(step.numpy().max()) if step is not None else 0.0)
+        given, name = [node.outputs[0], scale, zero], name_of(tensor) + _SEEN
+        seen.append(
+            editor.node("DequantizeLinear", given, name, like=tensor, dtype=ir.DataType.FLOAT, domain=node.domain)
+        )
+    observed.graph.outputs[:] = seen
+    return observed, places
+
+
+def _layer_alone(observed: ir.Model, name: str, fed: Outputs) -> ir.Model:
+    """Return the layer that makes a tensor, from quantizing what it reads to dequantizing what it makes."""
+    part = ir.convenience.extract(observed.graph, list(fed), [name + _SEEN])
+    for value in part.inputs:
+        value.shape, value.type = ir.Shape(fed[name_of(value)].shape), ir.TensorType(ir.DataType.FLOAT)
+    return ir.Model(part, ir_version=observed.ir_version)
+
+
+def _reads(node: ir.Node) -> tuple[tuple[str, ...], bool]:
+    """Return the tensors that a node reads quantized, and whether it reads a float that is not constant."""
+    reads: list[str] = []
+    floats = False
+    restores = is_op(node, "DequantizeLinear")
+    for value in node.inputs[:1] if restores else node.inputs:
+        maker = node if restores or value is None else value.producer()
+        if maker is None or not is_op(maker, "DequantizeLinear"):
+            floats |= value is not None and not is_constant(value)
+            continue
+        source = maker.inputs[0].producer() if maker.inputs[0] is not None else None
+        if source is not None and is_op(source, "QuantizeLinear") and not is_constant(source.inputs[0]):
+            reads.append(name_of(source.inputs[0]))
+    return tuple(dict.fromkeys(reads)), floats

@@ -1,131 +1,45 @@
 """`edgeq eval` as a function: a model or bundle, data, a task, perhaps a reference, to figures.
 
-Accuracy and latency of several models in one pass over the samples.
-
-Both need each model to run about a hundred times, so the runs that are timed are the evaluation's: what the race asks
-for next is the next sample. Models take turns in bursts and go at their own pace, so samples wait until all have run
-them; a model that has run all that wait runs the very first one again. Decoding and judging happen between rounds.
+Which preprocessing a model was trained with shows in its accuracy on labelled data under each candidate. That is
+measured on the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
+samples gives wrong ranges without a message.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from edgeq_device.cuda import shapes_of
 from edgeq_device.engines import FLOAT
-from edgeq_device.latency import Distribution, Runner
-from edgeq_device.scenarios import query_runner
+from numpy.typing import NDArray
 
-from edgeq.data.samples import Samples, Shard, Sharded, SourceSamples, open_samples
-from edgeq.distributed.workers import Files, Workers, files_for, open_workers
-from edgeq.errors import DataError, UsageError
-from edgeq.measure.accuracy import Accuracy, Collected, Evaluation, RunningEvaluation, evaluate_sessions
-from edgeq.measure.agreement import Agreement
-from edgeq.measure.bench import LoadedModel, Opener, is_bundle, open_model, race, refuse_ignored
+from edgeq.data.preprocess import Preprocess, choices, load_preprocess, names
+from edgeq.data.samples import open_samples
+from edgeq.distributed.workers import Workers, open_workers
+from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
+from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions
+from edgeq.measure.agreement import Agreement, probabilities
+from edgeq.measure.bench import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
-from edgeq.measure.latency import Outputs, Session, infer
-from edgeq.measure.task import Task, TaskOptions, make_task, split_task_options
-from edgeq.model.load import model_files
+from edgeq.measure.latency import Outputs, infer
+from edgeq.measure.task import TaskOptions, make_task, split_task_options
+from edgeq.model.load import model_signature
 from edgeq.run.engines import choose_engine, described
-from edgeq.run.session import SessionSettings, given_options
-from edgeq.util.display import SILENT, Advance, Progress
+from edgeq.run.session import SessionSettings, given_options, open_session
+from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import names_function
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
-
-
-@dataclass(frozen=True)
-class ModelAt:
-    """A model file or bundle, and how it is opened; without a number of threads, with one."""
-
-    path: Path
-    settings: SessionSettings
-    variant: str | None = None
-
-
-@dataclass(frozen=True)
-class EvaluationJob:
-    """What a worker does: the figures of `models` over a shard.
-
-    Attributes:
-        task: one, or name and options of one that only a user's own file can make.
-    """
-
-    models: Mapping[str, tuple[Files, ModelAt]]
-    samples: SourceSamples | None
-    task: Task | tuple[str, TaskOptions] | None
-    reference: str | None
-
-    def open(self, stack: ExitStack) -> Callable[[Shard], Collected]:
-        """See `edgeq.distributed.workers.Job`."""
-        task = make_task(*self.task) if isinstance(self.task, tuple) else self.task
-        sessions = {}
-        for name, (files, model) in self.models.items():
-            settings = replace(model.settings, intra_op_threads=model.settings.intra_op_threads or 1)
-            opened = open_model(files.place(stack), settings, variant=model.variant)
-            sessions[name] = stack.enter_context(opened).session
-
-        def run(shard: Shard) -> Collected:
-            running = RunningEvaluation(tuple(sessions), task, self.reference)
-            for sample in shard.read(self.samples):
-                running.update(sample, {name: infer(s, sample, model=name) for name, s in sessions.items()})
-            return running.collected()
-
-        return run
-
-
-def evaluate_on(
-    workers: Workers,
-    models: Mapping[str, ModelAt],
-    samples: Samples,
-    *,
-    task: Task | None = None,
-    made_of: tuple[str, TaskOptions] | None = None,
-    reference: str | None = None,
-    settings: Mapping[str, SessionSettings] | None = None,
-    count: int | None = None,
-    progress: Progress = SILENT,
-) -> Evaluation:
-    """`edgeq.measure.accuracy.evaluate_sessions` on workers, with the same result.
-
-    Args:
-        made_of: name and options of `task`, where workers are to make it themselves.
-
-    Raises:
-        UsageError: the task's meters cannot be shared.
-        EdgeqError: as `evaluate_sessions`, and what workers raise.
-    """
-    running = RunningEvaluation(tuple(models), task, reference)
-    sharded = Sharded(samples, workers, count)
-    needed = {
-        name: (files_for(workers, m.path, () if is_bundle(m.path) else model_files(m.path)[1:]), m)
-        for name, m in models.items()
-    }
-    job = EvaluationJob(needed, sharded.reference, made_of or task, reference)
-    seen = 0
-    with progress.stage("Evaluating", sharded.total) as advance:
-        for part in workers.map(job, sharded.shards()):
-            running.take(part)
-            seen += part.count
-            advance(part.count)
-    if not seen:
-        raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-    return running.result(settings or {}, progress)
 
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What to evaluate.
+    """A model to evaluate, and on what.
 
     Attributes:
         model: model file or bundle.
@@ -170,8 +84,11 @@ def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What was found. `accuracy` and the reference's are None without a task, `agreement` without a reference;
-    `coverage` is of a plug-in engine's own execution graph, else None."""
+    """The outcome of an evaluation.
+
+    `accuracy` and the reference's are None without a task, `agreement` without a reference; `coverage` is of a plug-in
+    engine's own execution graph, else None.
+    """
 
     request: EvalRequest
     variant: str | None
@@ -185,7 +102,7 @@ class EvalResult:
 
     @property
     def loss(self) -> float | None:
-        """How much worse than the reference, in the primary metric's unit."""
+        """By how much it is worse than the reference, in the primary metric's unit."""
         if self.accuracy is None or self.reference_accuracy is None:
             return None
         return self.accuracy.loss_against(self.reference_accuracy)
@@ -202,7 +119,7 @@ class EvalResult:
             "primary": accuracy.primary if accuracy else None,
             "higher_is_better": accuracy.higher_is_better if accuracy else None,
             "metrics": dict(accuracy.metrics) if accuracy else {},
-            "options": {name: _plain(value) for name, value in self.request.options.given().items()},
+            "options": self.request.options.given(),
             "settings": self.settings,
             "coverage": self.coverage,
             "reference": {
@@ -282,7 +199,10 @@ def run_evaluation(
                 settings=settings,
                 progress=progress,
             )
-        coverage = _coverage(loaded, next(iter(samples)).inputs) if opener is None else None
+        coverage = None
+        if opener is None and described(loaded.settings.engine) is not None:
+            feed = next(iter(samples)).inputs
+            coverage = measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op_type: "")
     reference = loaded_models.get("reference")
     return EvalResult(
         request=request,
@@ -297,13 +217,6 @@ def run_evaluation(
     )
 
 
-def _coverage(loaded: LoadedModel, feed: Mapping[str, Any]) -> Coverage | None:
-    """What of a model runs in which precision, where a plug-in runs it."""
-    if described(loaded.settings.engine) is None:
-        return None
-    return measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op_type: "")
-
-
 def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
     names: Mapping[str, list[str]] = {s.name: sorted(i.name for i in s.signature.inputs) for s in (loaded, reference)}
     if len({tuple(inputs) for inputs in names.values()}) > 1:
@@ -311,134 +224,174 @@ def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
         raise UsageError(f"the models' inputs differ: {listed}", "Compare models with the same inputs")
 
 
-def _plain(value: object) -> Any:
-    return str(value) if isinstance(value, Path) else value
+_PROPOSED_ON = 10
+_IMAGENET = "mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225]"
+_RESIZE = "resize=exact:model:bilinear"
+
+PLAIN = {
+    "divide=255,layout=model": "0..1",
+    f"{_RESIZE},layout=model": "0..255, RGB, resized to the model",
+    f"{_RESIZE},channels=BGR,layout=model": "0..255, BGR, resized to the model",
+    f"{_RESIZE},divide=255,layout=model": "0..1, RGB, resized to the model",
+    f"{_RESIZE},divide=255,channels=BGR,layout=model": "0..1, BGR, resized to the model",
+    f"{_RESIZE},divide=255,{_IMAGENET},layout=model": "ImageNet mean and deviation, RGB, resized to the model",
+    f"channels=L,{_RESIZE},layout=model": "0..255, grey, resized to the model",
+    f"channels=L,{_RESIZE},divide=255,layout=model": "0..1, grey, resized to the model",
+    f"channels=L,{_RESIZE},divide=127.5,subtract=1,layout=model": "-1..1, grey, resized to the model",
+}
+"""What models are also fed, beside the preprocessings that have a name. As `--preprocess` takes them, with titles."""
 
 
-# Samples that wait at most, and the bytes of them with their outputs.
-_MOST_WAITING, _MOST_BYTES = 16, 2**26
+@dataclass(frozen=True)
+class Try:
+    """One candidate: its accuracy, or the reason why it does not fit the data and the model."""
+
+    preprocess: str
+    title: str
+    accuracy: Accuracy | None
+    reason: str | None
+
+    def __record__(self) -> dict[str, Any]:
+        metrics = self.accuracy.metrics if self.accuracy else {}
+        return {"preprocess": self.preprocess, "title": self.title, "metrics": metrics, "reason": self.reason}
 
 
-def evaluate_timed(
-    sessions: Mapping[str, Sequence[Any]],
-    samples: Samples,
-    *,
-    task: Task | None = None,
-    reference: str | None = None,
-    settings: Mapping[str, SessionSettings] | None = None,
-    known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
-    progress: Progress = SILENT,
-) -> tuple[Evaluation, Mapping[str, Distribution]]:
-    """`evaluate_sessions` in the same pass as `race`, which may end before or after the samples do.
+@dataclass(frozen=True)
+class Trial:
+    """The candidates, the best first, those that do not fit last.
 
-    Samples of another shape than the first one's are judged, not timed: the models would be timed on different work.
-    So are all where a session is in another process, which is timed there, on the first sample.
+    Attributes:
+        tied: the candidates (the best among them) whose difference so many samples cannot show.
+    """
+
+    request: EvalRequest
+    task: str
+    primary: str
+    count: int
+    tries: tuple[Try, ...]
+    tied: tuple[str, ...]
+
+    def __record__(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "model": str(self.request.model),
+            "data": str(self.request.data),
+            "count": self.count,
+            "task": self.task,
+            "primary": self.primary,
+            "best": self.tries[0].preprocess,
+            "tied": self.tied,
+            "candidates": self.tries,
+        }
+
+
+def try_preprocess(
+    request: EvalRequest, candidates: Sequence[str] | None = None, *, progress: Progress = SILENT
+) -> Trial:
+    """Evaluate `request` once for each candidate.
 
     Args:
-        sessions: name → sessions of that model, which are timed in turns and answer alike.
-        task, reference, settings, known: as `evaluate_sessions` has them; what is known is run to be timed alone.
-
-    Returns:
-        The figures, and latencies by name.
+        request: with a task. Its own preprocessing, where it has one, is a candidate too, and its source options
+            (key, label, layout …) hold for all of them.
+        candidates: as `--preprocess` takes them; None takes every named one and `PLAIN`.
 
     Raises:
-        DataError, CheckFailedError: as `evaluate_sessions`.
+        UsageError: no task, or a reference.
+        EdgeqError: no candidate fits; the first one's reason.
     """
-    running = RunningEvaluation(tuple(sessions), task, reference)
-    with progress.stage("Evaluating and timing", len(samples)) as advance:
-        line = _Line(sessions, samples, running, advance, known)
-        timed = race({name: [line.runner(name, s) for s in own] for name, own in sessions.items()}, line.move_on)
-        line.finish()
-    return running.result(settings or {}, progress), timed
+    if request.task is None:
+        raise UsageError("preprocessings are compared by accuracy", "Give a --task, and labelled data")
+    if request.reference is not None:
+        raise UsageError("--try-preprocess takes one model", "Leave --reference out")
+    measured: list[tuple[Try, Accuracy]] = []
+    failed: list[tuple[Try, EdgeqError]] = []
+    for name, preprocess in _candidates(request, candidates).items():
+        title = preprocess.title or PLAIN.get(name, "")
+        try:
+            found = run_evaluation(dataclasses.replace(request, preprocess=preprocess), progress=progress)
+        except (DataError, CheckFailedError) as error:
+            failed.append((Try(name, title, None, error.problem), error))
+        else:
+            assert found.accuracy is not None, "there is a task"
+            measured.append((Try(name, title, found.accuracy, None), found.accuracy))
+    if not measured:
+        raise failed[0][1]
+    sign = -1 if measured[0][1].higher_is_better else 1
+    ranked = sorted(measured, key=lambda pair: sign * pair[1].value)  # stable: named ones first among equals
+    best = ranked[0][1]
+    # Twice the standard error of a share among so many samples; none for a metric that is no share.
+    noise = 2 * math.sqrt(best.value * (1 - best.value) / best.count) if 0 <= best.value <= 1 else 0.0
+    tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
+    tries = tuple(one for one, _ in (*ranked, *failed))
+    return Trial(request, best.task, best.primary, best.count, tries, tuple(tied))
 
 
-@dataclass
-class _Waiting:
-    """A sample, and what the models that have run it made of it."""
+def propose(model: Path, data: Any, *, progress: Progress = SILENT) -> str:
+    """Say what to type for images whose preprocessing is not known: the likely ones, the likeliest first.
 
-    sample: Sample
-    outputs: dict[str, Outputs]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the sample's inputs and of all outputs that are held."""
-        made = (array for outputs in self.outputs.values() for array in outputs.values())
-        return sum(np.asarray(array).nbytes for array in (*self.sample.inputs.values(), *made))
-
-
-class _Line:
-    """The samples that wait, in order.
+    Without labels, a preprocessing is the likelier the more the model's scores say about the images: the mutual
+    information of image and class, H(mean of p) - mean of H(p) with p the softmax. It is low for scores that are about
+    equal, and for the one class that wrongly scaled images all fall into. A model without class scores gets the names.
 
     Args:
-        running: is given each sample that all models have run.
-        advance: is called with the number of those.
-        known: outputs by model, for each sample.
+        model: float model.
+        data: as `open_samples` takes it; the first few are run.
     """
+    signature = model_signature(model)
+    session = open_session(model)
+    found: list[tuple[float, str]] = []
+    with progress.stage("Trying preprocessings", len(names()) + len(PLAIN)) as advance:
+        for name in (*names(), *PLAIN):
+            advance(1)
+            try:
+                samples = open_samples(data, signature, preprocess=name, count=_PROPOSED_ON)
+                scores = [_scores(infer(session, sample)) for sample in samples]
+            except (DataError, CheckFailedError):
+                continue
+            found.append((_information([row for row in scores if row is not None]), name))
+    ranked = sorted(found, key=lambda pair: -pair[0])  # stable: named ones first among equals
+    if not ranked:
+        return choices()
+    if not ranked[0][0]:
+        return f"Give the one that the model was trained with; these fit: {', '.join(f'{n!r}' for _, n in ranked[:5])}"
+    best = ", ".join(f"{name!r} {bits:.2f}" for bits, name in ranked[:3])
+    return (
+        f"Type --preprocess {shlex.quote(ranked[0][1])} if the model was trained so; the likely ones, by the bits that "
+        f"its scores tell {_PROPOSED_ON} of the images apart: {best}"
+    )
 
-    def __init__(
-        self,
-        sessions: Mapping[str, Sequence[Any]],
-        samples: Samples,
-        running: RunningEvaluation,
-        advance: Advance,
-        known: Mapping[str, Sequence[Outputs]],
-    ) -> None:
-        self._known, self._joined = known, itertools.count()
-        self._sessions = {name: own[0] for name, own in sessions.items()}
-        self._elsewhere = {name for name, own in self._sessions.items() if hasattr(own, "query_runner")}
-        self._samples: Iterator[Sample] = iter(samples)
-        self._running, self._advance = running, advance
-        first = next(self._samples, None)
-        if first is None:
-            raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-        self._again = dict(first.inputs)
-        self._shapes = shapes_of(first.inputs)
-        self._waiting: deque[_Waiting] = deque()
-        self._largest = 0  # bytes; known when the first sample is judged, until which no other joins
-        self._join(first)
 
-    def runner(self, name: str, session: Any) -> Runner:
-        """Runs the next sample on a session of the model `name`."""
-        if name in self._elsewhere:
-            elsewhere: Runner = query_runner(session, [self._again])
-            return elsewhere
-        return lambda: self._run(name, session)
+def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
+    """Return the first output's class scores of one image, [classes]; None where it has none."""
+    array = next(iter(outputs.values()), None)
+    if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
+        return None
+    return probabilities(np.asarray(array, np.float64))[0] if np.isfinite(array).all() else None
 
-    def _run(self, name: str, session: Session) -> None:
-        for waiting in self._waiting:
-            if name not in waiting.outputs:
-                waiting.outputs[name] = infer(session, waiting.sample, model=name)
-                return
-        session.run(None, self._again)
 
-    def move_on(self) -> None:
-        """Judge the samples that all models have run, and let others join."""
-        done = 0
-        while self._waiting and len(self._waiting[0].outputs) == len(self._sessions):
-            first = self._waiting.popleft()
-            self._largest = max(self._largest, first.nbytes)
-            self._running.update(first.sample, first.outputs)
-            done += 1
-        self._advance(done)
-        while len(self._waiting) < max(1, min(_MOST_WAITING, _MOST_BYTES // max(1, self._largest))):
-            sample = next(self._samples, None)
-            if sample is None:
-                return
-            self._join(sample)
+def _information(rows: Sequence[NDArray[np.float64]]) -> float:
+    """Mutual information of image and class, in bits."""
+    if not rows:
+        return 0.0
 
-    def _join(self, sample: Sample) -> None:
-        place = next(self._joined)
-        self._waiting.append(_Waiting(sample, {name: outputs[place] for name, outputs in self._known.items()}))
-        untimed = self._elsewhere if shapes_of(sample.inputs) == self._shapes else self._sessions
-        self._complete(self._waiting[-1], untimed)
+    def entropy(p: NDArray[np.float64]) -> float:
+        """Return the bits of a distribution that sums to one."""
+        kept = p[p > 0]
+        return float(-(kept * np.log2(kept)).sum())
 
-    def _complete(self, waiting: _Waiting, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in waiting.outputs:
-                waiting.outputs[name] = infer(self._sessions[name], waiting.sample, model=name)
+    return max(0.0, entropy(np.mean(rows, axis=0)) - float(np.mean([entropy(row) for row in rows])))
 
-    def finish(self) -> None:
-        """Run what the race has left."""
-        while self._waiting:
-            self._complete(self._waiting[0], self._sessions)
-            self.move_on()
+
+def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
+    """Return the candidates by name, each reading the data as the request's own preprocessing does."""
+    listed = list(given) if given is not None else [*names(), *PLAIN]
+    if request.preprocess is None:
+        return {name: load_preprocess(name) for name in listed}
+    own = load_preprocess(request.preprocess)
+    found: dict[str, Preprocess] = {own.name: own}
+    for name in listed:
+        other = load_preprocess(name)
+        if other.spec is not None:
+            spec = dataclasses.replace(other.spec, source=own.source)
+            found.setdefault(name, dataclasses.replace(other, spec=spec, source=own.source))
+    return found

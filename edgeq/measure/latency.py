@@ -16,24 +16,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from edgeq_device.arrays import one_array
-from edgeq_device.bench import BenchSettings, OnProgress, format_bench
+from edgeq_device.bench import BenchSettings, OnProgress, bench_lines
 from edgeq_device.bench_models import BenchModel, Shapes, bench_models
+from edgeq_device.claim import FEWEST_SESSIONS
 from edgeq_device.memory import MemoryUse, measure_memory
-from edgeq_device.ranking import FEWEST_SESSIONS
 from edgeq_device.scenarios import Feed
 from numpy.typing import NDArray
 
+from edgeq.data.samples import Sample, Samples
 from edgeq.errors import BoardError, DataError, EngineError, RuntimeUnavailableError
 from edgeq.model.load import model_bytes
 from edgeq.run.session import SessionSettings, onnxruntime, open_request, open_session, with_carried
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.resources import device_errors
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample, Samples
 
 _SMALL_BYTES = 2**25
 
@@ -67,7 +65,7 @@ class Measurement(Page):
         return figures
 
     def ratio(self, name: str, scenario: str = "single-stream") -> Mapping[str, Any]:
-        """How many times faster `name` is than the baseline: estimate, low, high, confidence, pairs,
+        """Return how many times faster `name` is than the baseline: estimate, low, high, confidence, pairs,
         baseline_ms, ms, reason, verdict (`edgeq_device.claim`)."""
         ratio: Mapping[str, Any] = self.scenarios[scenario]["ratios"][name]
         return ratio
@@ -88,7 +86,7 @@ class Measurement(Page):
 
     def text(self, *, verbose: bool = False) -> str:
         """The table for people."""
-        return format_bench(self.report, verbose=verbose)
+        return "\n".join(bench_lines(self.report, verbose=verbose))
 
 
 def bench_model(
@@ -114,7 +112,7 @@ def bench_model(
 
 
 def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, Sequence[int]]) -> MemoryUse:
-    """What a session takes, in a process of its own; `shapes` are those of inputs with open sizes.
+    """Measure what a session takes, in a process of its own; `shapes` are those of inputs with open sizes.
 
     Raises:
         RuntimeUnavailableError: the process failed, or the system does not report a process's memory.
@@ -157,8 +155,8 @@ def measurement(report: Mapping[str, Any]) -> Measurement:
 
 
 def sessions_to_time(model: Path, folder: Path | None = None) -> int:
-    """In how many sessions a model is timed, whose external data lie in `folder` (None: beside it): two of one small
-    model differ by up to a fifth, by where their memory happens to lie."""
+    """Return in how many sessions to time a model, whose external data lie in `folder` (None: beside it): two of one
+    small model differ by up to a fifth, by where their memory happens to lie."""
     return FEWEST_SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
 
 

@@ -1,4 +1,4 @@
-"""A float model and its quantized form, layer by layer: the interface of the modules match_*, compare_* and effects.
+"""Run a float model and its quantized form layer by layer, compare every tensor, and follow errors to the outputs.
 
 The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized format and without keeping activations:
 
@@ -7,11 +7,9 @@ The four operations of ONNX Runtime's `qdq_loss_debug`, for every quantized form
     collect_activations   those tensors, one sample at a time
     match_activations     which tensor stands for which activation (`compare_activations`: how well)
 
-`compare_layers` is all of it; `output_effects` measures what the error of one layer alone does to the outputs.
-
-Every activation of a quantized model against the float model's, in one pass over the samples with sums only.
-
-Three figures a tensor, to distinguish layers that cause errors from layers that inherit them:
+`compare_layers` is all of it; `output_effects` measures what the error of one layer alone does to the outputs. All of
+them run on a `LayerPair`: the two models, whole and cut into layers, each fed with the float model's tensors or with
+those tensors rounded. Three figures a tensor distinguish layers that cause errors from layers that inherit them:
 
     accumulated   the quantized model's tensor when it runs as a whole: all errors so far
     layer         what its layer alone makes of the float model's inputs, in integers: the error where it arises
@@ -19,143 +17,61 @@ Three figures a tensor, to distinguish layers that cause errors from layers that
 
 and, to find the cause in a layer, `inputs`: what the float layer makes of quantized inputs. The noise of the
 layer that neither these nor the rounding of its result account for is that of its weights.
+
+To follow errors, the float model gets one more input for each layer in question, a disturbance that is added to its
+tensor; zero for all layers but one. So one session serves all layers, and a run shows what becomes of one layer's error
+on its way to the outputs, where it may be amplified, damped or cancelled, which no figure at the layer itself shows.
+The error of a layer is what its weights and the rounding of its result cause, on inputs that are rounded for the float
+layer too: each error counts once, where it arises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.data.samples import Samples
+from edgeq.data.samples import Sample, Samples
 from edgeq.errors import DataError
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.effects import output_effects
+from edgeq.measure.comparison import Comparison
 from edgeq.measure.error_sources import (
     ActivationComparison,
-    ActivationObserver,
+    ActivationSums,
     ErrorSource,
-    as_read,
+    LayerArrays,
     candidates,
     find_error_sources,
 )
-from edgeq.measure.latency import infer
-from edgeq.measure.layer_runs import (
-    MEMORY,
-    LayerPair,
-    LayerRuns,
-    collect_activations,
-    cut_layers,
-    floats_only,
-    layer_reads,
-    only_outputs,
-    partition_layers,
-)
+from edgeq.measure.latency import Outputs, infer
 from edgeq.measure.match_layers import (
     ActivationMatch,
     WeightComparison,
     WeightMatch,
     compare_weights,
+    exact_readers,
     match_activations,
     match_weights,
     weight_values,
 )
-from edgeq.model.edit import with_outputs
-from edgeq.model.graph import GraphIndex
-from edgeq.run.session import SessionSettings
+from edgeq.model.edit import Editor, with_outputs
+from edgeq.model.graph import GraphIndex, name_of, named_values
+from edgeq.model.load import partitions, tensor_sizes
+from edgeq.model.sessions import Loadable
+from edgeq.model.shapes import element_types
+from edgeq.run.session import OptimizationLevel, SessionSettings
 from edgeq.util.display import SILENT, Progress
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
-
-
-def compare_activations(
-    float_graph: GraphIndex,
-    quantized_graph: GraphIndex,
-    matches: Sequence[ActivationMatch],
-    samples: Samples,
-    *,
-    settings: SessionSettings | None = None,
-    memory: int = MEMORY,
-    progress: Progress = SILENT,
-) -> tuple[ActivationComparison, ...]:
-    """Run both models, and the quantized one's layers alone, over the samples.
-
-    The quantized graph runs as it is written, without the runtime's fusions, because looking at a tensor would break
-    them: `edgeq.measure.agreement` measures the optimised one. Nothing is kept but sums; tensors that do not
-    fit into `memory` together are taken in passes, each over all samples.
-
-    Raises:
-        DataError: there are no samples, or a model refuses one.
-        RuntimeUnavailableError: the runtime refuses a model.
-    """
-    settings = settings or SessionSettings()
-    first = next(iter(samples), None)
-    if first is None:
-        raise DataError(f"{samples.source}: no samples to compare the models on", "Point --data at samples")
-    matches = floats_only(float_graph, matches, settings)
-    pair = LayerPair(float_graph, quantized_graph, matches, settings)
-    partitions = list(partition_layers(float_graph, matches, first, memory))
-    done: list[ActivationComparison] = []
-    with progress.stage("Comparing layers", len(samples) * len(partitions)) as advance:
-        for partition in partitions:
-            observer = _Observer(pair, partition)
-            for sample in samples:
-                observer.observe(sample)
-                advance(1)
-            done.extend(observer.results())
-    return tuple(done)
-
-
-class _Observer:
-    """The sessions and the sums of one pass of tensors."""
-
-    def __init__(self, pair: LayerPair, partition: Sequence[ActivationMatch]) -> None:
-        self._runs = LayerRuns(pair, partition)
-        self._quantized = pair.session(pair.quantized_graph, [m.computed for m in partition if not m.is_input])
-        self._observers = []
-        for match in partition:
-            reads = layer_reads(pair.layers, match, pair.given)
-            exact = tuple(name for name in reads if (name, match.node) in pair.exact)
-            self._observers.append(ActivationObserver(match, reads, exact))
-
-    def observe(self, sample: Sample) -> None:
-        """Add one sample to the sums."""
-        found = self._runs.run(sample)
-        whole = dict(sample.inputs)
-        if self._quantized is not None:
-            whole |= infer(self._quantized, sample, model="the quantized model")
-        real = _real_rows(sample)
-        for observer in self._observers:
-            match = observer.match
-            seen = as_read(match, real(whole[match.computed]))
-            observer.update(
-                real(found.exact[match.name]), seen, real(found.alone[match.name]), real(found.from_rounded[match.name])
-            )
-
-    def results(self) -> Iterator[ActivationComparison]:
-        """The figures of each tensor, in the order of the partition."""
-        return (observer.result() for observer in self._observers)
-
-
-def _real_rows(sample: Sample) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Takes the padding off the arrays of a batch that was gathered and filled up."""
-    contexts = sample.context.get("rows")
-    size = len(next(iter(sample.inputs.values())))
-
-    def real(array: NDArray[Any]) -> NDArray[Any]:
-        return array[: len(contexts)] if contexts is not None and array.ndim and len(array) == size else array
-
-    return real
-
 
 __all__ = [
     "ActivationComparison",
     "ActivationMatch",
     "GraphIndex",
     "LayerComparison",
+    "LayerPair",
     "WeightComparison",
     "WeightMatch",
     "collect_activations",
@@ -165,11 +81,152 @@ __all__ = [
     "cut_layers",
     "match_activations",
     "match_weights",
-    "only_outputs",
     "output_effects",
     "weight_values",
     "with_outputs",
 ]
+
+MEMORY = 2**29
+"""Bytes that fetched tensors may take at once; a model with more is run in several passes."""
+# Of each tensor: the float model's, the quantized model's, the layer's in integers and in float, its input rounded, and
+# one copy in float64.
+_COPIES = 7
+_FLOAT_TYPES: Mapping[str, type[np.floating[Any]]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+# For each error source that may be named, so many tensors are tried,
+_CANDIDATES = 4
+# each on so many samples: an effect on the outputs shows at once, or is none.
+_FOLLOWED = 4
+
+
+def instrumented_session(
+    model: ir.Model | GraphIndex | Loadable, *, optimization: OptimizationLevel, settings: SessionSettings
+) -> Any:
+    """Open a session of a model in memory; external data is found where it is.
+
+    Only threads, providers and configuration are taken from `settings`.
+    """
+    return Loadable.of(model).open(
+        SessionSettings(
+            providers=settings.providers,
+            config=settings.config,
+            intra_op_threads=settings.intra_op_threads,
+            optimization=optimization,
+        ),
+    )
+
+
+def collect_activations(
+    model: ir.Model,
+    names: Collection[str],
+    samples: Samples,
+    *,
+    optimization: OptimizationLevel = "none",
+    settings: SessionSettings | None = None,
+) -> Iterator[tuple[Sample, Outputs]]:
+    """Give each sample with the tensors `names` that the model makes of it, one sample at a time and nothing kept.
+
+    Raises:
+        DataError: the model refuses a sample.
+    """
+    observed = Loadable.of(model).only(names)
+    session = instrumented_session(observed, optimization=optimization, settings=settings or SessionSettings())
+    for sample in samples:
+        yield sample, infer(session, sample, model="the model")
+
+
+def cut_layers(
+    graph: GraphIndex, matches: Sequence[ActivationMatch], exact: Collection[tuple[str, str]] = ()
+) -> ir.Model:
+    """Return a copy of a model in which every layer gets its inputs from outside.
+
+    Wherever a node reads the tensor of a match (`computed`), it reads the new float input `given_name(match)`,
+    quantized on the way where it takes integers. So `computed` of each match becomes what its layer alone makes of
+    exact inputs. Tensors that the bodies of If, Loop and Scan read stay connected.
+
+    Args:
+        exact: (tensor, node) as `exact_readers` gives them: these nodes read `exact_name(match)` instead.
+    """
+    given = {m.computed: m for m in matches if m.computed not in graph.captured}
+    types = element_types(graph)
+    cut = graph.model.clone()
+    editor, values = Editor(cut), named_values(cut.graph)
+    first = next(iter(cut.graph), None)
+    for name, match in given.items():
+        entries: dict[str, ir.Value] = {}
+        for node, place in list(values[name].uses()):
+            entry = exact_name(match) if (match.name, node.name) in exact else given_name(match)
+            if entry not in entries:
+                entries[entry] = _float_input(cut.graph, entry, types.get(name))
+                if match.integer:
+                    assert match.params is not None, "integers that are matched have a scale"
+                    entries[entry] = editor.quantize(entries[entry], match.params, f"{entry}/integers", before=first)
+            node.replace_input_with(place, entries[entry])
+    return cut
+
+
+def given_name(match: ActivationMatch) -> str:
+    """Name the input of a cut model that takes the float tensor of a match."""
+    return f"{match.computed}/given"
+
+
+def exact_name(match: ActivationMatch) -> str:
+    """Name the input for readers that read the tensor before it is quantized."""
+    return f"{match.computed}/exact"
+
+
+def with_disturbances(
+    float_graph: GraphIndex, names: Collection[str], exact: Collection[tuple[str, str]] = ()
+) -> ir.Model:
+    """Return a copy of a float model in which readers of each tensor of `names` get it plus the new input
+    `disturbance_name(name)`, of the tensor's type and of its shape or one that broadcasts to it. An output that is
+    among them is given under another name, in its place.
+
+    Args:
+        exact: (tensor, node) as `exact_readers` gives them: these get `exact_disturbance_name(name)` instead.
+    """
+    types = element_types(float_graph)
+    disturbed = float_graph.model.clone()
+    editor, values = Editor(disturbed), named_values(disturbed.graph)
+    graph, nodes = disturbed.graph, list(disturbed.graph)
+    following = dict(zip(nodes, [*nodes[1:], None], strict=True))
+
+    def entry_of(name: str, reader: str) -> str:
+        """Name the disturbance that a reader of the tensor gets; "" reads for the graph's outputs."""
+        return exact_disturbance_name(name) if (name, reader) in exact else disturbance_name(name)
+
+    for name in dict.fromkeys(names):
+        value = values[name]
+        maker = value.producer()
+        before = following[maker] if maker is not None else nodes[0]
+        uses = [(use, entry_of(name, use.node.name or "")) for use in value.uses() if use.node.graph is graph]
+        outputs = [(place, entry_of(name, "")) for place, output in enumerate(graph.outputs) if output is value]
+        sums = {}
+        for entry in dict.fromkeys(entry for _, entry in [*uses, *outputs]):
+            added = _float_input(graph, entry, types.get(name))
+            sums[entry] = editor.node("Add", [value, added], f"{entry}/added", before=before, like=value)
+        for use, entry in uses:
+            use.node.replace_input_with(use.idx, sums[entry])
+        for place, entry in outputs:
+            graph.outputs[place] = sums[entry]
+    return disturbed
+
+
+def disturbance_name(name: str) -> str:
+    """Name the input that is added to a tensor for most of its readers."""
+    return f"{name}/disturbance"
+
+
+def exact_disturbance_name(name: str) -> str:
+    """Name the input that is added for those that read the tensor before it is quantized."""
+    return f"{name}/exact disturbance"
+
+
+def _float_input(graph: ir.Graph, name: str, like: ir.DataType | None) -> ir.Value:
+    """Add an input of unknown shape to a graph, float16 for a tensor of that type and else float32."""
+    dtype = ir.DataType.FLOAT16 if like == ir.DataType.FLOAT16 else ir.DataType.FLOAT
+    value = ir.Value(name=name, type=ir.TensorType(dtype))
+    graph.inputs.append(value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -181,72 +238,343 @@ class LayerComparison:
     count: int
 
 
-def compare_layers(
-    float_graph: GraphIndex,
-    quantized_graph: GraphIndex,
-    samples: Samples,
-    *,
-    settings: SessionSettings | None = None,
-    memory: int = MEMORY,
-    progress: Progress = SILENT,
-) -> LayerComparison:
-    """Match and compare all weights and activations of two models.
+class Accumulator(Protocol):
+    """Sums over samples of how outputs differ."""
+
+    def update(self, reference: Outputs, candidate: Outputs) -> None:
+        """Add one sample: outputs by name, without and with the disturbance."""
+        ...
+
+
+T = TypeVar("T", bound=Accumulator)
+
+
+class LayerPair:
+    """A float model and its quantized form, whole and cut into layers.
+
+    The quantized graph runs as it is written, without the runtime's fusions, because looking at a tensor would break
+    them: `edgeq.measure.agreement` measures the optimised one. Nothing is kept but sums; tensors that do not
+    fit into `memory` together are taken in passes, each over all samples.
+
+    Attributes:
+        matches: the activations of the two that are floats.
+        exact: as `exact_readers` gives them.
+        layers, float_layers: the models as `cut_layers` gives them.
+        given, given_to_float: their inputs, each with the match that it takes and whether that is rounded first.
 
     Args:
         float_graph: as it was when it was quantized (`edgeq.model.prepare`), so that names and weights are the same.
-        samples: inputs of both models.
-        settings: threads, providers and configuration; the quantized graph is run as written all the same.
+        matches: the activations of the two; None matches them here.
+        settings: threads, providers and configuration.
         memory: bytes that fetched tensors may take at once.
 
     Raises:
-        DataError: there are no samples, or a model refuses one.
+        RuntimeUnavailableError: the runtime refuses a model.
     """
-    weights = compare_weights(float_graph, quantized_graph, match_weights(float_graph, quantized_graph))
-    activations = compare_activations(
-        float_graph,
-        quantized_graph,
-        match_activations(float_graph, quantized_graph),
-        samples,
-        settings=settings,
-        memory=memory,
-        progress=progress,
-    )
-    return LayerComparison(weights, activations, len(samples))
+
+    def __init__(
+        self,
+        float_graph: GraphIndex,
+        quantized_graph: GraphIndex,
+        matches: Sequence[ActivationMatch] | None = None,
+        *,
+        settings: SessionSettings | None = None,
+        memory: int = MEMORY,
+        progress: Progress = SILENT,
+    ) -> None:
+        self.float_graph, self.quantized_graph = float_graph, quantized_graph
+        self.settings, self.memory, self.progress = settings or SessionSettings(), memory, progress
+        self.matches = self._floats_only(
+            match_activations(float_graph, quantized_graph) if matches is None else matches
+        )
+        self.exact = exact_readers(float_graph, quantized_graph, self.matches)
+        # In the float model, a tensor is what its name stands for.
+        counterparts = [replace(match, computed=match.name, integer=False) for match in self.matches]
+        self.float_layers = Loadable.of(cut_layers(float_graph, counterparts, self.exact))
+        self.layers = GraphIndex(cut_layers(quantized_graph, self.matches))
+        self.given = {given_name(match): (match, False) for match in self.matches}
+        self._whole: LayerRuns | None = None
+        pairs = list(zip(counterparts, self.matches, strict=True))
+        self.given_to_float = {given_name(counterpart): (match, True) for counterpart, match in pairs}
+        self.given_to_float |= {exact_name(counterpart): (match, False) for counterpart, match in pairs}
+
+    def _floats_only(self, matches: Sequence[ActivationMatch]) -> list[ActivationMatch]:
+        """Leave out the tensors that are no floats after all, which only the runtime may know."""
+        types = element_types(self.float_graph)
+        unknown = [match.name for match in matches if match.name not in types]
+        session = self.session(self.float_graph, unknown)
+        outputs = session.get_outputs() if session is not None else []
+        others = {output.name for output in outputs if output.type not in _FLOAT_TYPES}
+        return [match for match in matches if match.name not in others]
+
+    def session(self, model: GraphIndex | Loadable, names: Sequence[str]) -> Any:
+        """Open a session that gives `names`, None for none; of tensors given from outside it takes those it needs."""
+        if not names:
+            return None
+        part = Loadable.of(model).only(names, inputs={*self.float_graph.inputs, *self.quantized_graph.inputs})
+        return instrumented_session(part, optimization="none", settings=self.settings)
+
+    def parts(self, matches: Sequence[ActivationMatch], first: Sample) -> list[list[ActivationMatch]]:
+        """Return matches in parts that run together, neighbours in one as long as they fit into the memory; an unknown
+        size counts as the largest."""
+        sizes = tensor_sizes(Loadable.of(self.float_graph).proto, first.inputs)
+        largest = max((sizes[m.name] for m in matches if m.name in sizes), default=0)
+        return list(partitions(((m, _COPIES * sizes.get(m.name, largest)) for m in matches), self.memory))
+
+    def compare(self, samples: Samples) -> LayerComparison:
+        """Match and compare all weights and activations.
+
+        Raises:
+            DataError: there are no samples, or a model refuses one.
+        """
+        weights = match_weights(self.float_graph, self.quantized_graph)
+        compared = compare_weights(self.float_graph, self.quantized_graph, weights)
+        return LayerComparison(compared, self.compare_activations(samples), len(samples))
+
+    def compare_activations(self, samples: Samples) -> tuple[ActivationComparison, ...]:
+        """Run both models, and the quantized one's layers alone, over the samples. Errors as `compare`."""
+        first = next(iter(samples), None)
+        if first is None:
+            raise DataError(f"{samples.source}: no samples to compare the models on", "Point --data at samples")
+        parts = self.parts(self.matches, first)
+        done: list[ActivationComparison] = []
+        with self.progress.stage("Comparing layers", len(samples) * len(parts)) as advance:
+            for part in parts:
+                runs = LayerRuns(self, part)
+                # What fits into the memory as a whole is opened once.
+                self._whole = runs if len(parts) == 1 else None
+                names = [match.computed for match in part if not match.is_input]
+                whole = self.session(self.quantized_graph, names)
+                sums = [self._sums(match) for match in part]
+                for sample in samples:
+                    made, real = runs.run(sample), _real_rows(sample)
+                    seen = _run(whole, sample, "the quantized model")
+                    for one in sums:
+                        one.update(made, seen[one.match.computed], real)
+                    advance(1)
+                done.extend(one.result() for one in sums)
+        return tuple(done)
+
+    def _sums(self, match: ActivationMatch) -> ActivationSums:
+        """Start the figures of an activation, with the names of the activations that its layer reads: back from its
+        result to the inputs of the cut model."""
+        found: dict[str, None] = {}
+        pending, seen = [] if match.is_input else [self.layers.values[match.computed]], set()
+        while pending:
+            value = pending.pop()
+            maker = value.producer()
+            if name_of(value) in self.given:
+                found[self.given[name_of(value)][0].name] = None
+            elif maker is not None and value not in seen:
+                seen.add(value)
+                pending.extend(v for v in reversed(maker.inputs) if v is not None)
+        exact = tuple(name for name in found if (name, match.node) in self.exact)
+        return ActivationSums(match, tuple(found), exact)
+
+    def output_effects(self, names: Collection[str], samples: Samples, *, count: int) -> dict[str, Agreement]:
+        """Return the float model's outputs with the error of one layer in them, against those without; by name of its
+        tensor. That takes a run of the float model a layer and sample; layers without error on the samples are left
+        out.
+
+        Args:
+            names: the tensors to disturb.
+            count: samples to take, evenly spread.
+
+        Raises:
+            DataError: a model refuses a sample.
+        """
+        groups = {match.name: (match.name,) for match in self.matches if match.name in names}
+        found = self.group_effects(groups, samples, Comparison, count=count)
+        return {name: sums.result() for name, (sums,) in found.items()}
+
+    def group_effects(
+        self, groups: Mapping[str, Collection[str]], samples: Samples, accumulator: Callable[[], T], *, count: int
+    ) -> dict[str, tuple[T, ...]]:
+        """Return the float model's outputs with the errors of a group's tensors in them, against those without.
+
+        Args:
+            groups: group → tensors that are disturbed together; a tensor is in one group at most.
+            accumulator: makes what takes up the differences of one group.
+            count: as `output_effects`.
+
+        Returns:
+            An accumulator by group. A group whose tensors do not fit into the memory together has several, of parts of
+            it. Groups without error are left out.
+        """
+        group_of = {name: group for group, names in groups.items() for name in names}
+        places = {group: place for place, group in enumerate(groups)}
+        known = [m for m in self.matches if m.name in group_of and m.name not in self.float_graph.captured]
+        chosen = sorted(known, key=lambda match: places[group_of[match.name]])
+        first = next(iter(samples), None)
+        if not chosen or first is None:
+            return {}
+        disturbed = _Disturbed(self, [match.name for match in chosen])
+        found: dict[str, list[T]] = {}
+        with self.progress.stage("Following errors to the outputs", min(count, len(samples)) * len(chosen)) as advance:
+            for part in self.parts(chosen, first) if self._whole is None else [chosen]:
+                runs = self._whole or LayerRuns(self, part)
+                tensors: dict[str, list[str]] = {}
+                for match in part:
+                    tensors.setdefault(group_of[match.name], []).append(match.name)
+                sums: dict[str, T] = {}
+                for sample in _spread(samples, count):
+                    made = runs.run(sample)
+                    undisturbed = disturbed.run(sample, {})
+                    for group, names in tensors.items():
+                        errors = {entry: e for name in names for entry, e in disturbed.errors(made, name).items()}
+                        if any(error.any() for error in errors.values()):
+                            sums.setdefault(group, accumulator()).update(undisturbed, disturbed.run(sample, errors))
+                        advance(len(names))
+                for group, one in sums.items():
+                    found.setdefault(group, []).append(one)
+        return {group: tuple(parts) for group, parts in found.items()}
+
+    def attribute_error(
+        self, comparison: LayerComparison, outputs: Agreement, samples: Samples, *, most: int = 10
+    ) -> tuple[LayerComparison, tuple[ErrorSource, ...]]:
+        """Follow the error of each likely layer alone to the outputs; give the comparison with these effects in it, and
+        at most `most` error sources, worst first.
+
+        Args:
+            outputs: agreement of the quantized model's outputs as a whole, on the graph as written.
+        """
+        likely = candidates(comparison.activations, self.float_graph.outputs, _CANDIDATES * most)
+        effects = self.output_effects(likely, samples, count=_FOLLOWED)
+        activations = tuple(replace(a, effect=effects.get(a.name)) for a in comparison.activations)
+        comparison = replace(comparison, activations=activations)
+        return comparison, find_error_sources(activations, comparison.weights, outputs, most)
 
 
-# For each error source that may be named, so many tensors are tried,
-_CANDIDATES = 4
-# each on so many samples: an effect on the outputs shows at once, or is none.
-_FOLLOWED = 4
+def compare_layers(
+    float_graph: GraphIndex, quantized_graph: GraphIndex, samples: Samples, **options: Any
+) -> LayerComparison:
+    """Match and compare all weights and activations of two models: `LayerPair.compare`, with the options of a
+    `LayerPair`."""
+    return LayerPair(float_graph, quantized_graph, **options).compare(samples)
 
 
-def attribute_error(
-    reference: GraphIndex,
-    quantized: GraphIndex,
-    comparison: LayerComparison,
-    outputs: Agreement,
+def compare_activations(
+    float_graph: GraphIndex,
+    quantized_graph: GraphIndex,
+    matches: Sequence[ActivationMatch],
+    samples: Samples,
+    **options: Any,
+) -> tuple[ActivationComparison, ...]:
+    """Compare the activations `matches` of two models, with the options of a `LayerPair`."""
+    return LayerPair(float_graph, quantized_graph, matches, **options).compare_activations(samples)
+
+
+def output_effects(
+    float_graph: GraphIndex,
+    quantized_graph: GraphIndex,
+    matches: Sequence[ActivationMatch],
+    names: Collection[str],
     samples: Samples,
     *,
-    most: int = 10,
-    settings: SessionSettings | None = None,
-    memory: int = MEMORY,
-    progress: Progress = SILENT,
-) -> tuple[Mapping[str, Agreement], tuple[ErrorSource, ...]]:
-    """The effect of each likely layer alone on the outputs, and at most `most` error sources, worst first.
+    count: int,
+    **options: Any,
+) -> dict[str, Agreement]:
+    """Follow the error of each tensor of `names` alone: `LayerPair.output_effects`, with the options of a
+    `LayerPair`."""
+    return LayerPair(float_graph, quantized_graph, matches, **options).output_effects(names, samples, count=count)
 
-    Args:
-        comparison: of the two graphs.
-        outputs: agreement of the quantized model's outputs as a whole, on the graph as written.
-    """
-    effects = output_effects(
-        reference,
-        quantized,
-        match_activations(reference, quantized),
-        candidates(comparison.activations, reference.outputs, _CANDIDATES * most),
-        samples,
-        count=_FOLLOWED,
-        settings=settings,
-        memory=memory,
-        progress=progress,
-    )
-    return effects, find_error_sources(comparison.activations, comparison.weights, effects, outputs, most)
+
+class LayerRuns:
+    """Sessions for the layers that make the tensors of `part`."""
+
+    def __init__(self, pair: LayerPair, part: Sequence[ActivationMatch]) -> None:
+        made = [match for match in part if not match.is_input]
+        self._part = part
+        self._layers = pair.session(pair.layers, [match.computed for match in made])
+        self._float_layers = pair.session(pair.float_layers, [match.name for match in made])
+        self._given = _given_to(self._layers, pair.given)
+        self._given_to_float = _given_to(self._float_layers, pair.given_to_float)
+        read = [*made, *(match for match, _, _ in (*self._given.values(), *self._given_to_float.values()))]
+        names = list(dict.fromkeys(match.name for match in read if not match.is_input))
+        self._float = pair.session(pair.float_graph, names)
+
+    def run(self, sample: Sample) -> LayerArrays:
+        """Run the layers once on one sample.
+
+        Raises:
+            DataError: a model refuses the sample.
+        """
+        exact = _run(self._float, sample, "the float model")
+        alone = _run(self._layers, sample, "a layer of the quantized model", self._given, exact)
+        from_rounded = _run(self._float_layers, sample, "a layer of the float model", self._given_to_float, exact)
+        raw = {match.name: alone[match.computed] for match in self._part}
+        read = {match.name: match.as_read(raw[match.name]) for match in self._part}
+        return LayerArrays(exact=exact, raw=raw, alone=read, from_rounded=from_rounded)
+
+
+_Given = Mapping[str, tuple[ActivationMatch, bool, type[np.floating[Any]]]]
+"""Input of a cut model → the match that it takes, whether that is rounded first, and its type."""
+
+
+def _given_to(session: Any, given: Mapping[str, tuple[ActivationMatch, bool]]) -> _Given:
+    """Return those of the given tensors that a session takes."""
+    values = session.get_inputs() if session is not None else []
+    return {v.name: (*given[v.name], _FLOAT_TYPES.get(v.type, np.float32)) for v in values if v.name in given}
+
+
+def _run(
+    session: Any, sample: Sample, model: str, given: _Given | None = None, exact: Outputs | None = None
+) -> Mapping[str, NDArray[Any]]:
+    """Return the sample's inputs and the outputs of a session, which also gets `given` of the tensors `exact`."""
+    if session is None:
+        return sample.inputs
+    fed = {}
+    for name, (match, rounded, kind) in (given or {}).items():
+        assert exact is not None
+        values = exact[match.name]
+        fed[name] = (match.as_read(values) if rounded else values).astype(kind, copy=False)
+    made = infer(session, replace(sample, inputs={**sample.inputs, **fed}), model=model)
+    return {**sample.inputs, **made}
+
+
+class _Disturbed:
+    """The float model, with errors added to some of its tensors."""
+
+    def __init__(self, pair: LayerPair, names: Sequence[str]) -> None:
+        model = with_disturbances(pair.float_graph, names, pair.exact)
+        self._session = instrumented_session(model, optimization="all", settings=pair.settings)
+        given = (output.name for output in self._session.get_outputs())
+        self._outputs = dict(zip(given, pair.float_graph.outputs, strict=True))
+        types = {value.name: _FLOAT_TYPES.get(value.type, np.float32) for value in self._session.get_inputs()}
+        entries = {entry for name in names for entry in (disturbance_name(name), exact_disturbance_name(name))}
+        self._zeros = {entry: np.zeros((), types[entry]) for entry in entries if entry in types}
+
+    def run(self, sample: Sample, errors: Mapping[str, NDArray[Any]]) -> Outputs:
+        """Return the float model's outputs for one sample, by name, with `errors` added to its layers."""
+        fed = replace(sample, inputs={**sample.inputs, **self._zeros, **errors})
+        made = infer(self._session, fed, model="the float model")
+        return {self._outputs[name]: values for name, values in made.items()}
+
+    def errors(self, layers: LayerArrays, tensor: str) -> dict[str, NDArray[Any]]:
+        """Return what is added at `tensor`: its error from rounding alone, by the disturbance inputs' names; 0 where an
+        infinity (of a mask, say) or NaN stands in either."""
+        found = {}
+        seen = {disturbance_name(tensor): layers.alone[tensor], exact_disturbance_name(tensor): layers.raw[tensor]}
+        for entry, values in seen.items():
+            if entry in self._zeros:
+                with np.errstate(invalid="ignore"):
+                    difference = np.asarray(values - layers.from_rounded[tensor])
+                found[entry] = np.where(np.isfinite(difference), difference, 0).astype(self._zeros[entry].dtype)
+        return found
+
+
+def _spread(samples: Samples, count: int) -> Iterator[Sample]:
+    total = len(samples)
+    wanted = {position * total // count for position in range(count)} if total > count else set(range(total))
+    return (sample for position, sample in enumerate(samples) if position in wanted)
+
+
+def _real_rows(sample: Sample) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return what takes the padding off the arrays of a batch that was gathered and filled up."""
+    contexts = sample.context.get("rows")
+    size = len(next(iter(sample.inputs.values())))
+
+    def real(array: NDArray[Any]) -> NDArray[Any]:
+        return array[: len(contexts)] if contexts is not None and array.ndim and len(array) == size else array
+
+    return real

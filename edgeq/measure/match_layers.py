@@ -14,27 +14,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.measure.comparison import OutputComparison, decibels
-from edgeq.measure.coverage import activation_params, integer_uses
 from edgeq.model.graph import (
+    DATA_MOVEMENT,
     OPERATORS,
     GraphIndex,
     channel_axis,
     constant,
     constant_tensor,
+    constant_values,
     consumers,
+    integer_inputs,
     is_constant,
     name_of,
     node_input,
     operator_of,
 )
-from edgeq.model.quant_params import QuantParams
+from edgeq.model.quant_params import LIMITS, QuantParams, dynamic_params, params_at
 from edgeq.model.shapes import element_types
 from edgeq.util.records import written
 
@@ -50,6 +52,101 @@ _WORST_CHANNELS = 3
 _LARGEST_ROUNDING = 1.5
 # A bias in int32 has steps so small that correcting it moves it by many.
 _WEIGHT_BITS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerUse:
+    """An integer tensor, and how the node that reads it interprets it.
+
+    Attributes:
+        value: the tensor, an activation or a constant.
+        node, place: the reader, and which of its inputs the tensor is.
+        params: the scale and zero point that the reader has for it.
+    """
+
+    value: ir.Value
+    node: ir.Node
+    place: int
+    params: QuantParams
+
+
+def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
+    """Every integer input with a constant scale of every quantized operator, in order; int32 biases too."""
+    for node in graph.graph:
+        for places in integer_inputs(node):
+            value = node_input(node, places.value)
+            if value is None:
+                continue
+            if places.scale is None:
+                params = _scaled_sums(node, value, places.zero_point)
+            else:
+                axis = channel_axis(node)
+                params = params_at(node, places.scale, places.zero_point, integers=value, axis=axis)
+            if params is not None:
+                yield IntegerUse(value, node, places.value, params)
+        bias = _bias(node)
+        if bias is not None:
+            yield bias
+
+
+def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
+    """Integer activation → its scale and zero point, where they are constant."""
+    found: dict[str, QuantParams] = {}
+    for use in integer_uses(graph):
+        if not is_constant(use.value):
+            found.setdefault(name_of(use.value), use.params)
+    for node in graph.graph:
+        places = operator_of(node).integer_output
+        if places is not None:
+            made = params_at(node, *places, integers=node.outputs[0])
+            if made is not None:
+                found.setdefault(name_of(node.outputs[0]), made)
+        elif node.op_type in DATA_MOVEMENT and node.inputs:
+            moved = found.get(name_of(node.inputs[0]))
+            if moved is not None:
+                for output in node.outputs:
+                    found.setdefault(name_of(output), moved)
+    return found
+
+
+def _scaled_sums(node: ir.Node, weight: ir.Value, zero_point: int) -> QuantParams | None:
+    """Return the parameters of the weight of ConvInteger and MatMulInteger, whose sums are cast and multiplied by
+    activation scale x weight scale behind the node."""
+    tensor = constant_tensor(weight)
+    if tensor is None or tensor.dtype not in LIMITS:
+        return None
+    scale, zero_value = _constant_factor(node.outputs[0], depth=3), node_input(node, zero_point)
+    zeros = constant(zero_value)
+    if scale is None or (zero_value is not None and zeros is None):
+        return None
+    zero = np.zeros((), np.int64) if zeros is None else zeros.astype(np.int64)
+    return QuantParams(scale.astype(np.float32), zero, tensor.dtype, axis=channel_axis(node))
+
+
+def _constant_factor(value: ir.Value, *, depth: int) -> NDArray[Any] | None:
+    """The constant that a tensor is multiplied by, directly or as a part of the other factor."""
+    for node, place in value.uses() if depth else []:
+        if node.op_type == "Cast":
+            return _constant_factor(node.outputs[0], depth=depth - 1)
+        if node.op_type == "Mul":
+            other = node.inputs[1 - place]
+            maker = other.producer() if other is not None else None
+            parts = [other, *(maker.inputs if maker is not None and maker.op_type == "Mul" else ())]
+            return next((found for found in map(constant, parts) if found is not None), None)
+    return None
+
+
+def _bias(node: ir.Node) -> IntegerUse | None:
+    """The int32 bias of QLinearConv and QGemm: zero point 0, scale = the input's times the weight's."""
+    row = operator_of(node)
+    bias = node_input(node, row.bias)
+    if bias is None or row.bias is None or row.integer_output is None or not is_constant(bias):
+        return None
+    scales = [constant(node_input(node, places.scale)) for places in row.integers]
+    if scales[0] is None or scales[1] is None:
+        return None
+    scale = (scales[0] * scales[1]).astype(np.float32)
+    return IntegerUse(bias, node, row.bias, QuantParams(scale, np.zeros((), np.int64), ir.DataType.INT32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +178,7 @@ def _channels(worst: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """How well a quantized weight stands for the float one.
+    """Figures of how well a quantized weight stands for the float one.
 
     Attributes:
         shape: of the float weight.
@@ -116,12 +213,12 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
     tensor, per channel and per block; QDQ (constants before or behind QuantizeLinear), QOperator and dynamic operators.
     """
     found: dict[str, WeightMatch] = {}
-    for quantized, node, place, params in _quantized_weights(quantized_graph):
-        name = _float_name(float_graph, quantized, node, place)
+    for use in _quantized_weights(quantized_graph):
+        name = _float_name(float_graph, use)
         if name is None or name in found:
             continue
         weight = float_graph.values[name]
-        transposed = _is_transposed(weight, quantized, params)
+        transposed = _is_transposed(weight, use)
         if transposed is not None:
             reader, position = _layer_reader(weight)
             found[name] = WeightMatch(
@@ -130,8 +227,8 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
                 op_type=reader.op_type if reader is not None else "",
                 place=position,
                 channel_axis=_channel_axis(reader, len(_shape(weight))),
-                quantized=name_of(quantized),
-                params=params,
+                quantized=name_of(use.value),
+                params=use.params,
                 transposed=transposed,
             )
     order = {name_of(v): rank for rank, node in enumerate(float_graph.graph) for v in reversed(node.inputs)}
@@ -148,67 +245,51 @@ def compare_weights(
 def weight_values(
     float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch
 ) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """(float weight, what the quantized model computes with), both float32 and of the float weight's shape."""
-    return float_graph.constant(match.name), dequantized(quantized_graph, match)
-
-
-def dequantized(graph: GraphIndex, match: WeightMatch) -> NDArray[np.float32]:
-    """The numbers (float32) that the quantized model computes with, in the float weight's shape."""
-    values = _dequantized(graph.constant(match.quantized), match.params)
-    return np.swapaxes(values, -1, -2) if match.transposed else values
+    """Return the float weight and what the quantized model computes with, both float32 and of the float weight's
+    shape."""
+    values = _dequantized(quantized_graph.constant(match.quantized), match.params)
+    return float_graph.constant(match.name), np.swapaxes(values, -1, -2) if match.transposed else values
 
 
 def count_quantized_weights(graph: GraphIndex) -> int:
-    """How many constants of a quantized model stand for weights, matched or not."""
-    return len({weight for weight, _, _, _ in _quantized_weights(graph)})
+    """Count the constants of a quantized model that stand for weights, matched or not."""
+    return len({use.value for use in _quantized_weights(graph)})
 
 
 def _dequantized(stored: NDArray[Any], params: QuantParams) -> NDArray[np.float32]:
-    unrounded = stored.dtype.kind == "f"
-    return params.fake_quant(stored) if unrounded else params.dequantize(stored)
+    return params.fake_quant(stored) if stored.dtype.kind == "f" else params.dequantize(stored)
 
 
-def _quantized_weights(graph: GraphIndex) -> Iterator[tuple[ir.Value, ir.Node, int, QuantParams]]:
-    """(constant, node that computes with it, place among that node's inputs, parameters)."""
+def _quantized_weights(graph: GraphIndex) -> Iterator[IntegerUse]:
+    """Give each constant that stands for a weight, with the node that computes with it."""
     for use in integer_uses(graph):
-        weight: ir.Value | None = use.value
-        if not is_constant(weight):
-            # A float constant that goes through QuantizeLinear at run time, as TensorRT wants it.
-            maker = use.value.producer()
-            weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else None
-        if weight is None or not is_constant(weight):
-            continue
-        node, place = use.node, use.place
-        if node.op_type == "DequantizeLinear":
-            readers = consumers(node.outputs[0])
-            if not readers:
-                continue
-            node, place = readers[0]
-        yield weight, node, place, use.params
+        # A float constant may go through QuantizeLinear at run time, as TensorRT wants it.
+        maker = use.value.producer()
+        weight = maker.inputs[0] if maker is not None and maker.op_type == "QuantizeLinear" else use.value
+        readers = [(use.node, use.place)]
+        if use.node.op_type == "DequantizeLinear":
+            readers = consumers(use.node.outputs[0])
+        if weight is not None and is_constant(weight) and readers:
+            yield IntegerUse(weight, *readers[0], use.params)
 
 
-def _float_name(float_graph: GraphIndex, quantized: ir.Value, node: ir.Node, place: int) -> str | None:
-    """Name of the float constant that a quantized one, read by `node` at `place`, was made from."""
-    read_as, stored_as = name_of(node.inputs[place]), name_of(quantized)
+def _float_name(float_graph: GraphIndex, use: IntegerUse) -> str | None:
+    """Name the float constant that a quantized one was made from."""
+    read_as, stored_as = name_of(use.node.inputs[use.place]), name_of(use.value)
     for candidate in (read_as, _WEIGHT_SUFFIX.sub("", read_as), _WEIGHT_SUFFIX.sub("", stored_as), stored_as):
         tensor = constant_tensor(float_graph.values.get(candidate))
         if tensor is not None and tensor.dtype in _FLOATS:
             return candidate
-    name = node.name or ""
+    name = use.node.name or ""
     counterpart = float_graph.nodes.get(name) or float_graph.nodes.get(NODE_SUFFIX.sub("", name))
-    weight = node_input(counterpart, _float_place(node, place)) if counterpart is not None else None
+    if counterpart is None:
+        return None
+    # The float form of a node may have the weight at another place.
+    row = operator_of(use.node)
+    own, its = ((*r.activations, *r.weights, r.bias) for r in (row, OPERATORS.get(row.float_form, row)))
+    place = dict(zip(own, its, strict=False)).get(use.place)
+    weight = node_input(counterpart, use.place if place is None else place)
     return name_of(weight) if is_constant(weight) else None
-
-
-def _float_place(node: ir.Node, place: int) -> int:
-    """Where the float form of a node has what this one has at `place`."""
-    row = operator_of(node)
-    form = OPERATORS.get(row.float_form)
-    if form is None:
-        return place
-    own, its = ((*r.activations, *r.weights, r.bias) for r in (row, form))
-    found = dict(zip(own, its, strict=False)).get(place)
-    return place if found is None else found
 
 
 def _layer_reader(weight: ir.Value) -> tuple[ir.Node | None, int]:
@@ -224,20 +305,17 @@ def _shape(value: ir.Value) -> tuple[int, ...]:
     return tuple(int(size) for size in tensor.shape)  # type: ignore[arg-type]
 
 
-def _is_transposed(weight: ir.Value, quantized: ir.Value, params: QuantParams) -> bool | None:
-    """Whether the last two axes are swapped; None where the shapes do not fit either way."""
-    shape, other = _shape(weight), _shape(quantized)
+def _is_transposed(weight: ir.Value, use: IntegerUse) -> bool | None:
+    """Tell whether the last two axes are swapped; None where the shapes do not fit either way."""
+    shape, other = _shape(weight), _shape(use.value)
     swapped = (*other[:-2], *reversed(other[-2:]))
     if shape not in (other, swapped):
         return None
     if other != swapped or len(other) < 2:
         return shape != other
-    values, stored = constant(weight), constant(quantized)
-    assert values is not None
-    assert stored is not None
-    straight = _dequantized(stored, params)
-    off = np.abs(values.astype(np.float32) - straight).sum()
-    return bool(off > np.abs(values.astype(np.float32) - np.swapaxes(straight, -1, -2)).sum())
+    values, straight = constant_values(weight).astype(np.float32), _dequantized(constant_values(use.value), use.params)
+    off = np.abs(values - straight).sum()
+    return bool(off > np.abs(values - np.swapaxes(straight, -1, -2)).sum())
 
 
 def _compare(float_graph: GraphIndex, quantized_graph: GraphIndex, match: WeightMatch) -> WeightComparison:
@@ -297,6 +375,7 @@ _CLIPPING = frozenset({"Relu", "Clip"})
 _DYNAMIC = "DynamicQuantize"
 _FLOATS_OF_MATCH_ACTIVATIONS = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 INPUT = "Input"
+Kind = Literal["static", "dynamic", "float"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,8 +403,25 @@ class ActivationMatch:
     dynamic: bool = False
 
     @property
+    def kind(self) -> Kind:
+        """The way it is quantized; "float" where it is not."""
+        return "static" if self.params is not None else "dynamic" if self.dynamic else "float"
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """The smallest and the largest number that it can hold; None unless its scale is static."""
+        return None if self.params is None else self.params.range
+
+    def as_read(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return what the tensor's readers get in the quantized model, where `values` are what its layer gives."""
+        if self.params is not None and values.dtype.kind in "iu":
+            return self.params.dequantize(values)
+        params = dynamic_params(values) if self.dynamic else self.params
+        return values if params is None else params.fake_quant(values)
+
+    @property
     def is_input(self) -> bool:
-        """Whether it is an input of the model, which no layer computes."""
+        """Tell whether it is an input of the model, which no layer computes."""
         return self.op_type == INPUT
 
 
@@ -333,10 +429,10 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
     """Activations that both models have, in the float model's order of execution, graph inputs first.
 
     Tensors computed from constants alone are left out. A tensor whose type cannot be inferred is kept: only the runtime
-    knows whether it holds floats (`edgeq.measure.layer_runs.floats_only`).
+    knows whether it holds floats (`edgeq.measure.layers.LayerPair`).
     """
     matcher = _Matcher(float_graph, quantized_graph)
-    types = element_types(float_graph.model)
+    types = element_types(float_graph)
     found: dict[str, ActivationMatch] = {}
     for name in float_graph.inputs:
         if name in quantized_graph.inputs and types.get(name) in _FLOATS_OF_MATCH_ACTIVATIONS:
@@ -416,7 +512,7 @@ class _Matcher:
         return ActivationMatch(name, layer.name or "", layer.op_type, computed, folded, integer, params, dynamic)
 
     def is_folded(self, before: ActivationMatch, activation: ir.Node) -> bool:
-        """Whether the range of the tensor in front of an activation, which is gone, has taken its place."""
+        """Tell whether the range of the tensor in front of an activation, which is gone, has taken its place."""
         params = before.params
         if params is None:
             return False

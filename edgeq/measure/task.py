@@ -1,32 +1,41 @@
-"""What can be measured against labels: the protocol, the shipped tasks by name, and the hook for a user's own."""
+"""Measure models against labels: the protocol, the shipped tasks by name, and the hook for a user's own.
+
+How much a loss depends on which samples it was measured on: the standard error of the difference of two models.
+
+Where the metric is a mean of scores, that is the standard error of the mean of their differences. Any other (mAP, AUC,
+F1, a correlation) is computed anew over many random halves of the samples, the same ones for both models, so that what
+is hard for both cancels. In such a half a sample counts with probability one half, that is with weight 0 or 2: weights
+of mean and variance 1, under which the deviations from the whole follow its sampling distribution as they do under the
+bootstrap's (A. Owen, D. Eckles: Bootstrapping data arrays of arbitrary order, 2012, "double-or-nothing"). No
+sample counts twice, so a meter that refuses to see one again, and one that counts ties, is served as it is.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeq.data.records import Sample
 from edgeq.errors import DataError, UsageError
 from edgeq.measure.latency import Outputs
 from edgeq.util.display import Displayed
 from edgeq.util.registry import TASKS, Registry, load_function, names_function
-
-if TYPE_CHECKING:
-    from edgeq.data.samples import Sample
 
 
 class Meter(Protocol):
     """Collects one model's outputs over the samples.
 
     How sure a loss is, is found by computing the primary metric over random halves of the samples, with a meter for
-    each half (`edgeq.measure.error_sources`). A meter may have one of two more methods, which make that exact or cheap:
+    each half (`ResampledMeter`). A meter may have one of two more methods, which make that exact or cheap:
 
         scores() -> NDArray        a score for each row so far, where the primary metric is their mean
         resampled(halves) -> NDArray   the primary metric over each of the halves [H, N] (bool) of the N updates so far;
@@ -56,7 +65,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """The name on the command line."""
         ...
 
     @property
@@ -66,7 +75,7 @@ class Task(Protocol):
 
     @property
     def higher_is_better(self) -> bool:
-        """Of the primary metric."""
+        """The direction of the primary metric."""
         ...
 
     def start(self) -> Meter:
@@ -120,14 +129,14 @@ class TaskOptions(Displayed):
 
 
 def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[str, Any]]:
-    """Of a command's flat options those of a task, whose `output` is `task_output` there, and all others."""
+    """Part a command's flat options into those of a task, whose `output` is `task_output` there, and all others."""
     others = dict(options)
     names = {f.name: option_of(f.name)[2:].replace("-", "_") for f in dataclasses.fields(TaskOptions)}
     return TaskOptions(**{name: others.pop(given) for name, given in names.items()}), others
 
 
 def option_of(name: str) -> str:
-    """How a field of `TaskOptions` is called on the command line, where --output is the file that is written."""
+    """Return the name of a field of `TaskOptions` on the command line, where --output is the file that is written."""
     return "--task-output" if name == "output" else f"--{name.replace('_', '-')}"
 
 
@@ -237,3 +246,122 @@ def only_input(sample: Sample) -> NDArray[Any]:
             f"{sample.name} has {len(sample.inputs)} inputs, this task takes one", "Write a task of your own"
         )
     return next(iter(sample.inputs.values()))
+
+
+_Pairs = tuple[list[NDArray[Any]], ...]
+
+
+class PairedMeter:
+    """Rows of samples: what a model makes of each, beside its label. See `Meter`."""
+
+    def __init__(self) -> None:
+        self._found: list[NDArray[Any]] = []
+        self._wanted: list[NDArray[Any]] = []
+
+    def add(self, found: NDArray[Any], wanted: NDArray[Any]) -> None:
+        """Add the rows of one sample, [N] each."""
+        self._found.append(found)
+        self._wanted.append(wanted)
+
+    def collected(self) -> _Pairs:
+        """Return what was found and what is right, an array a sample each."""
+        return self._found, self._wanted
+
+    def take(self, collected: _Pairs) -> None:
+        """Add the samples of another meter."""
+        self._found += collected[0]
+        self._wanted += collected[1]
+
+    def rows(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return what was found and what is right, [N] each, over all samples."""
+        return np.concatenate(self._found), np.concatenate(self._wanted)
+
+    def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """`rows` of each of the halves [H, samples]."""
+        found, wanted = self.rows()
+        for chosen in np.repeat(halves, [len(one) for one in self._wanted], axis=1):
+            yield found[chosen], wanted[chosen]
+
+
+HALVES = 100
+METERED = 32
+"""Halves where a meter cannot compute them itself, and a meter is kept for each."""
+_FEWEST_HALVES = 8
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model's metrics over some rows, and how its primary metric spreads.
+
+    Attributes:
+        scores: of each row, their mean being the primary metric; None where the task has none.
+        halves: the primary metric over each half; NaN where it has none (AUC of one class). Empty with `scores`.
+    """
+
+    metrics: Mapping[str, float]
+    scores: NDArray[np.float64] | None = None
+    halves: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+
+class ResampledMeter:
+    """One model's metrics over the rows so far, with what it takes to find their doubt. Argument: the task.
+
+    Of a task's meter it uses, where it has them, `scores()` and `resampled(halves)` (see `Meter`);
+    else it keeps a meter for each half, which costs `METERED` / 2 updates a row.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._whole = task.start()
+        alone = hasattr(self._whole, "scores") or hasattr(self._whole, "resampled")
+        self._halves: list[Meter] = [] if alone else [task.start() for _ in range(METERED)]
+        self._random = np.random.default_rng(0)
+        self._members = np.zeros(METERED, np.int64)
+        self.rows = 0
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Add one row: a model's outputs, and the sample with its label."""
+        self._whole.update(outputs, sample)
+        self.rows += 1
+        if self._halves:
+            for half in np.flatnonzero(self._random.random(METERED) < 0.5):
+                self._halves[half].update(outputs, sample)
+                self._members[half] += 1
+
+    def measured(self) -> Measured:
+        """So far."""
+        metrics = dict(self._whole.result())
+        if hasattr(self._whole, "scores"):
+            return Measured(metrics, np.asarray(self._whole.scores(), np.float64))
+        if hasattr(self._whole, "resampled"):
+            values: Any = self._whole.resampled(random_halves(self.rows))
+        else:
+            values = [self._value(m) if n else math.nan for m, n in zip(self._halves, self._members, strict=True)]
+        return Measured(metrics, None, np.asarray(values, np.float64))
+
+    def _value(self, half: Meter) -> float:
+        try:
+            return half.result()[self._task.primary]
+        except DataError:
+            return math.nan
+
+
+def random_halves(rows: int) -> NDArray[np.bool_]:
+    """Draw the rows of each half, [HALVES, rows]: the same for every model, and for the rows that come first."""
+    return (np.random.default_rng(0).random((rows, HALVES)) < 0.5).T
+
+
+def loss_error(reference: Measured, candidate: Measured, *, further: float) -> float | None:
+    """Standard error of the difference of two models' primary metrics on the same rows; None where it is not known.
+
+    Args:
+        further: standard error of what these rows do not show and others may: the spread of rows that all agree is 0.
+    """
+    if reference.scores is not None and candidate.scores is not None:
+        differences = reference.scores - candidate.scores
+        if len(differences) < 2:
+            return None
+        return math.hypot(float(differences.std(ddof=1)) / math.sqrt(len(differences)), further)
+    differences = reference.halves - candidate.halves
+    known = differences[np.isfinite(differences)]
+    return math.hypot(float(known.std(ddof=1)), further) if len(known) >= _FEWEST_HALVES else None

@@ -134,9 +134,7 @@ _SIGNATURES = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the model itself", "Fetch the model with `git lfs pull`"),
     (0, _ZIP, "a zip archive, such as a PyTorch checkpoint or a cut bundle", "Export the model with torch.onnx.export"),
     (0, b"\x80\x02", "a Python pickle, such as an old PyTorch checkpoint", "Export the model with torch.onnx.export"),
-    (0, b"\x80\x03", "a Python pickle", "Export the model to ONNX where it was trained"),
-    (0, b"\x80\x04", "a Python pickle", "Export the model to ONNX where it was trained"),
-    (0, b"\x80\x05", "a Python pickle", "Export the model to ONNX where it was trained"),
+    (0, (b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a Python pickle", "Export the model to ONNX where it was trained"),
     (0, b"\x89HDF", "an HDF5 file, such as a Keras model", "Convert it with tf2onnx"),
     (4, b"TFL3", "a TensorFlow Lite model", "Convert it with tf2onnx --tflite"),
     (4, b"ORTM", "a model in ONNX Runtime's own .ort format", "Give the .onnx file that it was made from"),
@@ -199,7 +197,7 @@ def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
     if is_named_bundle(path):
         return "it is named as a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
     for offset, signature, what, fix in _SIGNATURES:
-        if head[offset : offset + len(signature)] == signature:
+        if head.startswith(signature, offset):
             return f"it is {what}", fix
     if _is_text(head):
         return "it is a text file", "Give the .onnx file; if this was downloaded, it may be an error page"
@@ -327,7 +325,7 @@ def is_sorted(graph: onnx.GraphProto) -> bool:
     made_here = {o for node in graph.node for o in node.output if o}
     known: set[str] = set()
     for node in graph.node:
-        if any(name in made_here and name not in known for name in _uses(node)):
+        if any(name in made_here and name not in known for name in names_read(node)):
             return False
         known.update(node.output)
     return True
@@ -342,7 +340,7 @@ def sort_nodes(graph: onnx.GraphProto, path: Path) -> None:
     if is_sorted(graph):
         return
     maker = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
-    waiting = [{maker[n] for n in _uses(node) if n in maker} for node in graph.node]
+    waiting = [{maker[n] for n in names_read(node) if n in maker} for node in graph.node]
     users: dict[int, list[int]] = {}
     for index, makers in enumerate(waiting):
         for m in makers:
@@ -379,7 +377,7 @@ def _on_cycle(waiting: list[set[int]]) -> int:
     return index
 
 
-def _uses(node: onnx.NodeProto) -> set[str]:
+def names_read(node: onnx.NodeProto) -> set[str]:
     """Names that a node reads: its inputs, and what graphs inside it take from outside."""
     names = {n for n in node.input if n}
     for attribute in node.attribute:
@@ -387,6 +385,6 @@ def _uses(node: onnx.NodeProto) -> set[str]:
             inside = {i.name for i in graph.input} | {t.name for t in graph.initializer}
             inside |= {o for n in graph.node for o in n.output}
             for inner in graph.node:
-                names |= _uses(inner) - inside
+                names |= names_read(inner) - inside
             names |= {o.name for o in graph.output} - inside
     return names

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-from edgeq_device.version import parse_version
+from edgeq_device.engines import parse_version
 
 from edgeq.errors import HardwareError, ModelError, UsageError, suggest
 from edgeq.model.graph import every_node, node_input, operator_of, opset_of
@@ -77,17 +77,9 @@ class Compatibility:
 
 
 @dataclass(frozen=True)
-class _Table:
-    """One architecture: release → highest opset and IR version; kernel → first release, "" where none has it."""
-
-    opset: Mapping[str, int]
-    ir: Mapping[str, int]
-    kernels: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class _Versions:
-    """The file: for each architecture the releases that were probed, and what `_Table` has."""
+    """The file. For each architecture it has the releases that were probed, the highest opset and IR version of each
+    release, and the first release that has each kernel ("" where none has it)."""
 
     probed: Mapping[str, tuple[str, ...]]
     opset: Mapping[str, Mapping[str, int]]
@@ -101,21 +93,21 @@ def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
     Raises:
         ModelError: something in it that no probed release knows.
     """
-    tables = _tables()
-    table = tables.get(architecture) or next(iter(tables.values()))
+    versions = _versions()
+    like = architecture if architecture in versions.probed else next(iter(versions.probed))
     opset = opset_of(model) or 1
     found = [
-        Requirement(f"opset {opset}", _since(table.opset, opset, "opset")),
-        Requirement(f"IR version {model.ir_version}", _since(table.ir, model.ir_version, "IR version")),
+        Requirement(f"opset {opset}", _since(versions.opset[like], opset, "opset")),
+        Requirement(f"IR version {model.ir_version}", _since(versions.ir[like], model.ir_version, "IR version")),
     ]
     for kernel in dict.fromkeys(_kernels(model)):
-        since = table.kernels.get(kernel)
+        since = versions.kernels[like].get(kernel)
         if since == "":
             raise ModelError(f"no probed onnxruntime has a kernel for {kernel}", "Choose other integer types")
         if since:
             found.append(Requirement(kernel, since))
     found.sort(key=lambda r: parse_version(r.since), reverse=True)
-    return Compatibility(tuple(found), architecture in tables, integer_products(model))
+    return Compatibility(tuple(found), architecture == like, integer_products(model))
 
 
 def _kernels(model: ir.Model) -> Iterator[str]:
@@ -162,10 +154,9 @@ def wrong_table() -> str:
 
 
 @cache
-def _tables() -> Mapping[str, _Table]:
+def _versions() -> _Versions:
     file = shipped("targets") / "onnxruntime" / "versions.toml"
-    content = read_toml(file, _Versions, HardwareError, "Correct the file")
-    return {name: _Table(content.opset[name], content.ir[name], content.kernels[name]) for name in content.probed}
+    return read_toml(file, _Versions, HardwareError, "Correct the file")
 
 
 _SIZE = re.compile("0*[1-9][0-9]{0,17}")

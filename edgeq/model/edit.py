@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import ModelError
-from edgeq.model.graph import MAIN_DOMAINS, GraphIndex, is_op, maker, node_input
+from edgeq.model.graph import MAIN_DOMAINS, is_op, maker, named_values, node_input, reads
 from edgeq.model.quant_params import QuantParams
 
 
@@ -232,9 +232,8 @@ def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
     """A copy of a model that gives the tensors `names` too, behind its own outputs. Types that are not known are left
     to the runtime."""
     observed = model.clone()
-    graph = GraphIndex(observed)
-    present = set(graph.outputs)
-    observed.graph.outputs.extend(graph.values[name] for name in dict.fromkeys(names) if name not in present)
+    values, present = named_values(observed.graph), {value.name for value in observed.graph.outputs}
+    observed.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name not in present)
     return observed
 
 
@@ -312,6 +311,16 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
+def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
+    """Write the types and shapes between the nodes of a model's main graph, and of its outputs, into what `to_proto`
+    made of it before they were known, in place."""
+    graph = proto.graph
+    del graph.value_info[:], graph.output[:]
+    made = [value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output()]
+    graph.value_info.extend(ir.serde.serialize_value(v) for v in made if v.type is not None or v.shape is not None)
+    graph.output.extend(ir.serde.serialize_value(value) for value in model.graph.outputs)
+
+
 def to_bytes(model: ir.Model) -> bytes:
     """A model as one file's content, the same for the same model; external weights stay references.
 
@@ -343,3 +352,33 @@ def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
             for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
                 yield body
                 yield from inner_graphs(body.node)
+
+
+_NEWEST_IR = 10
+
+
+def part_of(
+    model: ir.Model, nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
+) -> ir.Model:
+    """Nodes of the main graph as a model of their own, with the constants that they read. Shapes are left open."""
+    used = {value for node in nodes for value in reads(node)}
+    view = ir.GraphView(
+        inputs,
+        outputs,
+        nodes=nodes,
+        initializers=[value for value in model.graph.initializers.values() if value in used],
+        opset_imports=model.graph.opset_imports,
+        name="part",
+    )
+    part = view.clone()
+    forget_types(part)
+    for value in (*part.inputs, *part.outputs):
+        value.shape = None
+    return ir.Model(part, ir_version=min(model.ir_version, _NEWEST_IR))
+
+
+def forget_types(graph: ir.Graph) -> None:
+    """Drop types and shapes of everything but inputs and outputs, in place: files do not list them."""
+    inside = (value for node in graph for value in node.outputs if not value.is_graph_output())
+    for value in (*graph.initializers.values(), *inside):
+        value.shape, value.type = None, None

@@ -14,10 +14,11 @@ optimiser makes are rows of one table, by type: a type means the same in every d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -114,10 +115,11 @@ def only_reader(value: ir.Value) -> ir.Node | None:
     return reader if reader.graph is value.graph else None
 
 
-def single_reader_clamps(model: ir.Model) -> list[ir.Node]:
-    """Relu and Clip nodes that alone read their input, which is no graph output either."""
-    clamps = [(node, node.inputs[0]) for node in model.graph if is_op(node, "Relu", "Clip")]
-    return [node for node, value in clamps if value is not None and only_reader(value) is node]
+def clamps(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the Relu and Clip nodes of a graph that alone read the tensor in front of them, last one first."""
+    for node in reversed(graph):
+        if is_op(node, "Relu", "Clip") and node.inputs[0] is not None and only_reader(node.inputs[0]) is node:
+            yield node
 
 
 def read_count(value: ir.Value) -> int:
@@ -225,17 +227,48 @@ RANDOM = frozenset(
 )
 
 
+T = TypeVar("T")
+
+
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Return the inputs, the initializers and what nodes make, by name."""
+    made = [output for node in graph for output in node.outputs]
+    return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *made) if value.name}
+
+
+def computed_constants(graph: ir.Graph) -> frozenset[str]:
+    """Return the names of initializers, and of what is computed from constants alone, the same at each run. What bodies
+    of If, Loop and Scan compute is not followed."""
+    known = {name for name, value in named_values(graph).items() if is_constant(value)}
+    for node in graph:
+        if node.op_type in RANDOM or next(bodies(node), None) is not None:
+            continue
+        if known.issuperset(value.name for value in node.inputs if value is not None):
+            known.update(output.name for output in node.outputs if output.name)
+    return frozenset(known)
+
+
 class GraphIndex:
     """The main graph of a model by the names in it. The model is not changed, and must not be while the index is used.
 
     Attributes:
         model: the model.
         graph: its main graph.
+        path: a file that has the same model; None: there is none.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, path: Path | None = None) -> None:
         self.model = model
         self.graph = model.graph
+        self.path = path
+        self._made: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` gave for this key at the first call."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: T = self._made[key]
+        return made
 
     @cached_property
     def nodes(self) -> dict[str, ir.Node]:
@@ -245,9 +278,7 @@ class GraphIndex:
     @cached_property
     def values(self) -> dict[str, ir.Value]:
         """Tensor name → value: inputs, initializers, and what nodes make."""
-        made = [output for node in self.graph for output in node.outputs]
-        every = [*self.graph.inputs, *self.graph.initializers.values(), *made]
-        return {value.name: value for value in every if value.name}
+        return named_values(self.graph)
 
     @cached_property
     def order(self) -> dict[str, int]:
@@ -271,15 +302,8 @@ class GraphIndex:
 
     @cached_property
     def computed_constants(self) -> frozenset[str]:
-        """Names of initializers, and of what is computed from constants alone, the same at each run. What bodies of
-        If, Loop and Scan compute is not followed."""
-        known = {name for name, value in self.values.items() if is_constant(value)}
-        for node in self.graph:
-            if node.op_type in RANDOM or next(bodies(node), None) is not None:
-                continue
-            if known.issuperset(value.name for value in node.inputs if value is not None):
-                known.update(output.name for output in node.outputs if output.name)
-        return frozenset(known)
+        """See the function of this name."""
+        return computed_constants(self.graph)
 
     def is_constant(self, name: str) -> bool:
         """Whether `name` is an initializer that nothing can override, or the value of a Constant node."""
@@ -295,6 +319,11 @@ class GraphIndex:
         if found is None:
             raise KeyError(name)
         return found
+
+
+def indexed(model: ir.Model | GraphIndex) -> GraphIndex:
+    """Return an index as it is, and of a model a new one."""
+    return model if isinstance(model, GraphIndex) else GraphIndex(model)
 
 
 MacRule = Literal[

@@ -16,7 +16,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from edgeq.errors import HardwareError
-from edgeq.model.graph import GraphIndex, clamp_bounds, is_op, name_of, node_input
+from edgeq.model.graph import GraphIndex, clamp_bounds, indexed, is_op, name_of, node_input
 from edgeq.model.macs import node_macs
 from edgeq.model.products import REASON as MASKED
 from edgeq.model.products import find_masks
@@ -69,15 +69,6 @@ def _unit_alpha_beta(node: ir.Node, context: NodeContext) -> str:
     return "its alpha or beta is not 1; multiply it into the weights"
 
 
-def _not_transposed_a(node: ir.Node, context: NodeContext) -> str:
-    return "its first matrix is transposed" if node.attributes.get_int("transA", 0) else ""
-
-
-def _nearest(node: ir.Node, context: NodeContext) -> str:
-    mode = node.attributes.get_string("mode", "nearest")
-    return "" if mode == "nearest" else f"its mode is {mode}; only nearest works on integers"
-
-
 def _range_takes_its_place(node: ir.Node, context: NodeContext) -> str:
     """A Relu or Clip disappears into the range of the tensor before it, which always holds zero."""
     source = node_input(node, 0)
@@ -93,15 +84,6 @@ def _range_takes_its_place(node: ir.Node, context: NodeContext) -> str:
 def _no_dilation(node: ir.Node, context: NodeContext) -> str:
     dilations = list(node.attributes.get_ints("dilations", ()))
     return "" if all(d == 1 for d in dilations) else f"it has dilations {dilations}"
-
-
-def _no_ceil_mode(node: ir.Node, context: NodeContext) -> str:
-    return "it has ceil_mode = 1" if node.attributes.get_int("ceil_mode", 0) else ""
-
-
-def _explicit_padding(node: ir.Node, context: NodeContext) -> str:
-    mode = node.attributes.get_string("auto_pad", "NOTSET")
-    return "" if mode in ("NOTSET", "VALID") else f"it has auto_pad = {mode}"
 
 
 def _not_vector(node: ir.Node, context: NodeContext) -> str:
@@ -131,17 +113,30 @@ def known_sizes(value: ir.Value | None) -> tuple[int, ...] | None:
 
 Condition = Callable[[ir.Node, NodeContext], str]
 
+
+def _attribute(name: str, text: str, *allowed: int | str) -> Condition:
+    """Return the check that an attribute is one of those allowed, of which the first is its default. `text` says what
+    it is otherwise."""
+
+    def check(node: ir.Node, context: NodeContext) -> str:
+        """Return "" where the attribute is allowed."""
+        found = node.attributes[name].value if name in node.attributes else allowed[0]
+        return "" if found in allowed else text.format(found)
+
+    return check
+
+
 CONDITIONS: dict[str, Condition] = {
     "constant-weights": _constant_weights,
     "after-quantized": _after_quantized,
     "after-conv-or-add": _after_conv_or_add,
     "unit-alpha-beta": _unit_alpha_beta,
-    "not-transposed-a": _not_transposed_a,
-    "nearest": _nearest,
+    "not-transposed-a": _attribute("transA", "its first matrix is transposed", 0),
+    "nearest": _attribute("mode", "its mode is {}; only nearest works on integers", "nearest"),
     "range-takes-its-place": _range_takes_its_place,
     "no-dilation": _no_dilation,
-    "no-ceil-mode": _no_ceil_mode,
-    "explicit-padding": _explicit_padding,
+    "no-ceil-mode": _attribute("ceil_mode", "it has ceil_mode = {}", 0),
+    "explicit-padding": _attribute("auto_pad", "it has auto_pad = {}", "NOTSET", "VALID"),
     "not-vector": _not_vector,
     "equal-shapes": _equal_shapes,
 }
@@ -376,7 +371,7 @@ class NodePrediction:
 
 
 def predict_int8(
-    model: ir.Model,
+    model: ir.Model | GraphIndex,
     rules: Mapping[str, Rule],
     scheme: Scheme | None = None,
     macs: Mapping[str, int] | None = None,
@@ -392,8 +387,9 @@ def predict_int8(
         hazards: tensors that must not be in 8 bits, each with what follows its name in the reason; a scheme that is not
             static has no ranges, so they are nothing to it.
     """
+    index = indexed(model)
+    model = index.model
     macs = node_macs(model) if macs is None else macs
-    index = GraphIndex(model)
     judge = _judge
     if scheme is not None:
         judge = partial(_judge_under, scheme, stacked_products(model), index.computed_constants)

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from edgeq.errors import ModelError, OutputError, UsageError, one_line
 from edgeq.model.clean import sort_nodes
-from edgeq.model.edit import from_proto, to_bytes
+from edgeq.model.edit import from_proto, to_proto
 from edgeq.model.fold import check_functions, make_dense
-from edgeq.model.graph import every_node, is_quantized_operator
+from edgeq.model.graph import GraphIndex, every_node, is_quantized_operator
 from edgeq.model.shapes import describe, inferred_shapes
 from edgeq.model.tensors import (
     DAMAGED,
@@ -36,9 +36,9 @@ from edgeq.model.tensors import (
     iter_sparse_tensors,
     iter_tensors,
     parse_model,
+    proto_skeleton,
     settle_constants,
     shaped_skeleton,
-    skeleton,
     weight_bytes,
     weight_tensors,
 )
@@ -160,7 +160,7 @@ def check_sizes(model: onnx.ModelProto, folder: Path, where: Path) -> None:
     Raises:
         ModelError: as `describe`.
     """
-    describe(in_memory(model, folder, where=where), where)
+    describe(in_memory(model, folder, where=where), where, proto_skeleton(model))
 
 
 def model_signature(path: Path) -> Signature:
@@ -171,8 +171,9 @@ def model_signature(path: Path) -> Signature:
         ModelError: as `load_model` and `check_sizes`.
     """
     model = load_model(path, external_data="none")
+    signature = signature_of(model, path)
     check_sizes(model, path.parent, path)
-    return signature_of(model, path)
+    return signature
 
 
 def own_signature(model: Path | bytes, where: Path) -> Signature:
@@ -240,11 +241,45 @@ def model_digest(path: Path, folder: Path | None = None) -> str:
     return whole.hexdigest()
 
 
-def save_model(model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT) -> None:
+_SHARED_MODELS: dict[Path, tuple[tuple[int, ...], GraphIndex]] = {}
+_SHARED_AT_MOST = 2
+
+
+def share_model(model: ir.Model, path: Path) -> GraphIndex:
+    """Keep the model that was just written to `path` for `shared_model`. It is not to be changed any more."""
+    while len(_SHARED_MODELS) >= _SHARED_AT_MOST:
+        _SHARED_MODELS.pop(next(iter(_SHARED_MODELS)))
+    graph = GraphIndex(model, path)
+    _SHARED_MODELS[path] = _state(path), graph
+    return graph
+
+
+def shared_model(path: Path) -> GraphIndex:
+    """Return the model in a file that edgeq wrote; whoever changes it changes a clone. Those of the last few files stay
+    in memory.
+
+    Raises:
+        ModelError: as `read_own`.
+    """
+    state, graph = _SHARED_MODELS.get(path, ((), None))
+    return graph if graph is not None and state == _state(path) else share_model(read_own(path), path)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def save_model(
+    model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT, proto: onnx.ModelProto | None = None
+) -> None:
     """Write a model: one file if its tensors have at most `inline_limit` bytes, else with weights in `data_name`.
 
     The same model gives the same bytes. Use it inside `edgeq.util.outputs.output_file`, which moves both files into
     place.
+
+    Args:
+        proto: what `to_proto` makes of the model, where it is at hand.
 
     Raises:
         OutputError: the model has external tensors in a folder that is not known.
@@ -259,9 +294,10 @@ def save_model(model: ir.Model, path: Path, *, inline_limit: int = INLINE_LIMIT)
         ir.save(model, path, external_data=data_name(path), size_threshold_bytes=1024)
         return
     if external:
-        model = model.clone()
+        model, proto = model.clone(), None
         ir.external_data.load_to_model(model)
-    path.write_bytes(to_bytes(model))
+    _SHARED_MODELS.pop(path, None)
+    path.write_bytes((proto or to_proto(model)).SerializeToString(deterministic=True))
 
 
 def is_quantized(model: ir.Model) -> bool:
@@ -395,10 +431,10 @@ T = TypeVar("T")
 _FLOAT_BYTES = 4
 
 
-def tensor_sizes(model: ir.Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
-    """Tensor name → bytes when the model runs on `inputs`, four to an element; without those that cannot be
-    inferred."""
-    bare = skeleton(model)
+def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Return the bytes of each tensor when the model runs on `inputs`, four to an element, by name; without those that
+    cannot be inferred."""
+    bare = proto_skeleton(model)
     del bare.graph.value_info[:]
     for value in bare.graph.input:
         if value.name in inputs:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import onnx
 import onnx_ir as ir
 
 from edgeq.errors import ModelError, RuntimeUnavailableError
-from edgeq.model.clean import name_nodes, separate_names
+from edgeq.model.clean import forget_origin, name_nodes, remove_no_ops, separate_names, tidy
 from edgeq.model.compatibility import fix_sizes
-from edgeq.model.edit import external_folder, from_proto, to_bytes, to_proto
-from edgeq.model.fold import inline_functions, raise_opset
-from edgeq.model.graph import GraphIndex, every_node, name_of, opset_of
+from edgeq.model.edit import external_folder, from_proto, to_proto, update_shapes
+from edgeq.model.fold import fold_batch_norms, inline_functions, raise_opset
+from edgeq.model.graph import GraphIndex, computed_constants, every_node, name_of, opset_of
 from edgeq.model.load import (
     INLINE_LIMIT,
     check_valid,
@@ -30,8 +30,17 @@ from edgeq.model.load import (
     save_model,
     signature_of,
 )
+from edgeq.model.products import merge_branches
+from edgeq.model.rewrites import (
+    fold_affine,
+    join_slices,
+    plain_gemms,
+    widen_half,
+    write_global_pools,
+    write_hard_sigmoids,
+)
 from edgeq.model.shapes import describe, unknown_shapes, write_shapes
-from edgeq.model.tensors import skeleton, weight_bytes
+from edgeq.model.tensors import proto_skeleton, weight_bytes
 from edgeq.run.session import SessionSettings, onnxruntime, open_session
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
@@ -73,21 +82,14 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
 def settle(model: ir.Model, before: ir.Model) -> None:
     """Put what ONNX Runtime wrote in order, in place: the producer and metadata of the model `before`, only operator
     sets in use, and weights in the order in which nodes use them, where it writes that of a hash table."""
-    _identify_as(model, before)
-    _order_initializers(model)
-
-
-def _identify_as(model: ir.Model, before: ir.Model) -> None:
+    kept = dict(before.metadata_props)
     model.producer_name, model.producer_version = before.producer_name, before.producer_version
     model.domain, model.model_version, model.doc_string = before.domain, before.model_version, before.doc_string
     model.metadata_props.clear()
-    model.metadata_props.update(before.metadata_props)
-    used = {node.domain for graph in model.graphs() for node in graph} | {""}
-    for domain in [d for d in model.opset_imports if d not in used]:
+    model.metadata_props.update(kept)
+    domains = {node.domain for graph in model.graphs() for node in graph} | {""}
+    for domain in [d for d in model.opset_imports if d not in domains]:
         del model.opset_imports[domain]
-
-
-def _order_initializers(model: ir.Model) -> None:
     for graph in model.graphs():
         used = [v.name for node in graph.all_nodes() for v in node.inputs if v is not None and v.is_initializer()]
         rank = {name: position for position, name in reversed(list(enumerate(used)))}
@@ -111,8 +113,8 @@ class PreparedModel:
     """A model ready for calibration and quantization.
 
     Attributes:
-        model: the prepared model in memory. It is shared: whoever changes it changes a `clone()`. The
-            digest stands for it in comparisons.
+        graph: the prepared model in memory, indexed. It is shared: whoever changes it changes a `clone()` of the model.
+            The digest stands for it in comparisons.
         path: the same in the work directory, for sessions (`prepared.onnx`, and `prepared.onnx.data` for a large one).
         source: the file that it was made from.
         digest: `edgeq.model.load.model_digest` of `path`; the same source gives the same digest.
@@ -122,13 +124,18 @@ class PreparedModel:
             model is calibrated (`edgeq.calibrate.hazards`).
     """
 
-    model: ir.Model = field(compare=False, repr=False)
+    graph: GraphIndex = field(compare=False, repr=False)
     path: Path
     source: Path
     digest: str
     signature: Signature
     notes: tuple[str, ...]
     hazards: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def model(self) -> ir.Model:
+        """The model of `graph`."""
+        return self.graph.model
 
 
 def prepare_model(
@@ -164,55 +171,54 @@ def prepare_model(
     """
     notes: list[str] = []
     with progress.stage("Preparing the model", total=4) as advance:
-        model = _named(loaded.clone() if loaded is not None else _loaded(source), source, notes)
+        model = _named(source, loaded, notes)
         if fix:
             fix_sizes(model, fix, source)
             notes.append(f"sizes fixed: {', '.join(f'{name} = {size}' for name, size in fix.items())}")
         external = weight_bytes(model) > inline_limit
         advance(1)
-        _rewrite(model, notes, simplify)
+        forget_origin(model)
+        _apply(_BEFORE, model, notes, simplify=simplify)
         advance(1)
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".prepare.", dir=workdir) as scratch:
-            raw, optimized = Path(scratch) / "raw.onnx", Path(scratch) / "optimized.onnx"
-            save_model(model, raw, inline_limit=inline_limit)
+            before, operators = model, Counter(node.op_type for node in every_node(model))
             if simplify:
-                optimize_basic(raw, optimized, source=source, external=external)
-            made = ir.load(optimized if simplify else raw)
-            if simplify and _is_unfolded(made):
-                folded = Path(scratch) / "folded.onnx"
-                optimize_basic(optimized, folded, source=source, external=external)
-                made = ir.load(folded)
+                model = _optimized(model, Path(scratch), source, inline_limit, external=external)
             advance(1)
-            finished = _finished(made, model, source, notes, simplify)
-            notes.extend(_difference(model, finished))
+            _apply(_BEHIND, model, notes, simplify=simplify)
+            settle(model, before)
+            name_nodes(model)
+            proto = _with_shapes(model, notes, source)
+            notes.extend(_difference(operators, model))
             path = workdir / PREPARED_NAME
             (workdir / f"{PREPARED_NAME}.data").unlink(missing_ok=True)
-            save_model(finished, path, inline_limit=inline_limit)
+            save_model(model, path, inline_limit=inline_limit, proto=proto)
         advance(1)
     large = len(model_files(path)) > 1
     if large:
         notes.append(f"weights kept in external data ({PREPARED_NAME}.data)")
-    signature = signature_of(to_proto(finished), path)
-    # The external data of `finished` was in the scratch folder.
-    held = read_model(path) if large else finished
-    return PreparedModel(held, path, source, model_digest(path), signature, tuple(notes))
+    # The external data of `model` was in the scratch folder.
+    graph = GraphIndex(read_model(path) if large else model, path)
+    return PreparedModel(graph, path, source, model_digest(path), signature_of(proto, path), tuple(notes))
 
 
 def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
     """`prepared` with another model in its place, which is written to `path`. `model` is not to be changed after it."""
     save_model(model, path)
-    return replace(prepared, model=model, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
+    graph = GraphIndex(model, path)
+    return replace(prepared, graph=graph, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
 
 
-def _loaded(source: Path) -> ir.Model:
-    proto = load_model(source, external_data="none")
-    signature_of(proto, source)
-    return from_proto(proto, data_folder(proto, source), where=source)
-
-
-def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:
-    """The model with functions inlined, opset raised and nodes named."""
+def _named(source: Path, loaded: ir.Model | None, notes: list[str]) -> ir.Model:
+    """Return the model with functions inlined, opset raised, shapes inferred and nodes named."""
+    bare: onnx.ModelProto | None = None
+    if loaded is not None:
+        model = loaded.clone()
+    else:
+        proto = load_model(source, external_data="none")
+        signature_of(proto, source)
+        model, bare = from_proto(proto, data_folder(proto, source), where=source), proto_skeleton(proto)
     if is_quantized(model):
         raise ModelError(
             f"{source} is quantized already",
@@ -221,12 +227,14 @@ def _named(model: ir.Model, source: Path, notes: list[str]) -> ir.Model:
     if model.functions:
         notes.append(f"{_count(len(model.functions), 'local function')} inlined")
         inline_functions(model, source)
+        bare = None
     _refuse_unknown_domains(model, source)
     opset = opset_of(model)
     model = raise_opset(model, source)
-    describe(model, source)
     if opset_of(model) != opset:
         notes.append(f"opset {opset} → {opset_of(model)}")
+        bare = None
+    describe(model, source, bare)
     fused = sorted({node.op_type for node in every_node(model)} & _FUSED)
     if fused:
         notes.append(
@@ -254,94 +262,149 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
             )
 
 
-def _rewrite(model: ir.Model, notes: list[str], simplify: bool) -> None:
-    """edgeq's own passes, in place."""
-    from edgeq.model.clean import forget_origin, remove_no_ops, tidy
-    from edgeq.model.fold import fold_batch_norms
-    from edgeq.model.products import merge_branches
-    from edgeq.model.rewrites import fold_affine, widen_half, write_global_pools, write_hard_sigmoids
+@dataclass(frozen=True)
+class Pass:
+    """A step of the preparation.
 
-    forget_origin(model)
-    if dead := tidy(model):
-        notes.append(f"{_count(dead, 'node')} removed that no output depends on")
-    if widened := widen_half(model):
-        notes.append(f"16-bit floats widened to float32 ({_count(widened, 'weight')})")
-    if not simplify:
-        return
-    if removed := remove_no_ops(model):
-        what = f"removed that {'does' if removed == 1 else 'do'} nothing"
-        notes.append(f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type, empty Pad)")
-    affine = fold_affine(model)
-    if folded := fold_batch_norms(model):
-        notes.append(f"{folded} BatchNormalization folded")
-    if merged := merge_branches(model):
-        notes.append(f"{_count(merged, 'sum')} of convolutions of one tensor written as one convolution")
-    if affine := affine + fold_affine(model):
-        notes.append(f"{_count(affine, 'product or sum', 'products or sums')} with constants folded into layers")
-    if pools := write_global_pools(model):
-        notes.append(f"{_count(pools, 'mean')} over whole images written as GlobalAveragePool")
-    if written := write_hard_sigmoids(model):
-        notes.append(f"{_count(written, 'hard sigmoid')} written as one operator")
+    Attributes:
+        run: changes a model in place and returns what it changed: how often, or names or sentences.
+        sentence: makes the note of that, or several. All runs of the step so far count; None leaves the note to a later
+            run.
+        always: whether it runs where nothing is to be simplified.
+    """
+
+    run: Callable[[ir.Model], int | tuple[str, ...]]
+    sentence: Callable[[Any], str | tuple[str, ...]] | None = None
+    always: bool = False
+
+
+def _apply(passes: Sequence[Pass], model: ir.Model, notes: list[str], *, simplify: bool) -> None:
+    """Run the passes on a model, in place, and note what each changed."""
+    counts: Counter[object] = Counter()
+    for step in passes:
+        if not (simplify or step.always):
+            continue
+        changed = step.run(model)
+        if isinstance(changed, int):
+            counts[step.run] += changed
+            changed = counts[step.run]
+        if changed and step.sentence is not None:
+            sentence = step.sentence(changed)
+            notes.extend((sentence,) if isinstance(sentence, str) else sentence)
+
+
+def _fold_late_norms(model: ir.Model) -> tuple[str, ...]:
+    """Fold in place what a MatMul and an Add that ONNX Runtime made one Gemm can take up now."""
+    kept: list[str] = []
+    folded = fold_batch_norms(model, kept)
+    late = (f"{folded} BatchNormalization folded after ONNX Runtime's optimisation",) if folded else ()
+    return (*late, *kept)
+
+
+def _no_ops(removed: int) -> str:
+    what = f"removed that {'does' if removed == 1 else 'do'} nothing"
+    return f"{_count(removed, 'node')} {what} (Identity, Dropout, Cast to the same type, empty Pad)"
+
+
+_BEFORE = (
+    Pass(tidy, lambda dead: f"{_count(dead, 'node')} removed that no output depends on", always=True),
+    Pass(widen_half, lambda wide: f"16-bit floats widened to float32 ({_count(wide, 'weight')})", always=True),
+    Pass(remove_no_ops, _no_ops),
+    Pass(fold_affine),
+    Pass(fold_batch_norms, lambda folded: f"{folded} BatchNormalization folded"),
+    Pass(merge_branches, lambda n: f"{_count(n, 'sum')} of convolutions of one tensor written as one convolution"),
+    Pass(
+        fold_affine,
+        lambda n: f"{_count(n, 'product or sum', 'products or sums')} with constants folded into layers",
+    ),
+    Pass(write_global_pools, lambda n: f"{_count(n, 'mean')} over whole images written as GlobalAveragePool"),
+    Pass(write_hard_sigmoids, lambda n: f"{_count(n, 'hard sigmoid')} written as one operator"),
+)
+"""Passes before ONNX Runtime's basic optimisation."""
+
+_BEHIND = (
+    Pass(tidy, always=True),
+    Pass(remove_no_ops),
+    Pass(_fold_late_norms, lambda sentences: sentences),
+    Pass(plain_gemms, lambda n: f"{_count(n, 'Gemm')} without factors, with one bias for each output"),
+    Pass(join_slices, lambda n: f"{_count(n, 'Concat')} of strided slices written as SpaceToDepth"),
+    Pass(tidy),
+    Pass(
+        separate_names,
+        lambda names: f"{_count(len(names), 'tensor')} renamed: quantization gives such names ({_listing(names)})",
+        always=True,
+    ),
+)
+"""Passes behind it."""
+
+
+def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, *, external: bool) -> ir.Model:
+    """Return what ONNX Runtime's basic optimisation makes of a model; the model itself where that changes nothing.
+
+    Args:
+        scratch: a folder that is kept until the result is saved.
+        external: as `optimize_basic` has it.
+    """
+    raw, optimized = scratch / "raw.onnx", scratch / "optimized.onnx"
+    proto = to_proto(model) if not external and external_folder(model) is None else None
+    save_model(model, raw, inline_limit=inline_limit, proto=proto)
+    optimize_basic(raw, optimized, source=source, external=external)
+    written = onnx.load(optimized, load_external_data=False)
+    if proto is not None and _is_unchanged(proto, written):
+        return model
+    made = from_proto(written, scratch, where=source)
+    if not _is_unfolded(made):
+        return made
+    folded = scratch / "folded.onnx"
+    optimize_basic(optimized, folded, source=source, external=external)
+    return ir.load(folded)
+
+
+def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
+    """Whether a file that ONNX Runtime wrote has the nodes, values and types of the one that it read; weights that
+    nothing reads may be gone."""
+    held = {tensor.name: tensor for tensor in before.graph.initializer}
+    described = [{value.name: value for value in graph.value_info} for graph in (before.graph, after.graph)]
+    return (
+        before.ir_version == after.ir_version
+        and before.graph.node == after.graph.node
+        and before.graph.input == after.graph.input
+        and before.graph.output == after.graph.output
+        and described[0] == described[1]
+        and all(held.get(tensor.name) == tensor for tensor in after.graph.initializer)
+    )
 
 
 def _is_unfolded(model: ir.Model) -> bool:
     """Whether a node has nothing but constants to read, as in what ONNX Runtime writes for GroupNormalization: it folds
     constants before it writes functions out."""
-    known = GraphIndex(model).computed_constants
+    known = computed_constants(model.graph)
     read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
     return any(names and known.issuperset(names) for names in read)
 
 
-def _finished(model: ir.Model, before: ir.Model, source: Path, notes: list[str], simplify: bool) -> ir.Model:
-    """What ONNX Runtime wrote, in edgeq's form, in place: in order, only operator sets in use, shapes everywhere."""
-    from edgeq.model.clean import remove_no_ops, tidy
-    from edgeq.model.fold import fold_batch_norms
-    from edgeq.model.rewrites import join_slices, plain_gemms
-
-    tidy(model)
-    if simplify:
-        remove_no_ops(model)
-        # A MatMul and an Add that ONNX Runtime made one Gemm can take up the BatchNormalization behind it now.
-        kept: list[str] = []
-        if folded := fold_batch_norms(model, kept):
-            notes.append(f"{folded} BatchNormalization folded after ONNX Runtime's optimisation")
-        notes.extend(kept)
-        if plain := plain_gemms(model):
-            notes.append(f"{_count(plain, 'Gemm')} without factors, with one bias for each output")
-        if joined := join_slices(model):
-            notes.append(f"{_count(joined, 'Concat')} of strided slices written as SpaceToDepth")
-        tidy(model)
-    if renamed := separate_names(model):
-        notes.append(f"{_count(len(renamed), 'tensor')} renamed: quantization gives such names ({_listing(renamed)})")
-    settle(model, before)
-    name_nodes(model)
-    _set_shapes(model, notes)
-    _check(model, source)
-    return model
-
-
-def _set_shapes(model: ir.Model, notes: list[str]) -> None:
-    if problem := write_shapes(model):
-        notes.append(f"symbolic shape inference gave up ({problem}); onnx's own was used")
-    unknown = unknown_shapes(model)
-    if unknown:
-        notes.append(f"{_count(len(unknown), 'tensor')} of unknown shape: {_listing(unknown)}")
-
-
-def _check(model: ir.Model, source: Path) -> None:
+def _with_shapes(model: ir.Model, notes: list[str], source: Path) -> onnx.ModelProto:
+    """Infer the shapes in a model, in place, check it, and return it as protobuf."""
     strange = sorted({n.domain for n in every_node(model)} - _RUNTIME_DOMAINS)
     if strange:
         raise ModelError(
             f"{source}: its preparation brought in operators of {strange[0]!r}", "Please report this model"
         )
-    check_valid(skeleton(model), source)
+    proto = to_proto(model)
+    if problem := write_shapes(model, bare=proto_skeleton(proto)):
+        notes.append(f"symbolic shape inference gave up ({problem}); onnx's own was used")
+    unknown = unknown_shapes(model)
+    if unknown:
+        notes.append(f"{_count(len(unknown), 'tensor')} of unknown shape: {_listing(unknown)}")
+    update_shapes(proto, model)
+    check_valid(proto, source)
+    return proto
 
 
-def _difference(before: ir.Model, after: ir.Model) -> list[str]:
-    """What ONNX Runtime's optimisation changed, by operator type."""
-    old = Counter(n.op_type for n in every_node(before))
+def _difference(old: Mapping[str, int], after: ir.Model) -> list[str]:
+    """Say what ONNX Runtime's optimisation changed, by operator type, of which there were `old`."""
     new = Counter(n.op_type for n in every_node(after))
-    changed = [f"{op} {old[op]} → {new[op]}" for op in sorted(old | new) if old[op] != new[op]]
+    changed = [f"{op} {old[op]} → {new[op]}" for op in sorted({*old, *new}) if old[op] != new[op]]
     return [f"ONNX Runtime's basic optimisation: {', '.join(changed)}"] if changed else []
 
 
@@ -351,46 +414,3 @@ def _listing(names: Sequence[str]) -> str:
 
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
-
-
-_HANDED_OVER = frozenset(
-    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.INT8, ir.DataType.UINT8}
-)
-_LEAST = 1 << 12
-"""Bytes of a weight. Smaller ones, and integers that may be a shape or axes, stay in the graph, where shape inference
-and constant folding read them."""
-_FOLDER = "session.model_external_initializers_file_folder_path"
-
-
-def open_in_memory(model: ir.Model, settings: SessionSettings | None = None) -> Any:
-    """Open an `onnxruntime.InferenceSession` for a model in memory; external data is found where it is.
-
-    Args:
-        model: it is not changed.
-
-    Raises:
-        RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
-    """
-    settings = settings or SessionSettings()
-    folder = external_folder(model)
-    if folder is not None:
-        settings = replace(settings, config={**settings.config, _FOLDER: str(folder)})
-    weights = {name_of(value): np.ascontiguousarray(tensor.numpy()) for value, tensor in _large(model)}
-    if weights:
-        model = model.clone()
-        for value, tensor in _large(model):
-            shape = ir.Shape(weights[name_of(value)].shape)
-            value.const_value = ir.ExternalTensor(
-                "weights", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name_of(value)
-            )
-    return open_session(to_bytes(model), settings, weights=weights)
-
-
-def _large(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
-    """The initializers of the main graph that are handed over."""
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor):
-            continue
-        if tensor.dtype in _HANDED_OVER and tensor.nbytes >= _LEAST:
-            yield value, tensor

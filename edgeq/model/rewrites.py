@@ -305,7 +305,7 @@ def _one_way(layers: list[ir.Node], editor: Editor) -> int:
 
 
 # Layers whose input is quantized anyway; before a normalisation means are wanted in float.
-_LAYERS_OF_GLOBAL_POOL = ("Conv", "Gemm", "MatMul")
+_READERS = ("Conv", "Gemm", "MatMul")
 _CARRIERS = ("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Of images: over one axis it may be a normalisation over channels, which come last in transformers.
 _LEAST_AXES = 2
@@ -318,10 +318,10 @@ def write_global_pools(model: ir.Model) -> int:
     Returns:
         How many were rewritten.
     """
-    return rewrite_nodes(model, _write, "ReduceMean")
+    return rewrite_nodes(model, _write_pool, "ReduceMean")
 
 
-def _write(mean: ir.Node, editor: Editor) -> bool:
+def _write_pool(mean: ir.Node, editor: Editor) -> bool:
     source, result = mean.inputs[0], mean.outputs[0]
     if source is None or source.shape is None or source.dtype != ir.DataType.FLOAT:
         return False
@@ -349,9 +349,7 @@ def _goes_to_layers(value: ir.Value) -> bool:
     if value.is_graph_output() or not value.uses():
         return False
     nodes = [use.node for use in value.uses()]
-    return all(
-        is_op(n, *_LAYERS_OF_GLOBAL_POOL) or (is_op(n, *_CARRIERS) and _goes_to_layers(n.outputs[0])) for n in nodes
-    )
+    return all(is_op(n, *_READERS) or (is_op(n, *_CARRIERS) and _goes_to_layers(n.outputs[0])) for n in nodes)
 
 
 def _axes(mean: ir.Node, rank: int) -> list[int]:
@@ -373,10 +371,10 @@ def write_hard_sigmoids(model: ir.Model) -> int:
     Returns:
         How many were rewritten.
     """
-    return rewrite_nodes(model, _write_of_hard_sigmoid, "Clip")
+    return rewrite_nodes(model, _write_hard_sigmoid, "Clip")
 
 
-def _write_of_hard_sigmoid(clip: ir.Node, editor: Editor) -> bool:
+def _write_hard_sigmoid(clip: ir.Node, editor: Editor) -> bool:
     least, most = clamp_bounds(clip) or (math.nan, math.nan)
     sum_of = clip.inputs[0]
     added = sum_of.producer() if sum_of is not None else None

@@ -40,7 +40,7 @@ class SaturatingPath:
             number the last is alone: "always", or "ungrouped" where it has no groups.
         exact_padding: what a convolution's padding contributes is added up in 32 bits.
         features: of the CPUs whose kernels these are; none: all that another path does not name.
-        modelled: whether `edgeq.emulate.saturation` computes the operator.
+        modelled: whether `edgeq.emulate.kernels` computes the operator.
     """
 
     operators: tuple[str, ...]

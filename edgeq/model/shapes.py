@@ -12,12 +12,12 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from edgeq_device.arrays import ELEMENT_BITS
 from edgeq_device.budget import VARIABLE, allowance, largest_sample
+from edgeq_device.onnxfile import ELEMENT_BITS
 
 from edgeq.errors import ModelError, one_line
 from edgeq.model.edit import inner_graphs
-from edgeq.model.graph import GraphIndex
+from edgeq.model.graph import GraphIndex, indexed
 from edgeq.model.tensors import skeleton, weight_bytes
 
 SYMBOLIC_LIMIT_S = 10.0
@@ -184,7 +184,9 @@ _PROPAGATED = 2**16
 """Elements of a vector of integers up to which onnx may follow the values in it from node to node."""
 
 
-def infer_shapes(model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT) -> tuple[dict[str, ir.Value], str]:
+def infer_shapes(
+    model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT, bare: onnx.ModelProto | None = None
+) -> tuple[dict[str, ir.Value], str]:
     """Return a value with the type and shape of each tensor of the main graph by its name, and why symbolic inference
     could not be used ("" when it could).
 
@@ -195,8 +197,9 @@ def infer_shapes(model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT) -
 
     Args:
         symbolic: None leaves it to onnx's own inference.
+        bare: the model's skeleton, where it is at hand; it is changed.
     """
-    bare = skeleton(model)
+    bare = bare or skeleton(model)
     symbols, fixed = _symbols(bare.graph), _has_fixed_inputs(bare.graph)
     claims, problem = _take_claims(bare.graph), ""
     known: dict[str, ir.Value] = {}
@@ -319,13 +322,18 @@ def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
         yield from scope.output
 
 
-def write_shapes(model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT) -> str:
+def write_shapes(
+    model: ir.Model, symbolic: SymbolicOptions | None = _DEFAULT, bare: onnx.ModelProto | None = None
+) -> str:
     """Write what `infer_shapes` finds into the values between the nodes and the outputs that lack a shape, in place.
+
+    Args:
+        symbolic, bare: as `infer_shapes` has them.
 
     Returns:
         Why symbolic inference could not be used; "" when it could.
     """
-    shapes, problem = infer_shapes(model, symbolic)
+    shapes, problem = infer_shapes(model, symbolic, bare)
     for node in model.graph:
         for value in node.outputs:
             found = shapes.get(value.name or "")
@@ -340,54 +348,69 @@ def unknown_shapes(model: ir.Model) -> tuple[str, ...]:
     return tuple(value.name for value in made if value.name and value.shape is None)
 
 
-def element_types(model: ir.Model) -> dict[str, ir.DataType]:
-    """Tensor name → element type, for the tensors of the main graph whose type the model has or onnx can infer;
-    UNDEFINED for sequences, maps and other values that are no tensors."""
-    values = GraphIndex(model).values
+def element_types(model: ir.Model | GraphIndex) -> dict[str, ir.DataType]:
+    """Return the element type of each tensor of the main graph whose type the model has or onnx can infer, by its name;
+    UNDEFINED for sequences, maps and other values that are no tensors. An index keeps it."""
+    graph = indexed(model)
+    return graph.once("element types", lambda: _element_types(graph))
+
+
+def _element_types(graph: GraphIndex) -> dict[str, ir.DataType]:
+    values = graph.values
     known = {name: value for name, value in values.items() if value.type is not None}
     if len(known) < len(values):
-        inferred = inferred_shapes(skeleton(model)).graph
+        inferred = inferred_shapes(skeleton(graph.model)).graph
         found = [ir.serde.deserialize_value_info_proto(v, None) for v in (*inferred.value_info, *inferred.output)]
         known = {value.name: value for value in found if value.name and value.type is not None} | known
     return {name: _element_type(value) for name, value in known.items()}
 
 
-def describe(model: ir.Model, path: Path) -> None:
+def describe(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -> None:
     """Write what onnx's own inference finds into the values between the nodes, in place of what the file says where
     inputs have free sizes; see `infer_shapes`.
 
     Args:
         path: the model's file, for messages.
+        bare: the model's skeleton, where it is at hand; it is changed.
 
     Raises:
         ModelError: a tensor is too large for any machine; nothing has tried to allocate it then.
     """
-    check_sizes(model, path)
-    write_shapes(model, None)
-    graph = skeleton(model).graph
+    bare = bare or skeleton(model)
+    check_sizes(model, path, bare)
+    write_shapes(model, None, bare)
     # What computed shapes say is known now.
-    _check_sizes(graph, weight_bytes(model), path)
-    if not _has_fixed_inputs(graph):
+    made = (value for graph in model.graphs() for node in graph for value in node.outputs)
+    every = dict.fromkeys((*made, *(value for graph in model.graphs() for value in graph.outputs)))
+    _check_sizes(bare.graph.input, map(ir.serde.serialize_value, every), weight_bytes(model), path)
+    if not _has_fixed_inputs(bare.graph):
         for value in (v for body in model.graphs() for node in body for v in node.outputs if body is not model.graph):
             value.shape = value.shape if value.is_graph_output() else None
 
 
-def check_sizes(model: ir.Model, path: Path) -> None:
+def check_sizes(model: ir.Model, path: Path, bare: onnx.ModelProto | None = None) -> None:
     """Refuse a model that makes much of little before anything follows its shapes further.
+
+    Args:
+        bare: the model's skeleton, where it is at hand.
 
     Raises:
         ModelError: a tensor is too large for any machine.
     """
-    bare = skeleton(model)
-    _take_claims(bare.graph)
+    unclaimed = onnx.ModelProto()
+    unclaimed.CopyFrom(bare or skeleton(model))
+    _take_claims(unclaimed.graph)
     # Without data propagation: that computes values, however many there are.
-    _check_sizes(inferred_shapes(bare, path).graph, weight_bytes(model), path)
+    inferred = inferred_shapes(unclaimed, path).graph
+    _check_sizes(inferred.input, _described(inferred), weight_bytes(model), path)
 
 
-def _check_sizes(graph: onnx.GraphProto, weights: int, path: Path) -> None:
+def _check_sizes(
+    inputs: Sequence[onnx.ValueInfoProto], made: Iterable[onnx.ValueInfoProto], weights: int, path: Path
+) -> None:
     """Refuse a model that makes much of little: a tensor of many times the bytes of its inputs and weights."""
-    most = largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, graph.input)))
-    limits = ((MAX_ACTIVATION_BYTES, graph.input), (min(most, MAX_ACTIVATION_BYTES), _described(graph)))
+    most = largest_sample() + _OF_WHAT_IS_THERE * (weights + sum(map(_least_bytes, inputs)))
+    limits = ((MAX_ACTIVATION_BYTES, inputs), (min(most, MAX_ACTIVATION_BYTES), made))
     for info, limit in ((info, limit) for limit, infos in limits for info in infos):
         size = _least_bytes(info)
         if size > limit:

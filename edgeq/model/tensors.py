@@ -13,8 +13,8 @@ from typing import IO, Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.arrays import ELEMENT_BITS
 from edgeq_device.budget import largest_sample
+from edgeq_device.onnxfile import ELEMENT_BITS
 
 from edgeq.errors import ModelError, UsageError
 from edgeq.model.clean import BUNDLES_GO, is_archived_bundle, likely_cause
@@ -347,14 +347,8 @@ def _is_large(tensor: ir.TensorProtocol | None) -> bool:
 
 
 def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`skeleton` of a protobuf that is not checked yet."""
-    copy = onnx.ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _assign(copy, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _assign(copy.graph, field.name, value)
+    """Return `skeleton` of a protobuf, which need not be checked yet."""
+    copy = without_initializers(model)
     inputs = {i.name for i in model.graph.input}
     for tensor in model.graph.initializer:
         if is_external(tensor) or tensor_bytes(tensor) > KEPT_BYTES:
@@ -364,6 +358,18 @@ def proto_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
                 )
         else:
             copy.graph.initializer.add().CopyFrom(tensor)
+    return copy
+
+
+def without_initializers(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model without the initializers of its main graph."""
+    copy = onnx.ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _assign(copy, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _assign(copy.graph, field.name, value)
     return copy
 
 
@@ -510,9 +516,9 @@ def parse_model(path: Path) -> onnx.ModelProto:
     if not model.graph.node:
         raise ModelError(f"{path} has no operators in it", "Export the model again")
     newest = onnx.defs.onnx_opset_version()
-    if _opset(model) > newest:
+    if opset_of_proto(model) > newest:
         raise ModelError(
-            f"{path} uses opset {_opset(model)}; onnx {onnx.__version__} knows opsets up to {newest}",
+            f"{path} uses opset {opset_of_proto(model)}; onnx {onnx.__version__} knows opsets up to {newest}",
             "Install a newer onnx, or export the model with an older opset",
         )
     return model
@@ -546,7 +552,8 @@ def _read(path: Path) -> bytes:
         raise ModelError(f"{path} cannot be read: {error.strerror}", "Check the file and its permissions") from error
 
 
-def _opset(model: onnx.ModelProto) -> int:
+def opset_of_proto(model: onnx.ModelProto) -> int:
+    """Return the version of the main operator set; 0 where a model imports none."""
     return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
 

@@ -32,7 +32,7 @@ tenth of a bit. The kernels are the same, so it costs no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ from edgeq.model.graph import (
     OPERATORS,
     channel_axis,
     clamp_bounds,
+    clamps,
     constant,
     constant_tensor,
     is_constant,
@@ -57,7 +58,6 @@ from edgeq.model.graph import (
     is_op,
     name_of,
     node_input,
-    only_reader,
     operator_of,
 )
 from edgeq.model.graph import maker as maker_of
@@ -79,13 +79,6 @@ def implies_clamp(params: QuantParams, low: float, high: float) -> bool:
     below = math.isinf(low) or float(np.rint(low / scale)) + zero <= params.low
     above = math.isinf(high) or float(np.rint(high / scale)) + zero >= params.high
     return below and above
-
-
-def clamps(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the Relu and Clip nodes of a graph that alone read the tensor in front of them, last one first."""
-    for node in reversed(graph):
-        if is_op(node, "Relu", "Clip") and node.inputs[0] is not None and only_reader(node.inputs[0]) is node:
-            yield node
 
 
 def may_disappear(clamp: ir.Node, params: QuantParams | None) -> bool:
@@ -229,6 +222,54 @@ def _drop_clamps(graph: ir.Graph, chosen: _Chosen) -> None:
             graph.remove(node, safe=True)
 
 
+def insert_pair(editor: Editor, value: ir.Value, params: QuantParams, **place: Any) -> tuple[ir.Value, ir.Value]:
+    """Insert a QuantizeLinear of a tensor and its DequantizeLinear, which nothing reads yet; return their outputs.
+
+    Args:
+        place: `before` or `after`, as `Editor.node` takes them.
+    """
+    name = name_of(value)
+    parameters, pair = scale_and_zero(editor, name, params), [value]
+    for suffix, dtype in ((QUANTIZE, params.dtype), (DEQUANTIZE, ir.DataType.FLOAT)):
+        inserted = editor.node(
+            suffix.removeprefix("_"),
+            [pair[-1], *parameters],
+            name + suffix,
+            output=f"{name}{suffix}_Output",
+            like=value,
+            dtype=dtype,
+            **place,
+        )
+        pair.append(inserted)
+        place = {"after": maker_of(inserted)}
+    return pair[1], pair[2]
+
+
+def restore_constant(
+    editor: Editor, name: str, values: NDArray[np.float32], params: QuantParams, before: ir.Node
+) -> ir.Value:
+    """Return a constant restored from its integers, which are written in front of a node."""
+    integers = editor.constant(f"{name}_quantized", params.quantize(values))
+    return editor.node(
+        "DequantizeLinear",
+        [integers, *scale_and_zero(editor, name, params)],
+        name + DEQUANTIZE,
+        output=f"{name}{DEQUANTIZE}_Output",
+        like=integers,
+        dtype=ir.DataType.FLOAT,
+        before=before,
+        attributes={"axis": params.axis} if params.scale.ndim else {},
+    )
+
+
+def scale_and_zero(editor: Editor, name: str, params: QuantParams) -> tuple[ir.Value, ir.Value]:
+    """Return the constants of scale and zero point of a tensor, made at the first call."""
+    name = f"{name}_quantized" if params.dtype == ir.DataType.INT32 else name
+    scale = params.scale.astype(np.float32)
+    zero = np.asarray(np.broadcast_to(params.zero_point, scale.shape).astype(params.dtype.numpy()))
+    return editor.constant(f"{name}_scale", scale), editor.constant(f"{name}_zero_point", zero)
+
+
 class _Writer:
     def __init__(
         self, model: ir.Model, chosen: _Chosen, scheme: Scheme, bounds: Mapping[str, NDArray[np.floating]]
@@ -299,18 +340,7 @@ class _Writer:
     ) -> ir.Value:
         """Return a constant restored from its integers, which are written in front of `node` at the first call."""
         if key not in self._restored:
-            name = name_of(key[0])
-            integers = self._editor.constant(f"{name}_quantized", params.quantize(values))
-            self._restored[key] = self._editor.node(
-                "DequantizeLinear",
-                [integers, *self._parameters(name, params)],
-                name + DEQUANTIZE,
-                output=f"{name}{DEQUANTIZE}_Output",
-                like=integers,
-                dtype=ir.DataType.FLOAT,
-                before=node,
-                attributes={"axis": params.axis} if params.scale.ndim else {},
-            )
+            self._restored[key] = restore_constant(self._editor, name_of(key[0]), values, params, node)
         return self._restored[key]
 
     def _write_pair(self, value: ir.Value, params: QuantParams) -> None:
@@ -321,20 +351,7 @@ class _Writer:
         if not made and not readers:
             return
         place: dict[str, Any] = {"before": self._graph[0]} if maker is None else {"after": maker}
-        parameters, pair = self._parameters(name, params), [value]
-        for suffix, dtype in ((QUANTIZE, params.dtype), (DEQUANTIZE, ir.DataType.FLOAT)):
-            inserted = self._editor.node(
-                suffix.removeprefix("_"),
-                [pair[-1], *parameters],
-                name + suffix,
-                output=f"{name}{suffix}_Output",
-                like=value,
-                dtype=dtype,
-                **place,
-            )
-            pair.append(inserted)
-            place = {"after": maker_of(inserted)}
-        _, quantized, restored = pair
+        quantized, restored = insert_pair(self._editor, value, params, **place)
         if made and value.is_graph_output():
             insert_behind(value, quantized, restored, self._editor.free_value_name(f"{name}{QUANTIZE}_Input"))
             value.type, value.shape = restored.type, restored.shape
@@ -344,12 +361,6 @@ class _Writer:
         else:
             for reader, index in readers:
                 reader.replace_input_with(index, restored)
-
-    def _parameters(self, name: str, params: QuantParams) -> tuple[ir.Value, ir.Value]:
-        name = f"{name}_quantized" if params.dtype == ir.DataType.INT32 else name
-        scale = params.scale.astype(np.float32)
-        zero = np.asarray(np.broadcast_to(params.zero_point, scale.shape).astype(params.dtype.numpy()))
-        return self._editor.constant(f"{name}_scale", scale), self._editor.constant(f"{name}_zero_point", zero)
 
     def _axis(self, node: ir.Node, rank: int) -> int | None:
         return channel_axis(node) % rank if self._scheme.per_channel and rank > 1 else None

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from edgeq_device.version import parse_version
+from edgeq_device.engines import parse_version
 from numpy.typing import NDArray
 
 from edgeq.calibrate.ranges import Range
@@ -147,11 +147,6 @@ def quant_type(name: IntegerType) -> Any:
     return {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}[name]
 
 
-def needs_external_data(model: Path) -> bool:
-    """Whether a model is too large to be one file."""
-    return model_bytes(model) >= _EXTERNAL_DATA_FROM
-
-
 class _Silence:
     """Python's logging switched off while any thread wants it: the switch is the process's, and threads overlap."""
 
@@ -213,7 +208,7 @@ def quantizer_files(
         model, fix, fix_ranges: see `refusals`.
         external: whether weights go into a file of their own, even where one file can hold all.
     """
-    external = external or needs_external_data(source)
+    external = external or model_bytes(source) >= _EXTERNAL_DATA_FROM
     with refusals(model, fix, fix_ranges=fix_ranges), quantizer_output(destination, external=external) as written:
         yield {"model_input": source, "model_output": written, "use_external_data_format": external}
 

@@ -3,7 +3,6 @@ one is there; one that throttles is waited for once, then left out."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,9 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from edgeq_device.arrays import write_npz
+from edgeq_device.claim import RaceRules, Ranking
 from edgeq_device.latency import Distribution
-from edgeq_device.ranking import RaceRules, Ranking
 from msgspec import Meta
 
 from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
@@ -21,7 +19,7 @@ from edgeq.errors import BoardError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.measure.checks import Check
+from edgeq.measure.coverage import Check
 from edgeq.model.load import model_bytes
 from edgeq.remote import link
 from edgeq.remote.devices import Board
@@ -31,7 +29,6 @@ from edgeq.remote.session import SENSELESS, BoardGuest, BoardModels, BoardSessio
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import Count, Share, parse
-from edgeq.util.resources import device_errors
 
 T = TypeVar("T")
 _Model = tuple[Path, SessionSettings]
@@ -126,7 +123,7 @@ class BoardClock:
                 {**open_request(ready.session.send_model(model), with_carried(model, settings)), "name": name}
                 for name, (model, settings) in models.items()
             ]
-            request = {"do": "race", "models": requests, "feed": _send(ready.session, feed), **asdict(rules)}
+            request = {"do": "race", "models": requests, "feed": ready.session.send_samples([feed])[0], **asdict(rules)}
             guest = ready.models.guest()
             guest.request_s = link.REQUEST_S + 2 * rules.how["max_duration_s"]  # opening takes no longer than the race
             found = _ranking(ready.session, *guest.exchange(request))
@@ -236,13 +233,6 @@ def _read(guest: BoardGuest, file: str) -> bytes:
     return arrays["content"].tobytes()
 
 
-def _send(session: BoardSession, feed: Mapping[str, Any]) -> str:
-    with tempfile.TemporaryDirectory(prefix="edgeq-feed-") as folder, device_errors():
-        file = Path(folder) / "feed.npz"
-        write_npz(file, feed)
-        return f"{session.send({file.name: file}, keep=False)}/{file.name}"
-
-
 @dataclass(frozen=True)
 class _Raced:
     """One runner of a race; its arrays are named after `index`."""
@@ -257,7 +247,7 @@ class _Raced:
 
 @dataclass(frozen=True)
 class _Race:
-    """See `edgeq_device.ranking.Ranking`."""
+    """See `edgeq_device.claim.Ranking`."""
 
     order: tuple[Text, ...]
     settled: bool
@@ -275,22 +265,13 @@ def _ranking(session: BoardSession, answer: Mapping[str, Any], arrays: Mapping[s
     """A race that ran on a board."""
     found = parse(answer, _Race, session.board.name, BoardError)
     try:
-        distributions = {
-            name: Distribution(
-                arrays[f"{one.index} samples_ms"],
-                arrays[f"{one.index} rounds"],
-                one.samples_per_query,
-                one.elapsed_s,
-                arrays[f"{one.index} disturbed"],
-                one.busy,
-                one.sessions,
-                one.stolen,
-            )
-            for name, one in found.runners.items()
-        }
-        if sorted(found.order) != sorted(distributions) or not {n for pair in found.ties for n in pair} <= {
-            *found.order
-        }:
+        distributions = {}
+        for name, one in found.runners.items():
+            samples, rounds, disturbed = (arrays[f"{one.index} {key}"] for key in ("samples_ms", "rounds", "disturbed"))
+            figures = one.samples_per_query, one.elapsed_s, disturbed, one.busy, one.sessions, one.stolen
+            distributions[name] = Distribution(samples, rounds, *figures)
+        tied = {name for pair in found.ties for name in pair}
+        if sorted(found.order) != sorted(distributions) or not tied <= {*found.order}:
             raise ValueError("an order of others")
         return Ranking(found.order, found.settled, found.ties, found.rounds, distributions)
     except (*SENSELESS, ValueError) as error:

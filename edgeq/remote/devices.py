@@ -134,12 +134,11 @@ def _read(path: Path) -> dict[str, Board]:
     found = read_toml(path, DevicesFile, HardwareError, _FIX)
     if not found.devices:
         raise HardwareError(f"{path} names no board", "Add a table [devices.NAME] with its host")
-    return {name: _board(name, entry) for name, entry in found.devices.items()}
-
-
-def _board(name: str, entry: Entry) -> Board:
-    user, _, host = entry.host.rpartition("@")
-    return Board(name, host, user, entry.port, entry.kind or name, entry.python, entry.folder)
+    boards = {}
+    for name, entry in found.devices.items():
+        user, _, host = entry.host.rpartition("@")
+        boards[name] = Board(name, host, user, entry.port, entry.kind or name, entry.python, entry.folder)
+    return boards
 
 
 def _addressed(address: str) -> Board:
@@ -151,13 +150,10 @@ def _addressed(address: str) -> Board:
     if parts is None or (port is not None and not 1 <= port <= _LARGEST_PORT):
         raise UsageError(f"{address!r} is no address of a board", fix)
     host = parts["host"].strip("[]")
-    board = Board(address, host, parts["user"] or "", port, host)
+    place = host, parts["user"] or "", port
+    board = Board(address, *place, host)
     own = _boards_in(user_folder("config")).values()  # not of the working directory: `python` is a command
-    return next((replace(b, name=address) for b in own if _same(b, board)), board)
-
-
-def _same(one: Board, other: Board) -> bool:
-    return (one.host, one.user, one.port) == (other.host, other.user, other.port)
+    return next((replace(b, name=address) for b in own if (b.host, b.user, b.port) == place), board)
 
 
 def fleet_of(given: Sequence[str]) -> tuple[Board, ...]:

@@ -3,7 +3,7 @@ known host keys. Its failures are one line each.
 
 Limits on what a board, which is not trusted, may send, and on how long it may take.
 
-Code takes each from this module when it needs it (`bounds.ANSWER_S`), so that there is one place to change it.
+Code takes each from this module when it needs it (`link.ANSWER_S`), so that there is one place to change it.
 
 The line to the program on a board that holds its lock: requests one way, answers the other, signs of life between.
 
@@ -25,12 +25,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import IO, Annotated, Any, TypeVar
 
-from edgeq_device.budget import largest_sample
 from edgeq_device.errors import DeviceError
-from edgeq_device.frames import FrameLimits
 from edgeq_device.plainjson import parse_json
 from edgeq_device.relay import Tail, printable
 from msgspec import Meta
@@ -59,7 +56,7 @@ def within(limit_s: float, call: Callable[[], T]) -> T:
         except BaseException as error:
             found.set_exception(error)
 
-    Thread(target=work, daemon=True).start()
+    threading.Thread(target=work, daemon=True).start()
     return found.result(limit_s)
 
 
@@ -87,45 +84,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """A process that has ended: exit code, standard output, the end of its stderr.
-
-    Attributes:
-        out: None where there was too much of it, so that the process was stopped.
-    """
+    """A process that has ended: exit code, standard output, the end of its stderr."""
 
     code: int
-    out: bytes | None
+    out: bytes
     errors: bytes
-
-
-def run_bounded(command: Sequence[str], limit_s: float, most: int, data: bytes = b"") -> Done:
-    """Run a command, which `data` is the input of.
-
-    Args:
-        most: bytes of standard output.
-
-    Raises:
-        TimeoutError: it takes longer than `limit_s`.
-    """
-    process, errors = start(command)
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None
-    assert stdout is not None
-
-    def talk() -> bytes | None:
-        with suppress(BrokenPipeError), stdin:
-            stdin.write(data)
-        out = stdout.read(most + 1)
-        if len(out) > most:
-            return None
-        process.wait()
-        return out
-
-    try:
-        out = within(limit_s, talk)
-    finally:
-        stop(process)
-    return Done(process.returncode, out, errors.read())
 
 
 # Seconds.
@@ -171,16 +134,6 @@ Text = Annotated[str, Meta(max_length=1 << 12, pattern=_ON_ONE_LINE, description
 SystemFile = Annotated[str, Meta(max_length=1 << 13, description="a small file of the system")]
 
 
-def frame_limits(*, arrays: bool) -> FrameLimits:
-    """Return the limits of one answer of the program that runs models.
-
-    Args:
-        arrays: whether the request asks for any. All of them together take at most half of the budget's `sample`.
-    """
-    total = largest_sample() // 2 if arrays else 0
-    return FrameLimits(text=ANSWER_BYTES, values=VALUES, arrays=ARRAYS, total=total)
-
-
 def brief(text: object) -> str:
     """Return a text of the board's on one line, cut where it is too long to be read."""
     line = " ".join(str(text)[: 4 * SHOWN].split())
@@ -203,7 +156,10 @@ class Link:
 
     def __init__(self, board: Board, sockets: Path) -> None:
         self.board = board
-        self._ssh = _ssh()
+        found = which("ssh")
+        if found is None:
+            raise BoardError("boards are reached by ssh, which is not installed here", "Install OpenSSH's client")
+        self._ssh = found
         shared = ["-o", "ControlMaster=auto", "-o", f"ControlPath={sockets}/%C", "-o", "ControlPersist=no"]
         self._options = [
             *("-T", "-x", "-a"),
@@ -253,13 +209,27 @@ def finished(board: Board, command: Sequence[str], limit_s: float, data: bytes =
     Raises:
         BoardError: it takes longer than `limit_s`, or writes too much.
     """
+    process, errors = start(command)
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+
+    def talk() -> bytes:
+        with suppress(BrokenPipeError), stdin:
+            stdin.write(data)
+        out = stdout.read(ANSWER_BYTES + 1)
+        if len(out) > ANSWER_BYTES:
+            raise too_much(board)
+        process.wait()
+        return out
+
     try:
-        done = run_bounded(command, limit_s, ANSWER_BYTES, data)
+        out = within(limit_s, talk)
     except TimeoutError as error:
         raise hangs(board, limit_s) from error
-    if done.out is None:
-        raise too_much(board)
-    return done
+    finally:
+        stop(process)
+    return Done(process.returncode, out, errors.read())
 
 
 def too_much(board: Board) -> BoardError:
@@ -298,13 +268,6 @@ def lines_of(errors: bytes) -> list[str]:
     return [printable(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
-def _ssh() -> str:
-    found = which("ssh")
-    if found is None:
-        raise BoardError("boards are reached by ssh, which is not installed here", "Install OpenSSH's client")
-    return found
-
-
 _CHUNK = 1 << 20
 _ABSENT, _NO_PYTHON = 94, 95
 _PLACE = 'd=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/edgeq-device}; p="$d/board-$2.py"; umask 077; '
@@ -333,7 +296,7 @@ class Channel:
         """Return what the program says first.
 
         Raises:
-            BoardError: the link was cut, nothing came for `bounds.ANSWER_S`, or it is no answer.
+            BoardError: the link was cut, nothing came for `ANSWER_S`, or it is no answer.
         """
         return self._answered(ANSWER_S, self._read)
 
@@ -354,8 +317,10 @@ class Channel:
     def end(self) -> None:
         """Let the board go; safe to call twice."""
         self._ended.set()
-        with suppress(TimeoutError, OSError, ValueError):
-            within(ALIVE_S, self._let_go)
+        assert self._process.stdin is not None
+        with suppress(TimeoutError, subprocess.TimeoutExpired, OSError, ValueError):
+            within(ALIVE_S, self._process.stdin.close)
+            self._process.wait(ALIVE_S)
         stop(self._process)
 
     def errors(self) -> bytes:
@@ -363,7 +328,7 @@ class Channel:
         return self._errors.read()
 
     def ends(self, within_s: float) -> bool:
-        """Wait for the program to end; False where it does not in time."""
+        """Wait for the program, and all that ran behind it, to end; False where that is not in time."""
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -394,11 +359,6 @@ class Channel:
         except BoardError:  # what writes this does not end by itself
             stop(self._process)
             raise
-
-    def _let_go(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
 
     def _cut(self) -> BoardError:
         try:
@@ -440,14 +400,13 @@ def open_channel(link: Link) -> Iterator[tuple[Channel, dict[str, Any]]]:
         BoardError: the board cannot be reached, or has no Python.
     """
     board = link.board
-    program = shipped("targets") / "runtime" / "edgeq_board.py"
     version = program_version()
     channel, sent = _start(link, version), 0
     try:
         hello = _hello(channel)
         if hello is None:
             channel.end()
-            data = program.read_bytes()
+            data = PROGRAM.read_bytes()
             run(link, _SEND, board.folder, version, data=data)
             channel, sent = _start(link, version), len(data)
             hello = _hello(channel)
@@ -459,9 +418,12 @@ def open_channel(link: Link) -> Iterator[tuple[Channel, dict[str, Any]]]:
         channel.end()
 
 
+PROGRAM = shipped("targets") / "runtime" / "edgeq_board.py"
+
+
 def program_version() -> str:
-    """Of the board's program: by its content."""
-    return sha256(shipped("targets") / "runtime" / "edgeq_board.py")[:16]
+    """Return the version of the board's program, by its content."""
+    return sha256(PROGRAM)[:16]
 
 
 def _start(link: Link, version: str) -> Channel:
@@ -497,13 +459,11 @@ def read_json(data: bytes, board: Board, *, kept: str = "") -> dict[str, Any]:
         BoardError: it is too large, too deep, or no JSON.
     """
     try:
-        found: dict[str, Any] = without_controls(
-            parse_json(data, f"the answer of {board.name}", values=VALUES), kept=kept
-        )
+        found = parse_json(data, f"the answer of {board.name}", values=VALUES)
     except DeviceError as error:
         fix = "Is something printed at login there, such as by ~/.bashrc?"
         raise BoardError(brief(error.problem), fix) from error
-    return found
+    return {without_controls(key, kept=kept): without_controls(item, kept=kept) for key, item in found.items()}
 
 
 def without_controls(value: Any, *, kept: str = "") -> Any:

@@ -15,23 +15,22 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import onnx
-from edgeq_device import cpuid
 from edgeq_device.cuda import Gpu
+from edgeq_device.engines import parse_version
 from edgeq_device.errors import DeviceError
-from edgeq_device.features import Evidence
+from edgeq_device.features import Answers, Evidence
 from edgeq_device.plainjson import parse_json
-from edgeq_device.version import parse_version
 from google.protobuf.message import DecodeError
 from msgspec import Meta
 
 from edgeq import demo
+from edgeq.backends.base import Check, Status
 from edgeq.errors import BoardError, DataError, RuntimeUnavailableError
 from edgeq.hardware import detect
-from edgeq.hardware.detect import PACKAGES, Machine, SystemInfo, describe, runtimes_among
+from edgeq.hardware.detect import PACKAGES, Machine, describe, runtimes_among
 from edgeq.hardware.engines import Installed, detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.jobs.doctor import Check, Diagnosis, Status
-from edgeq.jobs.target_checks import LEAST_DB
+from edgeq.jobs.doctor import LEAST_DB, Diagnosis
 from edgeq.measure.comparison import decibels
 from edgeq.remote import link
 from edgeq.remote.devices import Board
@@ -174,7 +173,7 @@ def board_record(session: BoardSession, before: Description, after: Description 
         "machine": before.machine,
         "before": before.state,
         "after": (after or before).state,
-        "bytes_sent": session.sent,
+        "bytes_sent": session.channel.sent,
     }
 
 
@@ -182,7 +181,7 @@ def _evidence(reported: Reported) -> Evidence:
     answers = None
     if reported.cpuid is not None:
         leaves = {(leaf, sub): registers for leaf, sub, *registers in reported.cpuid.leaves}
-        answers = cpuid.Answers({key: tuple(r) for key, r in leaves.items()}, reported.cpuid.xcr0)  # type: ignore[misc]
+        answers = Answers({key: tuple(r) for key, r in leaves.items()}, reported.cpuid.xcr0)  # type: ignore[misc]
     return Evidence(
         reported.system,
         reported.machine,
@@ -193,7 +192,7 @@ def _evidence(reported: Reported) -> Evidence:
     )
 
 
-def _system(found: _Described, python: str) -> SystemInfo:
+def _system(found: _Described, python: str) -> Machine:
     """The rest, by the readers that read this machine, from the board's files under a folder."""
     gpus = tuple(
         Gpu(gpu.name, parse_version(gpu.compute_capability)[:2], gpu.memory_bytes, gpu.driver)  # type: ignore[arg-type]
@@ -208,7 +207,7 @@ def _system(found: _Described, python: str) -> SystemInfo:
         caches, memory = detect.caches(root), detect.memory_bytes(root)
         if not 0 <= memory <= _LARGEST_BYTES or any(cache.size > _LARGEST_CACHE for cache in caches):
             raise ValueError("sizes that no machine has")
-        return SystemInfo(
+        return Machine(
             board=detect.board(root),
             usable_threads=detect.usable_threads(root, found.affinity),
             caches=caches,
@@ -246,7 +245,7 @@ def kernel_events(profile: bytes) -> bytes:
     """Return the events of kernels in onnxruntime's profile, which has one a line, and of them what edgeq reads.
 
     Raises:
-        ValueError: one is not as it should be, or there are more than `bounds.KERNELS`.
+        ValueError: one is not as it should be, or there are more than `link.KERNELS`.
     """
     kept: list[str] = []
     stream = io.BytesIO(profile)
@@ -312,11 +311,6 @@ class DeviceCleaned:
         return [f"{self.device}: {self.folder} is removed ({self.bytes / 1e6:.1f} MB)"]
 
 
-@dataclass(frozen=True)
-class _Removed:
-    bytes: Count
-
-
 def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SILENT) -> DeviceSetUp:
     """Make an environment with numpy and the newest onnxruntime that is not newer than the one here.
 
@@ -331,7 +325,12 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
         folder = session.hello.folder
         with progress.stage(f"making an environment on {board.name}"):
             _make(session, f"{folder}/venv")
-            options = _options(session, wheels, progress)
+            options: tuple[str, ...] = ()
+            if wheels is not None:
+                files = {file.name: file for file in sorted(wheels.glob("*.whl"))}
+                if not files:
+                    raise DataError(f"{wheels} holds no wheels", "Get them with pip download")
+                options = "--no-index", "--find-links", session.send(files, keep=False, progress=progress)
             pip = (f"{folder}/venv/bin/python", "-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
             newest = f"onnxruntime<={onnxruntime().__version__}"
             code, _, last = session.run(
@@ -352,8 +351,8 @@ def clean(board: Board) -> DeviceCleaned:
         BoardError: it cannot be reached, or somebody uses it.
     """
     with open_board(board) as session:
-        found = parse(session.ask({"do": "clean"}), _Removed, board.name, BoardError)
-        return DeviceCleaned(board.name, session.hello.folder, found.bytes)
+        place = {"device": board.name, "folder": session.hello.folder}
+        return parse({**session.ask({"do": "clean"}), **place}, DeviceCleaned, board.name, BoardError)
 
 
 def _make(session: BoardSession, place: str) -> None:
@@ -367,15 +366,6 @@ def _make(session: BoardSession, place: str) -> None:
         f"{session.board.name}: its Python makes no environments ({text[:200] if not missing else 'venv is missing'})",
         "Install python3-venv there, or numpy and onnxruntime for the Python itself",
     )
-
-
-def _options(session: BoardSession, wheels: Path | None, progress: Progress) -> tuple[str, ...]:
-    if wheels is None:
-        return ()
-    files = {file.name: file for file in sorted(wheels.glob("*.whl"))}
-    if not files:
-        raise DataError(f"{wheels} holds no wheels", "Get them with pip download")
-    return "--no-index", "--find-links", session.send(files, keep=False, progress=progress)
 
 
 def _what_to_copy(session: BoardSession, newest: str) -> str:

@@ -17,11 +17,11 @@ from typing import IO, Annotated, Any, Self
 
 import numpy as np
 import onnx
-from edgeq_device.budget import VARIABLE
-from edgeq_device.frames import LargeFrameError, read_frame
-from edgeq_device.guest import GuestSession, TensorInfo
+from edgeq_device.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
+from edgeq_device.budget import VARIABLE, largest_sample
+from edgeq_device.engines import parse_version
 from edgeq_device.package import MAIN
-from edgeq_device.version import parse_version
+from edgeq_device.serve import GuestSession, TensorInfo
 from msgspec import Meta
 
 from edgeq.bundle.verify import contents, opened
@@ -29,25 +29,13 @@ from edgeq.errors import BoardError
 from edgeq.model.load import model_files
 from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
-from edgeq.remote.link import (
-    LINK_FAILED,
-    Channel,
-    Line,
-    Link,
-    Text,
-    finished,
-    hangs,
-    lines_of,
-    open_channel,
-    program_version,
-    without_controls,
-)
 from edgeq.run.session import Array, Guest, SessionSettings, guest_environment, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.ownership import sha256
 from edgeq.util.records import Count, parse
-from edgeq.util.resources import shipped
+from edgeq.util.resources import device_errors, shipped
 
+_SHORT = "/tmp"
 OLDEST_PYTHON = (3, 9)
 KILLED = 128 + 9
 """Exit code of a command that was killed there: at the end of the session, or because memory ran out."""
@@ -58,7 +46,7 @@ _LATEST = 253402300799  # the end of the year 9999, behind which there are no da
 class Holder:
     """Who uses a board: user and host, and since when (seconds of the epoch, on the board's clock)."""
 
-    who: Line = ""
+    who: bounds.Line = ""
     since: Annotated[int, Meta(ge=0, le=_LATEST)] = 0
 
 
@@ -76,20 +64,20 @@ class Hello:
         paths: where they are looked for besides Python's own places.
     """
 
-    python: Line
-    system: Line
-    folder: Text
+    python: bounds.Line
+    system: bounds.Line
+    folder: bounds.Text
     busy: Holder | None = None
-    token: Line = ""
+    token: bounds.Line = ""
     private: bool = False
     free: Count = 0
-    modules: Mapping[Line, Line] = field(default_factory=dict)
-    paths: Annotated[tuple[Text, ...], Meta(max_length=8)] = ()
+    modules: Mapping[bounds.Line, bounds.Line] = field(default_factory=dict)
+    paths: Annotated[tuple[bounds.Text, ...], Meta(max_length=8)] = ()
 
 
 @dataclass(frozen=True)
 class _Answer:
-    path: Text = ""
+    path: bounds.Text = ""
     missing: tuple[str, ...] = ()
     free: Count = 0
 
@@ -97,16 +85,11 @@ class _Answer:
 class BoardSession:
     """A board that is held; made by `open_board`."""
 
-    def __init__(self, channel: Channel, hello: Hello) -> None:
-        self._channel = channel
+    def __init__(self, channel: bounds.Channel, hello: Hello) -> None:
+        self.channel = channel
         self.link = channel.link
         self.board = channel.link.board
         self.hello = hello
-
-    @property
-    def sent(self) -> int:
-        """Bytes of files and requests that went to the board."""
-        return self._channel.sent
 
     def require(self, *modules: str) -> None:
         """Refuse a board that lacks one of the modules.
@@ -127,7 +110,7 @@ class BoardSession:
         Raises:
             BoardError: the link was cut, the board hangs, or it reports an error.
         """
-        answer = self._channel.ask(request, data)
+        answer = self.channel.ask(request, data)
         if "error" in answer:
             free = parse(answer, _Answer, self.board.name, BoardError).free
             fix = f"{_mb(free)} are free there. {self._clean()}" if "free" in answer else ""
@@ -186,6 +169,19 @@ class BoardSession:
         files["model.onnx"] = files.pop(model.name)
         return f"{self.send(files, keep=False, progress=progress)}/model.onnx"
 
+    def send_samples(self, samples: Sequence[Mapping[str, Any]], progress: Progress = SILENT) -> list[str]:
+        """Send samples, inputs by name, for as long as the session lasts, and return the path of each on the board.
+
+        Raises:
+            BoardError: as `send`.
+        """
+        with tempfile.TemporaryDirectory(prefix="edgeq-samples-") as folder, device_errors():
+            files = {f"{index}.npz": Path(folder) / f"{index}.npz" for index in range(len(samples))}
+            for file, sample in zip(files.values(), samples, strict=True):
+                write_npz(file, sample)
+            place = self.send(files, keep=False, progress=progress)
+        return [f"{place}/{name}" for name in files]
+
     def send_bundle(self, bundle: Path, progress: Progress = SILENT) -> str:
         """The path on the board of `bundle`, checked here before it is sent.
 
@@ -217,7 +213,7 @@ class BoardSession:
     def attached(self, *command: str) -> list[str]:
         """The command line that runs a command on the board, for as long as this session lasts."""
         folder = self.hello.folder
-        program = f"{folder}/board-{program_version()}.py"
+        program = f"{folder}/board-{bounds.program_version()}.py"
         held = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
         return self.link.command('exec "$@"', *held, *command)
 
@@ -227,19 +223,19 @@ class BoardSession:
         Raises:
             BoardError: the link was cut, or it takes longer than `limit_s`.
         """
-        done = finished(self.board, self.attached(*command), limit_s)
-        if done.code == LINK_FAILED or done.code < 0 or (done.code == KILLED and self.ends(bounds.EXIT_S)):
+        done = bounds.finished(self.board, self.attached(*command), limit_s)
+        if self.lost(done.code):
             raise self.cut(done.errors)
-        return done.code, done.out or b"", bounds.brief((lines_of(done.errors) or [""])[-1])
+        return done.code, done.out, bounds.brief((bounds.lines_of(done.errors) or [""])[-1])
 
-    def ends(self, within_s: float) -> bool:
-        """Whether the session is over on the board, or will be in time: then all that ran there is killed."""
-        return self._channel.ends(within_s)
+    def lost(self, code: int) -> bool:
+        """Tell whether a command that ended with `code` lost its link, or was killed as the session ended there."""
+        return code == bounds.LINK_FAILED or code < 0 or (code == KILLED and self.channel.ends(bounds.EXIT_S))
 
     def cut(self, errors: bytes) -> BoardError:
         """Why a command lost its link, by what it wrote on stderr. That is nothing where the session's connection,
         which it shares, ended: the reason is on that one's stderr."""
-        return self.link.failed(LINK_FAILED, errors.strip() or self._channel.errors())
+        return self.link.failed(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
 
     def _asked(self, request: Mapping[str, Any]) -> _Answer:
         return parse(self.ask(request), _Answer, self.board.name, BoardError)
@@ -257,8 +253,9 @@ def open_board(board: Board) -> Iterator[BoardSession]:
     """
     with ExitStack() as stack:
         # A socket's path is short: the temporary folders of some systems alone would fill one.
-        sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="eq-", dir=_short_folder()))
-        channel, said = stack.enter_context(open_channel(Link(board, Path(sockets))))
+        place = _SHORT if Path(_SHORT).is_dir() else None
+        sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="eq-", dir=place))
+        channel, said = stack.enter_context(bounds.open_channel(bounds.Link(board, Path(sockets))))
         hello = parse(said, Hello, board.name, BoardError)
         _check(board, hello)
         yield BoardSession(channel, hello)
@@ -277,10 +274,6 @@ def _check(board: Board, hello: Hello) -> None:
         raise BoardError(f"{board.name} is in use by {hello.busy.who or 'somebody'} since {since}", "Try again later")
 
 
-def _short_folder() -> str | None:
-    return "/tmp" if Path("/tmp").is_dir() else None
-
-
 def _mb(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
@@ -290,7 +283,7 @@ _WITH_ARRAYS = ("run", "read", "race")
 SENSELESS = (KeyError, TypeError, IndexError, AttributeError, RecursionError, OverflowError)
 
 
-_Tensor = tuple[Text, Line, tuple[Count | Text | None, ...]]
+_Tensor = tuple[bounds.Text, bounds.Line, tuple[Count | bounds.Text | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -300,7 +293,7 @@ class _Opened:
     session: Count
     inputs: tuple[_Tensor, ...]
     outputs: tuple[_Tensor, ...]
-    providers: tuple[Line, ...]
+    providers: tuple[bounds.Line, ...]
 
 
 class BoardGuest(Guest):
@@ -333,7 +326,8 @@ class BoardGuest(Guest):
 
     def _receive(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]] | None:
         assert self._process.stdout is not None
-        limits = bounds.frame_limits(arrays=request["do"] in _WITH_ARRAYS)
+        total = largest_sample() // 2 if request["do"] in _WITH_ARRAYS else 0
+        limits = FrameLimits(text=bounds.ANSWER_BYTES, values=bounds.VALUES, arrays=bounds.ARRAYS, total=total)
         try:
             frame = read_frame(self._process.stdout, limits)
         except LargeFrameError as error:
@@ -343,18 +337,18 @@ class BoardGuest(Guest):
             raise senseless(self.session) from error
         if frame is None:
             return None
-        reply = without_controls(frame[0])
+        reply = bounds.without_controls(frame[0])
         return ({**reply, "error": bounds.brief(reply["error"])} if "error" in reply else reply), frame[1]
 
     def _last_error(self) -> str:
         if self._late:
-            raise hangs(self.session.board, self.request_s)
+            raise bounds.hangs(self.session.board, self.request_s)
         try:
             code = self._process.wait(bounds.EXIT_S)  # ssh gives the exit code after the end of the output
         except subprocess.TimeoutExpired:  # its output has ended, and it goes on
             self._process.kill()
-            code = LINK_FAILED
-        if code == LINK_FAILED or code < 0 or (code == KILLED and self.session.ends(bounds.EXIT_S)):
+            code = bounds.LINK_FAILED
+        if self.session.lost(code):
             raise self.session.cut(self._errors.read())
         return super()._last_error()
 

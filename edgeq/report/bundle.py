@@ -25,9 +25,8 @@ from edgeq.measure.coverage import kernel_times
 from edgeq.model.load import path_of, read_own
 from edgeq.report.numbers import string
 from edgeq.report.page import RECORD, TUNING, render
-from edgeq.report.read import ReportData, read_report
+from edgeq.report.read import ReportData, Verdict, read_report, verdict_of
 from edgeq.report.timing import INT8, FleetRecord
-from edgeq.report.verdict import Verdict, verdict_of
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, output_file
 from edgeq.util.ownership import is_plain
@@ -35,7 +34,7 @@ from edgeq.util.records import json_object, plain, read_json
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A record in a file of its own: report.json, tuning.json or what `edgeq tune --json` printed.
+    """Return a record in a file of its own: report.json, tuning.json or what `edgeq tune --json` printed.
 
     Raises:
         DataError: it is no such record.
@@ -82,7 +81,7 @@ def bundle_record(bundle: Bundle) -> dict[str, Any]:
 def measured(
     record: Mapping[str, Any], bundle: Bundle, name: str | None, settings: BenchSettings | None, progress: Progress
 ) -> dict[str, Any]:
-    """`record` with latencies and kernel times taken now, on this machine."""
+    """Return `record` with latencies and kernel times taken now, on this machine."""
     found = bench(bundle.source, variant=name, settings=settings, progress=progress)
     variants, _ = bundle_variants(bundle, read_device(), name)
     chosen = variants[-1]
@@ -121,7 +120,7 @@ def _kernels(variants: list[Variant]) -> dict[str, Any]:
 
 
 def _variant(variant: Variant) -> dict[str, Any]:
-    """What the bundle itself says of a variant, in the record's words."""
+    """Return what the bundle itself says of a variant, in the record's words."""
     info = variant.info
     accuracy = _body(info.get("accuracy"))
     checks = [c for c in info.get("checks", ()) if isinstance(c, dict)] if isinstance(info.get("checks"), list) else []
@@ -152,12 +151,12 @@ def _accuracy(short: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_path(key: str) -> bool:
-    """Whether a session option was resolved to a place on this machine."""
+    """Tell whether a session option was resolved to a place on this machine."""
     return key.endswith("_path")
 
 
 def _bytes_of(variant: Variant) -> int | None:
-    """Size of a variant's model; None where its weights lie elsewhere in the bundle."""
+    """Return the size of a variant's model; None where its weights lie elsewhere in the bundle."""
     if variant.model is None or any(_is_path(key) for key in variant.session_options):
         return None
     folder = variant.model.parent
@@ -196,12 +195,12 @@ class Reported(Displayed):
 
     @property
     def of_record(self) -> bool:
-        """Whether `bundle` is the record of a bundle or of a tuning run alone, in a file of its own."""
+        """Tell whether `bundle` is the record of a bundle or of a tuning run alone, in a file of its own."""
         return _is_record(self.bundle)
 
     @property
     def verdict(self) -> Verdict:
-        """What stands first on the page."""
+        """Return what stands first on the page."""
         return verdict_of(self.data, self.data.main)
 
     def __brief__(self) -> dict[str, Any]:
@@ -294,7 +293,7 @@ def _check_outside(place: Path, bundle: Path) -> None:
 
 
 def _is_report(place: Path) -> bool:
-    """Whether `place` is a report as edgeq left it, which a newer one may replace."""
+    """Tell whether `place` is a report as edgeq left it, which a newer one may replace."""
     if not is_plain(place) or place.stat().st_size > _MOST_BYTES:
         return False
     page = place.read_bytes()

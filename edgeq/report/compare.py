@@ -1,31 +1,329 @@
-"""`edgeq compare A B`: two models, bundles, or one of each, measured on the same samples and side by side."""
+"""Compare two models, bundles, or one of each, on the same samples and side by side: `edgeq compare A B`."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from edgeq_device.arrays import random_feeds
 from edgeq_device.bench import BenchSettings
 from edgeq_device.claim import Claim
 
 from edgeq.data.samples import Samples, open_samples
-from edgeq.errors import EdgeqError, UsageError
-from edgeq.measure.accuracy import Evaluation, evaluate_sessions
+from edgeq.errors import CheckFailedError, EdgeqError, UsageError
+from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
+from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
-from edgeq.report.comparison import UNSETTLED, A, B, Comparison, Limits, Side, speed_outcome
+from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
 from edgeq.run.session import SessionSettings
-from edgeq.signature import interchangeable, signature_differences
-from edgeq.util.display import SILENT, Progress
+from edgeq.signature import Signature, interchangeable, signature_differences
+from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import plain
+
+Row = tuple[str, str, str, str]
+A, B = "A", "B"
+Outcome = Literal["held", "missed", "unsettled"]
+HELD: Outcome = "held"
+MISSED: Outcome = "missed"
+UNSETTLED: Outcome = "unsettled"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What B must keep to; None for no limit.
+
+    Attributes:
+        max_drop: accuracy that it may lose, in the unit of the task's deciding metric.
+        min_speedup: how many times A's speed it must have.
+        max_growth, max_memory_growth: by what share of A's its size, and its peak memory, may be larger.
+    """
+
+    max_drop: float | None = None
+    min_speedup: float | None = None
+    max_growth: float | None = None
+    max_memory_growth: float | None = None
+
+
+@dataclass(frozen=True)
+class LimitCheck:
+    """One limit and what became of it.
+
+    Attributes:
+        what: "latency", "accuracy", "size" or "memory".
+        limit: for people.
+        outcome: unsettled where the measurement shows neither that the limit holds nor that it does not.
+        sentence: what was found; "" where the limit holds.
+    """
+
+    what: str
+    limit: str
+    outcome: Outcome
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is known of one of the two: `bytes` of its model file with external data, int8 share of its MACs, and
+    whether any operator is quantized."""
+
+    path: Path
+    variant: str | None
+    bytes: int | None
+    digest: str | None
+    signature: Signature
+    coverage: Mapping[str, Any] | None
+    accuracy: Accuracy | None
+    quantized: bool = False
+
+    def same_as(self, other: Side) -> bool:
+        """Tell whether both are the same bytes, run the same way."""
+        return self.digest is not None and (self.digest, self.variant) == (other.digest, other.variant)
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "variant": self.variant,
+            "bytes": self.bytes,
+            "sha256": self.digest,
+            "inputs": [str(spec) for spec in self.signature.inputs],
+            "outputs": [str(spec) for spec in self.signature.outputs],
+            "coverage": self.coverage,
+            "accuracy": self.accuracy,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison(Page):
+    """What was found; `agreement` is B's with A."""
+
+    a: Side
+    b: Side
+    signature_differences: tuple[str, ...]
+    samples: int
+    agreement: Agreement | None
+    measurement: Measurement | None
+    notes: tuple[str, ...]
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def same(self) -> bool:
+        """Tell whether there is nothing to compare: the same bytes, run the same way."""
+        return self.a.same_as(self.b)
+
+    @property
+    def debuggable(self) -> tuple[Side, Side] | None:
+        """Return the float model file and the quantized form that `edgeq debug` can compare, in this order; None where
+        A and B are not one of each."""
+        found = next(((a, b) for a, b in ((self.a, self.b), (self.b, self.a)) if b.quantized and not a.quantized), None)
+        return found if found is not None and found[0].variant is None else None
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return the table: what, A, B, B against A; only what is known."""
+        rows = _grown("size", self.a.bytes, self.b.bytes)
+        a, b = (side.coverage["int8_mac_share"] if side.coverage else None for side in (self.a, self.b))
+        if a is not None and b is not None:
+            rows.append(("MACs in int8, here", share(a), share(b), f"{signed(100 * (b - a), 1)} pt"))
+        if self.a.accuracy is not None and self.b.accuracy is not None:
+            for name, value in self.a.accuracy.metrics.items():
+                other = self.b.accuracy.metrics[name]
+                change = difference(name, other - value)
+                rows.append((metric_name(name), metric(name, value), metric(name, other), change))
+        for output in self.agreement.outputs if self.agreement is not None else ():
+            rows += _output_rows(output)
+        if self.measurement is not None:
+            latencies = [self.measurement.latency(side) for side in (A, B)]
+            for name in ("p50", "p90", "p99"):
+                of_a, of_b = (milliseconds(found[f"{name}_ms"]) for found in latencies)
+                rows.append((f"latency {name}", of_a, of_b, ""))
+        return rows + _grown("peak memory", *_memories(self))
+
+    def missed(self) -> tuple[str, ...]:
+        """Write a sentence for each limit that is not shown to hold, an unsettled one too: a build must not pass
+        because the machine was busy."""
+        return tuple(check.sentence for check in check_limits(self) if check.outcome != HELD)
+
+    def check(self) -> None:
+        """Raise CheckFailedError where a limit was not shown to hold."""
+        if found := self.missed():
+            raise CheckFailedError("; ".join(found), "Keep A, or see `edgeq debug` and `edgeq bench` for what costs it")
+
+    def verdict(self) -> tuple[str, ...]:
+        """Say what taking B in place of A would bring and cost, the most important first."""
+        if self.same:
+            return ("A and B are the same model.",)
+        lines = []
+        if (claim := _claim(self)) is not None:
+            lines.append(f"{claim.sentence('B', 'A')}.")
+        if self.a.accuracy is not None and self.b.accuracy is not None:
+            lines.append(_accuracy_sentence(self.a.accuracy, self.b.accuracy))
+        elif self.agreement is not None:
+            lines += _agreement_sentences(self.agreement)
+        a, b = self.a.bytes, self.b.bytes
+        if a and b and a != b:
+            lines.append(f"B takes {share(b / a, 0)} of A's space." if b < a else f"B is {times(b / a)} A's size.")
+        if self.signature_differences:
+            lines.append("Their inputs or outputs differ.")
+        return tuple(lines) or ("Nothing that could be measured tells A and B apart.",)
+
+    def __brief__(self) -> dict[str, Any]:
+        return {"a": self.a.path, "b": self.b.path, "samples": self.samples, "verdict": " ".join(self.verdict())}
+
+    def __page__(self) -> dict[str, Any]:
+        timed = self.measurement.notes if self.measurement is not None else ()  # they stand beside the latencies
+        return {
+            "name": f"{self.a.path.name} and {self.b.path.name}",
+            "bench": plain(self.measurement) if self.measurement is not None else None,
+            "tables": [(" ".join(self.verdict()), ("", "A", "B", "B against A"), self.rows())],
+            "notes": [*self.signature_differences, *(note for note in self.notes if note not in timed)],
+        }
+
+    def __record__(self) -> dict[str, Any]:
+        return {**self.figures(), "verdict": self.verdict(), "limits": self.limits, "missed": self.missed()}
+
+    def figures(self) -> dict[str, Any]:
+        """Return all that was measured, plain values."""
+        timed = self.measurement
+        found: dict[str, Any] = plain(
+            {
+                "a": self.a,
+                "b": self.b,
+                "same": self.same,
+                "signature_differences": self.signature_differences,
+                "samples": self.samples,
+                "agreement": self.agreement,
+                "latency": timed and {A: timed.latency(A), B: timed.latency(B), "ratio": timed.ratio(B)},
+                "bench": timed,
+                "notes": self.notes,
+            }
+        )
+        return found
+
+
+def _claim(found: Comparison) -> Claim | None:
+    return Claim.read(found.measurement.ratio(B)) if found.measurement is not None else None
+
+
+def _memories(found: Comparison) -> tuple[int | None, int | None]:
+    """Return the peak memory in bytes of either session, above the process without it; None where it is not known."""
+    models = found.measurement.models if found.measurement is not None else {}
+    a, b = ((models.get(name, {}).get("memory") or {}).get("session_peak_bytes") for name in (A, B))
+    return a, b
+
+
+def _grown(what: str, a: int | None, b: int | None) -> list[Row]:
+    return [(what, size(a), size(b), times(b / a))] if a and b else []
+
+
+def _output_rows(output: OutputAgreement) -> Iterator[Row]:
+    follows = decibels(output.sqnr_db) if math.isfinite(output.sqnr_db) and output.elements else "–"
+    closeness = f"cosine {output.cosine:.5f}" if output.top1 is None else f"same top answer {share(output.top1)}"
+    yield f"output {output.name}", "", "", f"{'equal' if output.equal else follows}, {closeness}"
+    for part in output.slices:
+        shown = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else "–"
+        yield f"  {part.first}..{part.last} on axis {part.axis}", "", "", f"{shown}, cosine {part.cosine:.5f}"
+
+
+def _accuracy_sentence(a: Accuracy, b: Accuracy) -> str:
+    name, after = a.primary, b.metrics[a.primary]
+    if after == a.value:
+        return f"Both have a {metric_name(name)} of {metric(name, after)}."
+    change = difference(name, after - a.value).lstrip("+−")
+    verb = "better" if (after > a.value) == a.higher_is_better else "worse"
+    return f"B's {metric_name(name)} is {change} {verb}: {metric(name, after)}."
+
+
+def _agreement_sentences(agreement: Agreement) -> list[str]:
+    outputs, samples = agreement.outputs, f"of {agreement.count} samples"
+    if not outputs:
+        return ["They have no output in common."]
+    if all(output.equal for output in outputs):
+        return ["Their answers are equal."]
+    lines = []
+    compared = [output for output in outputs if output.compared]
+    parts = [part.sqnr_db for output in compared for part in output.slices]
+    if known := [db for db in (*parts, *(output.sqnr_db for output in compared)) if math.isfinite(db)]:
+        top1 = f"with the same top answer in {share(agreement.top1)} {samples}" if agreement.top1 is not None else ""
+        closeness = top1 or f"with a cosine of {min(output.least_cosine for output in compared):.5f}"
+        lines.append(f"B's outputs follow A's at {decibels(min(known))} SQNR, {closeness}.")
+    return lines + [
+        f"Of output {output.name}, {output.mismatched} {samples} have another size, and are left out."
+        for output in outputs
+        if output.mismatched
+    ]
+
+
+def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCheck, ...]:
+    """Say what became of each limit; `a` and `b` are what sentences call the two.
+
+    A limit on what could not be measured is missed, but for a speed that the machine was too busy to tell. Accuracy is
+    that of these samples, which is exact for them.
+    """
+    limits = found.limits
+    checks = []
+    if limits.max_drop is not None:
+        checks.append(_drop(found, limits.max_drop, b))
+    if limits.min_speedup is not None:
+        checks.append(_speedup(found, limits.min_speedup, a, b))
+    for what, values, limit in (
+        ("size", (found.a.bytes, found.b.bytes), limits.max_growth),
+        ("memory", _memories(found), limits.max_memory_growth),
+    ):
+        if limit is not None:
+            sentence = "" if found.same else _growth(what, *values, limit, a, b)
+            checks.append(LimitCheck(what, f"{share(limit)} more", MISSED if sentence else HELD, sentence))
+    return tuple(checks)
+
+
+def speed_outcome(found: Claim, limit: float) -> Outcome:
+    """Tell whether a speed is at least `limit`, at most below it, or neither is shown."""
+    interval = found.interval
+    if interval is None or interval[1] < limit <= interval[2]:
+        return UNSETTLED
+    return HELD if interval[1] >= limit else MISSED
+
+
+def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
+    required = f"less than the {times(limit)} required"
+    claim = _claim(found) or Claim.read({"reason": "it was not timed"})
+    outcome, said = speed_outcome(claim, limit), claim.sentence(b, a)
+    if found.same:
+        outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a}, as fast"
+    sentences = {
+        HELD: "",
+        MISSED: f"{said}, {required}",
+        UNSETTLED: f"that {b} is {times(limit)} as fast as {a} was not shown: {said}; try a longer --duration",
+    }
+    return LimitCheck("latency", f"at least {times(limit)} the speed", outcome, sentences[outcome])
+
+
+def _drop(found: Comparison, limit: float, b: str) -> LimitCheck:
+    before, after = found.a.accuracy, found.b.accuracy
+    if found.same or before is None or after is None:
+        sentence = "" if found.same else f"how much accuracy {b} loses could not be measured"
+        return LimitCheck("accuracy", f"a loss of {limit:g}", MISSED if sentence else HELD, sentence)
+    lost, name = after.loss_against(before), before.primary
+    shown, allowed = (difference(name, value).lstrip("+") for value in (lost, limit))
+    sentence = f"{b} loses {shown} of {metric_name(name)}, more than the {allowed} allowed" if lost > limit else ""
+    return LimitCheck("accuracy", f"a loss of {allowed}", MISSED if sentence else HELD, sentence)
+
+
+def _growth(what: str, before: int | None, after: int | None, limit: float, a: str, b: str) -> str:
+    """Say by how much too much it grew; "" where it did not."""
+    if before is None or after is None:
+        return f"the {what} could not be compared"
+    if after <= before * (1 + limit):
+        return ""
+    more = share(after / before - 1) if before else size(after)
+    return f"{b}'s {what} is {size(after)}, {more} more than {a}'s {size(before)}; {share(limit)} is allowed"
 
 
 class ComparePlace(Opener, Protocol):
@@ -146,7 +444,16 @@ def run_comparison(
         samples = _samples(request, a, b, progress)
         if samples is None:
             notes.append("without --data their answers are not compared")
-        evaluation = _evaluate(request, a, b, samples, progress) if samples is not None and fits else None
+        evaluation = None
+        if samples is not None and fits:
+            evaluation = evaluate_sessions(
+                {A: a.session, B: b.session},
+                samples,
+                task=as_task(request.task, request.options),
+                reference=A,
+                settings={A: a.settings, B: b.settings},
+                progress=progress,
+            )
         here = place is None
         sides = [_side(loaded, key, samples, evaluation, notes, here=here) for key, loaded in ((A, a), (B, b))]
         # The same bytes run the same way: timing them would measure the machine's noise.
@@ -176,19 +483,6 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
         labels=request.labels,
         count=request.count,
         model=request.a if a.variant is None else None,
-        progress=progress,
-    )
-
-
-def _evaluate(
-    request: CompareRequest, a: LoadedModel, b: LoadedModel, samples: Samples, progress: Progress
-) -> Evaluation:
-    return evaluate_sessions(
-        {A: a.session, B: b.session},
-        samples,
-        task=as_task(request.task, request.options),
-        reference=A,
-        settings={A: a.settings, B: b.settings},
         progress=progress,
     )
 

@@ -18,8 +18,18 @@ from edgeq.bundle.write import BUNDLE, check_archive
 from edgeq.errors import InconclusiveError, UsageError, WorseError
 from edgeq.measure.bench import is_bundle
 from edgeq.model.load import model_files, read_model, save_model
-from edgeq.report.compare import ComparePlace, CompareRequest, run_comparison
-from edgeq.report.comparison import HELD, MISSED, UNSETTLED, Comparison, LimitCheck, Limits, check_limits
+from edgeq.report.compare import (
+    HELD,
+    MISSED,
+    UNSETTLED,
+    ComparePlace,
+    CompareRequest,
+    Comparison,
+    LimitCheck,
+    Limits,
+    check_limits,
+    run_comparison,
+)
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import check_apart, check_free, check_outside, output_directory, output_file
 from edgeq.util.records import computed, read_toml
@@ -57,7 +67,7 @@ class GateLimits:
                 raise UsageError(f"{name} is {value:g}", "Give a share of 0 or more, such as 0.05 for 5 %")
 
     def limits(self, *, task: bool) -> Limits:
-        """The same as limits of a comparison; accuracy has one where there is a task to measure it by.
+        """Return the same as limits of a comparison; accuracy has one where there is a task to measure it by.
 
         Raises:
             UsageError: `max_drop` is set and there is no task.
@@ -69,7 +79,7 @@ class GateLimits:
 
 
 def read_limits(path: Path) -> GateLimits:
-    """Limits from a TOML file.
+    """Read limits from a TOML file.
 
     Raises:
         UsageError: not TOML, an unknown key, or a value that makes no sense.
@@ -114,7 +124,7 @@ class Gated(Displayed):
             raise InconclusiveError("; ".join(sentences[UNSETTLED]), "Run it on a quiet machine, or see docs/gate.md")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table: what, the baseline, the model, the model against the baseline."""
+        """Return the table: what, the baseline, the model, the model against the baseline."""
         return [tuple(row) for row in self.comparison.rows()] if self.comparison is not None else []
 
 
@@ -155,7 +165,7 @@ def gate(
             place=place,
             progress=progress,
         )
-        checks = check_limits(found.figures(), found.limits, "the baseline", "the model")
+        checks = check_limits(found, "the baseline", "the model")
     elif not update:
         raise UsageError(f"there is no baseline at {baseline}", "Write it once with --update, and keep it")
     if update:
@@ -176,7 +186,7 @@ def check_junit(junit: Path, request: CompareRequest, limits: Path | None, *, fo
 
 
 def _read_paths(request: CompareRequest) -> Iterator[Path]:
-    """Files and folders that are read. Text that names none (a preprocessing, a pattern) is left out."""
+    """Yield the files and folders that are read. Text that names none (a preprocessing, a pattern) is left out."""
     for model in (request.a, request.b):
         if model.exists():
             yield from (model,) if is_bundle(model) else model_files(model)
@@ -233,7 +243,7 @@ def _cell(text: str) -> str:
 
 
 def junit(found: Gated) -> bytes:
-    """The same as JUnit XML: a test case for each limit. What is inconclusive is skipped where that passes."""
+    """Return the same as JUnit XML: a test case for each limit. What is inconclusive is skipped where that passes."""
     cases = {outcome: [c for c in found.checks if c.outcome == outcome] for outcome in (HELD, MISSED, UNSETTLED)}
     strict = found.limits.inconclusive == "fail"
     failed = len(cases[MISSED]) + (len(cases[UNSETTLED]) if strict else 0)

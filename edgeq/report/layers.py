@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError
-from edgeq.measure.comparison import compare_sessions
+from edgeq.measure.accuracy import compare_sessions
 from edgeq.measure.coverage import KernelTime
 from edgeq.measure.error_sources import ErrorSource
-from edgeq.measure.layers import attribute_error, compare_layers
+from edgeq.measure.layers import LayerPair
 from edgeq.model.graph import GraphIndex
-from edgeq.model.load import read_model
+from edgeq.model.load import shared_model
 from edgeq.model.macs import node_macs
 from edgeq.report.svg import Scale, axis_width, figure, join, label, scale_for, tag, y_axis
 from edgeq.run.session import SessionSettings, open_session
@@ -71,32 +71,32 @@ class LayersRecord:
 
 
 def layer_record(
-    float_model: Path,
+    reference: GraphIndex,
     quantized: Path,
     samples: Samples,
     settings: SessionSettings,
     *,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """What `edgeq debug` would say of each activation, cut to what the report draws, and the error sources.
+    """Record what `edgeq debug` would say of each activation, cut to what the report draws, and the error sources.
 
     Args:
-        float_model: the prepared model that `quantized` was made from.
+        reference: the prepared model that `quantized` was made from.
         settings: of the quantized model's session.
 
     Returns:
         `activations`, `error_sources` and `count`; `error` instead where the two cannot be compared layer by layer.
     """
     try:
-        reference, candidate = (GraphIndex(read_model(path)) for path in (float_model, quantized))
+        assert reference.path is not None, "a prepared model has a file"
+        candidate = shared_model(quantized)
         large = sum(node_macs(reference.model).values()) > _LARGE_MACS
         few = Subset(samples, range(min(SAMPLES // 2 if large else SAMPLES, len(samples))))
-        found = compare_layers(reference, candidate, few, settings=settings, progress=progress)
+        pair = LayerPair(reference, candidate, settings=settings, progress=progress)
+        found = pair.compare(few)
         written = replace(settings, optimization="none")
-        outputs = compare_sessions(open_session(float_model), open_session(quantized, written), few)
-        _, error_sources = attribute_error(
-            reference, candidate, found, outputs, few, most=_ERROR_SOURCES, settings=settings
-        )
+        outputs = compare_sessions(open_session(reference.path), open_session(quantized, written), few)
+        found, error_sources = pair.attribute_error(found, outputs, few, most=_ERROR_SOURCES)
     except EdgeqError as error:
         return {"error": str(error)}
     return {
@@ -155,14 +155,14 @@ class Layer:
 
 
 def measured_alone(layers: Sequence[Layer]) -> bool:
-    """Whether it is known what layers add by themselves."""
+    """Tell whether it is known what layers add by themselves."""
     return any(layer.own_db is not None for layer in layers)
 
 
 def layer_rows(
     record: LayersRecord | None, kernels: Mapping[str, Sequence[KernelTime]]
 ) -> tuple[tuple[Layer, ...], float | None]:
-    """Layers in execution order, and what conversions (Q/DQ) take, microseconds; None where there are none.
+    """Return layers in execution order, and what conversions (Q/DQ) take, microseconds; None where there are none.
 
     Args:
         kernels: by "float32" and "int8", in execution order.
@@ -209,13 +209,13 @@ def _layer(
 
 
 def _advice(source: ErrorSource) -> str:
-    """Why, and which nodes to keep in float."""
+    """Say why, and which nodes to keep in float."""
     flags = f"float: {', '.join(source.exclude[:8])}" if source.exclude else ""
     return "; ".join(part for part in (source.reason, flags) if part)
 
 
 def _summed(times: Iterable[KernelTime]) -> dict[str, KernelTime]:
-    """By node name; several kernels of one node count together, under the first one's type."""
+    """Add up times by node name; several kernels of one node count together, under the first one's type."""
     found: dict[str, KernelTime] = {}
     for time in times:
         known = found.get(time.name)
@@ -230,39 +230,29 @@ _MOST_COLUMNS = 600
 
 
 def layer_profile(layers: Sequence[Layer], width: float) -> Markup:
-    """Two panels over one axis, either left out where nothing is known; empty where nothing is."""
-    columns = _columns(layers)
-    has_sqnr = any(layer.own_db is not None or layer.sqnr_db is not None for layer in layers)
-    has_time = any(layer.int8_us is not None or layer.float_us is not None for layer in layers)
-    panels = [_sqnr] * has_sqnr + [_time] * has_time
-    if not panels or len(columns) < 2:
+    """Draw two panels over one axis, either left out where nothing is known; nothing where neither is."""
+    each = -(-len(layers) // _MOST_COLUMNS) or 1
+    columns = [layers[i : i + each] for i in range(0, len(layers), each)]
+    known = [db for layer in layers for db in (layer.sqnr_db, layer.own_db) if db is not None]
+    timed = any(layer.int8_us is not None or layer.float_us is not None for layer in layers)
+    if not (known or timed) or len(columns) < 2:
         return Markup()
     scales = []
-    for i, panel in enumerate(panels):
-        top = 26.0 + i * (_PANEL + _GAP)
-        scales.append(_sqnr_scale(layers, top) if panel is _sqnr else _time_scale(columns, top))
-    left = max(axis_width(scale, 4) for scale in scales)
-    xs = Scale(0, len(columns), left, width - 6.0)
-    height = 26.0 + len(panels) * (_PANEL + _GAP) - _GAP + 24.0
-    drawn = [panel(columns, xs, ys) for panel, ys in zip(panels, scales, strict=True)]
+    top = 26.0
+    if known:
+        shown = [*known, min(0.0, *known)] if min(known) < 20 else known
+        scales.append(scale_for(shown, top + _PANEL, top, log=False))
+        top += _PANEL + _GAP
+    if timed:
+        most = max(max(_sum(c, "float_us"), _sum(c, "int8_us")) for c in columns)
+        scales.append(Scale(0, most * 1.05 or 1.0, top + _PANEL, top))
+    xs = Scale(0, len(columns), max(axis_width(scale, 4) for scale in scales), width - 6.0)
+    height = scales[-1].start + 24.0
+    panels = [draw for draw, wanted in ((_sqnr, known), (_time, timed)) if wanted]
+    drawn = [draw(columns, xs, ys) for draw, ys in zip(panels, scales, strict=True)]
     foot = label((xs.start + xs.end) / 2, height - 4, "layers in execution order", anchor="middle", class_="title")
-    measured = " and ".join(["SQNR"] * has_sqnr + ["time"] * has_time)
+    measured = " and ".join(name for name, wanted in (("SQNR", known), ("time", timed)) if wanted)
     return figure(width, height, f"{measured} of {len(layers)} layers in execution order", *drawn, foot)
-
-
-def _columns(layers: Sequence[Layer]) -> list[Sequence[Layer]]:
-    each = -(-len(layers) // _MOST_COLUMNS) if layers else 1
-    return [layers[i : i + each] for i in range(0, len(layers), each)]
-
-
-def _sqnr_scale(layers: Sequence[Layer], top: float) -> Scale:
-    known = [db for layer in layers for db in (layer.sqnr_db, layer.own_db) if db is not None]
-    return scale_for([*known, min(0.0, *known)] if min(known) < 20 else known, top + _PANEL, top, log=False)
-
-
-def _time_scale(columns: Sequence[Sequence[Layer]], top: float) -> Scale:
-    most = max(max(_sum(c, "float_us"), _sum(c, "int8_us")) for c in columns)
-    return Scale(0, most * 1.05 or 1.0, top + _PANEL, top)
 
 
 def _sum(column: Sequence[Layer], which: str) -> float:
@@ -270,7 +260,8 @@ def _sum(column: Sequence[Layer], which: str) -> float:
 
 
 def _sqnr(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
-    """A line for the error so far, and a dot for what each layer alone adds, where that is known; else on the line."""
+    """Draw a line for the error so far, and a dot for what each layer alone adds, where that is known; else on the
+    line."""
     parts = [y_axis(ys, xs.start, xs.end, "SQNR of each layer's output (dB)", most=4)]
     alone = any(measured_alone(column) for column in columns)
     small = min(2.5, max(1.3, (xs.end - xs.start) / len(columns)))

@@ -19,7 +19,7 @@ _THIN = "\u202f"
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` with so many significant digits, never in exponent form between 1e-4 and 1e15."""
+    """Return `value` with so many significant digits, never in exponent form between 1e-4 and 1e15."""
     if value == 0:
         return "0"
     exponent = math.floor(math.log10(abs(value)))
@@ -30,13 +30,13 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def fixed(value: float, decimals: int) -> str:
-    """`value` with `decimals` digits after the point, a true minus sign, and no sign on a zero."""
+    """Return `value` with `decimals` digits after the point, a true minus sign, and no sign on a zero."""
     shown = f"{value:.{decimals}f}"
     return _signed(shown if float(shown) else shown.lstrip("-"))
 
 
 def milliseconds(value: float) -> str:
-    """A latency, in microseconds, milliseconds or seconds."""
+    """Return a latency, in microseconds, milliseconds or seconds."""
     if abs(value) >= 1000:
         return f"{significant(value / 1000)}{_THIN}s"
     if abs(value) < 0.1:
@@ -45,17 +45,17 @@ def milliseconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes, in decimal units."""
+    """Write bytes, in decimal units."""
     return _scaled(value, ("B", "kB", "MB", "GB"))
 
 
 def count(value: float) -> str:
-    """A count in thousands, millions and so on, as operations are counted."""
+    """Return a count in thousands, millions and so on, as operations are counted."""
     return _scaled(value, ("", "k", "M", "G", "T"))
 
 
 def _scaled(value: float, units: Sequence[str]) -> str:
-    """`value` in the unit, each a thousand of the one before, that leaves it at most three digits."""
+    """Return `value` in the unit, each a thousand of the one before, that leaves it at most three digits."""
     for unit in units:
         if abs(value) < 999.5 or unit == units[-1]:
             break
@@ -64,7 +64,7 @@ def _scaled(value: float, units: Sequence[str]) -> str:
 
 
 def share(value: float, decimals: int = 1) -> str:
-    """A fraction in percent. What is not all is never rounded to 100 %, nor what is not nothing to 0 %."""
+    """Return a fraction in percent. What is not all is never rounded to 100 %, nor what is not nothing to 0 %."""
     percent = 100 * value
     shown = f"{percent:.{decimals}f}"
     step = 10.0**-decimals
@@ -76,38 +76,38 @@ def share(value: float, decimals: int = 1) -> str:
 
 
 def signed(value: float, decimals: int) -> str:
-    """With a plus sign where it is positive."""
+    """Write a number with a plus sign where it is positive."""
     shown = fixed(value, decimals)
     return f"+{shown}" if value > 0 and float(shown.replace(_MINUS, "-")) else shown
 
 
 def times(value: float) -> str:
-    """A factor: 2.10×."""
+    """Return a factor: 2.10×."""
     return f"{value:.2f}×" if value < 99.5 else f"{significant(value)}×"
 
 
 def decibels(value: float) -> str:
-    """A level in dB with one decimal."""
+    """Return a level in dB with one decimal."""
     return f"{fixed(value, 1)}{_THIN}dB"
 
 
 def metric(name: str, value: float) -> str:
-    """The value of an accuracy metric: those that are shares of samples in percent, others with four digits."""
+    """Return the value of an accuracy metric: those that are shares of samples in percent, others with four digits."""
     return share(value, 2) if is_share(name) and 0 <= value <= 1 else significant(value, 4)
 
 
 def difference(name: str, value: float) -> str:
-    """A difference of two values of a metric: in points where the metric is in percent."""
+    """Return a difference of two values of a metric: in points where the metric is in percent."""
     return f"{signed(100 * value, 2)}{_THIN}pt" if is_share(name) else signed(value, 4)
 
 
 def metric_name(name: str) -> str:
-    """A metric's name as people write it."""
+    """Return a metric's name as people write it."""
     return {"top1": "top-1", "top5": "top-5", "auc": "AUC"}.get(name, name)
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric is a fraction that people state in percent."""
+    """Tell whether a metric is a fraction that people state in percent."""
     return name.casefold().startswith(("top", "map", "ar1", "accuracy"))
 
 
@@ -121,13 +121,13 @@ _SHOWN = 12
 
 
 def pairs(values: Mapping[str, Any], limit: int) -> Pairs:
-    """At most `limit` items as text: lists joined, mappings as k=v, yes and no; empty ones are left out."""
+    """Return at most `limit` items as text: lists joined, mappings as k=v, yes and no; empty ones are left out."""
     shown = ((string(key), _shown(item)) for key, item in list(values.items())[:limit])
     return tuple((key, text) for key, text in shown if text)
 
 
 def string(value: object) -> str:
-    """Text, numbers and booleans as text, else ""."""
+    """Return text, numbers and booleans as text, else ""."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -152,7 +152,7 @@ _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
 def visible(text: str) -> str:
-    """`text` on one line, its control and direction characters as ⟨202E⟩."""
+    """Return `text` on one line, its control and direction characters as ⟨202E⟩."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(c) for c in text)
@@ -183,7 +183,7 @@ def isolated(name: str, limit: int = 200, class_: str = "") -> Markup:
 
 
 def shorten(value: str, limit: int) -> str:
-    """At most `limit` characters, the middle left out: names differ at their ends."""
+    """Return at most `limit` characters, the middle left out: names differ at their ends."""
     shown = visible(value[: limit * 4] + value[-limit:] if len(value) > limit * 5 else value)
     if len(shown) <= limit:
         return shown

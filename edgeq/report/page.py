@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,26 +17,318 @@ from markupsafe import Markup
 
 from edgeq import __version__
 from edgeq.bundle.plan import tool_versions
-from edgeq.report import numbers, views
-from edgeq.report.histogram_chart import histogram_chart
-from edgeq.report.layers import layer_profile
-from edgeq.report.numbers import escaped, isolated, shorten
-from edgeq.report.read import ReportData, read_report
-from edgeq.report.timing import board_table, failures, kind_table, latency_chart
-from edgeq.report.tuning import NAMES, mark, pareto, ring
-from edgeq.report.verdict import timing_of, verdict_of
-from edgeq.report.views import layer_table, layers_view
+from edgeq.measure.agreement import OutputAgreement
+from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
+from edgeq.report import numbers
+from edgeq.report.histograms import TensorHistogram, histogram_chart
+from edgeq.report.layers import Layer, layer_profile, measured_alone
+from edgeq.report.numbers import (
+    count,
+    decibels,
+    difference,
+    escaped,
+    isolated,
+    metric,
+    metric_name,
+    milliseconds,
+    share,
+    shorten,
+    significant,
+    size,
+)
+from edgeq.report.read import ReportData, Variant, compared, read_report, timing_of, verdict_of
+from edgeq.report.timing import Timing, board_table, failures, kind_table, latency_chart, series
+from edgeq.report.tuning import NAMES, Candidate, Tuning, mark, measured_texts, pareto, ring
 from edgeq.util.records import plain, rounded
 
+Row = Sequence[str]
+Table = tuple[Row, list[Row]]
+"""Heads and rows."""
+
+DASH = "–"
+_SHOWN_OPERATORS, _SHOWN_REASONS, _TABLE_NODES = 10, 20, 500
+_SHOWN_SLICES = 8
+_FIRST = {"chosen": 0, "float32": 1}
+_RULED_OUT = ("short", "slow", "dropped")
+
+
+def or_dash(value: float | None, shown: Callable[..., str], *before: str) -> str:
+    """`shown(*before, value)`, a dash where there is no value."""
+    return DASH if value is None else shown(*before, value)
+
+
+def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
+    """Leave out the columns that hold nothing but dashes, but for the first `always`."""
+    kept = [i for i in range(len(heads)) if i < always or any(row[i] != DASH for row in rows)]
+    return [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def ordered_candidates(tuning: Tuning) -> list[Candidate]:
+    """Return the chosen one, float32, then what meets the limits, then what was ruled out, each by latency."""
+    sign = 1.0 if tuning.higher_is_better else -1.0
+
+    def rank(candidate: Candidate) -> tuple[int, float, str]:
+        """Sorts the chosen first, then what meets the least accuracy, then the rest; each group by latency."""
+        least, value = tuning.least_accuracy, candidate.accuracy
+        short = least is not None and value is not None and sign * value < sign * least
+        out = 3 if short or candidate.status in _RULED_OUT else 2
+        return _FIRST.get(candidate.status, out), candidate.latency_ms or math.inf, candidate.name
+
+    return sorted(tuning.candidates, key=rank)
+
+
+def statuses_drawn(tuning: Tuning, chart: str) -> list[tuple[str, str]]:
+    """Return the legend: statuses whose marks are in `chart`, with their names."""
+    present = {c.status if c.status in NAMES else "short" for c in tuning.candidates}
+    return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
+
+
+def candidate_figures(candidate: Candidate, tuning: Tuning) -> str:
+    """Write latency, accuracy, size and coverage, as far as they are known."""
+    texts = measured_texts(candidate, tuning)
+    if candidate.bytes:
+        texts.append(size(candidate.bytes))
+    if candidate.coverage is not None:
+        texts.append(f"{share(candidate.coverage)} in int8")
+    return ", ".join(texts)
+
+
+def variant_rows(data: ReportData) -> list[Row]:
+    """Return a row for each variant: name, target, verdict, median, accuracy, SQNR, coverage, size, where checked."""
+    rows: list[Row] = []
+    for variant in data.variants:
+        primary, pair = variant.primary, compared(timing_of(data, variant), variant)
+        row = [
+            isolated(variant.name, 40),
+            isolated(variant.title or DASH, 60),
+            verdict_of(data, variant).status,
+            milliseconds(pair[1].p50) if pair else DASH,
+            metric(primary.name, primary.int8) if primary and primary.int8 is not None else DASH,
+            or_dash(variant.worst_db, decibels),
+            _coverage_cell(variant.coverage),
+            or_dash(variant.bytes, size),
+            {True: "on its own kernels", False: "on others' kernels", None: DASH}[variant.native],
+        ]
+        rows.append(row)
+    return rows
+
+
+def _coverage_cell(coverage: Coverage | None) -> str:
+    if coverage is None or coverage.int8_mac_share is None:
+        return DASH
+    return f"{share(coverage.int8_mac_share)}{' (forecast)' if coverage.basis == 'forecast' else ''}"
+
+
+def latency_table(timing: Timing) -> Table:
+    """Return a row for each model."""
+    heads = ["model", "p50", "p90", "p99", "mean", "variation", "samples/s", "peak memory", "queries"]
+    rows: list[Row] = []
+    for model in timing.models:
+        f = model.figures
+        key = Markup('<span class="key {}">{}</span>').format(series(model.name, timing), isolated(model.name, 60))
+        latencies = (or_dash(ms, milliseconds) for ms in (f.p50_ms, f.p90_ms, f.p99_ms, f.mean_ms))
+        rates = (or_dash(f.cv, share), or_dash(f.samples_per_s, count))
+        rows.append([key, *latencies, *rates, or_dash(model.peak_bytes, size), or_dash(f.count, "{:.0f}".format)])
+    return known_columns(heads, rows)
+
+
+def metric_rows(variant: Variant) -> list[Row]:
+    """Return a row for each metric."""
+    rows: list[Row] = []
+    for m in variant.metrics:
+        values = (or_dash(value, metric, m.name) for value in (m.float32, m.int8))
+        rows.append([isolated(metric_name(m.name), 60), *values, or_dash(m.gain, difference, m.name)])
+    return rows
+
+
+def output_table(variant: Variant) -> Table:
+    """Return a row for each output, and one for each of its slices of unlike scale."""
+    heads = ("output", "SQNR", "cosine", "largest error", "same top answer")
+    rows = [row for output in variant.outputs[:24] for row in (_output_row(output), *_slice_rows(output))]
+    return known_columns(heads, rows)
+
+
+def _output_row(output: OutputAgreement) -> Row:
+    name, top1 = isolated(output.name, 80), or_dash(output.top1, share)
+    if output.equal:
+        return [name, "equal", "1", "0", top1]
+    if not output.compared:
+        return [name, "not compared", DASH, DASH, DASH]
+    if output.same is not None:
+        return [name, f"{share(output.same)} the same", DASH, significant(output.max_abs_error), top1]
+    finite = math.isfinite(output.sqnr_db)
+    sqnr = decibels(output.sqnr_db) if finite else DASH
+    return [name, sqnr, f"{output.cosine:.6f}", significant(output.max_abs_error), top1]
+
+
+def _slice_rows(output: OutputAgreement) -> Iterator[Row]:
+    """Yield a row for each slice, of the worst ones."""
+    worst = sorted(output.slices, key=lambda part: part.sqnr_db)[:_SHOWN_SLICES]
+    for part in sorted(worst, key=lambda part: (part.axis, part.first)):
+        sqnr = decibels(part.sqnr_db) if math.isfinite(part.sqnr_db) else DASH
+        name = isolated(f"{output.name}, {part.where}", 120)
+        yield [name, sqnr, f"{part.cosine:.6f}", significant(part.max_abs_error), DASH]
+
+
+def coverage_text(coverage: Coverage) -> str:
+    """Say what the share is and what it rests on."""
+    if coverage.int8_mac_share is None:
+        return f"How much runs on integers is not known: {coverage.how}."
+    own = "as ONNX Runtime's own profile of the optimised graph shows, which is not always what the file asks for"
+    rest = [f"{count(macs)} in {name}" for name, macs in coverage.precisions.items() if name != "int8" and macs]
+    others = f" ({', '.join(rest)})" if rest else ""
+    share_of = f"{share(coverage.int8_mac_share)} of the multiply-accumulates run on integers{others}"
+    return f"{share_of}, {coverage.origin or own}."
+
+
+def operators_drawn(coverage: Coverage) -> tuple[float, list[OperatorCoverage]]:
+    """Return all MACs (at least 1), and the operators that have any; all operators where none has."""
+    total = sum(o.int8_macs + o.float_macs for o in coverage.operators) or 1
+    with_macs = [o for o in coverage.operators if o.int8_macs + o.float_macs > 0]
+    return total, (with_macs or list(coverage.operators))[:_SHOWN_OPERATORS]
+
+
+def reason_rows(coverage: Coverage) -> list[Row]:
+    """Return the nodes in float, grouped by why."""
+    groups: dict[str, list[FloatNode]] = {}
+    for node in coverage.float_nodes:
+        groups.setdefault(node.reason or "no reason recorded", []).append(node)
+    rows = []
+    for reason, nodes in groups.items():
+        operators = ", ".join(shorten(name, 40) for name in sorted({n.op_type for n in nodes})[:6])
+        macs = sum(n.macs for n in nodes)
+        rows.append(
+            (-macs, -len(nodes), reason, [isolated(reason, 300, "why"), operators, str(len(nodes)), count(macs)])
+        )
+    return [row for *_, row in sorted(rows)[:_SHOWN_REASONS]]
+
+
+def float_node_rows(coverage: Coverage) -> tuple[str, list[Row]]:
+    """Return a title, and the nodes in float with the most MACs."""
+    nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
+    shown = nodes[:_TABLE_NODES]
+    more = f" (the {len(shown)} largest of {len(nodes)})" if len(nodes) > len(shown) else ""
+    rows: list[Row] = []
+    for n in shown:
+        operator = shorten(" ".join(filter(None, (n.op_type, n.precision))), 40)
+        rows.append([isolated(n.name, 80), operator, isolated(n.reason, 200, "why"), count(n.macs)])
+    return f"Nodes in float: {len(shown)}{more}", rows
+
+
+def histogram_texts(tensor: TensorHistogram) -> list[str]:
+    """Say what the histogram does not show: zeros, and what is clipped."""
+    texts = [f"{share(tensor.zeros)} are exactly zero, not drawn"] if tensor.zeros >= 0.0005 else []
+    if tensor.clipped is not None:
+        texts.append(f"{share(tensor.clipped, 3)} clipped" if tensor.clipped else "nothing clipped")
+    return texts
+
+
+_SHOWN_LAYERS, _TABLE_LAYERS = 12, 1000
+_LOW_DB = 15.0
+"""A layer's SQNR under this is pointed out: a tenth of its output's amplitude and more is noise."""
+_NAMED = 8
+
+
+def layers_view(variant: Variant) -> dict[str, Any] | None:
+    """Return what layers.html shows: the worst layers where errors are known, else the slowest; None without layers.
+
+    In it `top` is the best SQNR of all layers, dB, which is the full length; `slowest` the longest time, microseconds;
+    `folded` the summary of the table of all layers, "" where the bars show all.
+    """
+    layers, conversion_us = variant.drawn_layers
+    if not layers:
+        return None
+    alone = measured_alone(layers)
+    errors = [db for layer in layers if (db := layer.error_db(alone=alone)) is not None]
+    times = [us for layer in layers for us in (layer.float_us, layer.int8_us) if us is not None]
+
+    def rank(layer: Layer) -> tuple[bool, float]:
+        """Sort the layers that make the most error themselves first; without errors, those that take longest."""
+        if not errors:
+            return False, -(layer.int8_us or layer.float_us or 0.0)
+        error = layer.error_db(alone=alone)
+        return not layer.error_source, error if error is not None else math.inf
+
+    worst = sorted(layers, key=rank)[:_SHOWN_LAYERS]
+    shown = "All layers" if len(worst) == len(layers) else f"{len(worst)} of {len(layers)} layers"
+    order = f"{'error sources, then ' if any(layer.error_source for layer in worst) else ''}the lowest SQNR first"
+    every = f"All {len(layers)} layers in execution order"
+    first = f"The first {_TABLE_LAYERS} of {len(layers)} layers"
+    sqnr = "SQNR of this layer alone" if alone else "SQNR of its output"
+    return {
+        "lead": _lead(bool(errors), alone),
+        "title": f"{shown}, {order if errors else 'the slowest first'}",
+        "heads": ("layer", *([sqnr] if errors else []), *(["time, float32 and int8"] if times else [])),
+        "worst": worst,
+        "by_error": bool(errors),
+        "timed": bool(times),
+        "alone": alone,
+        "top": max([0.0, *errors]),
+        "slowest": max(times, default=0.0) or 1.0,
+        "conversions": _conversions(layers, conversion_us),
+        "slower": _slower(layers),
+        "exclude": " ".join(f"--exclude {shlex.quote(layer.name)}" for layer in _made_slower(layers)[:_NAMED]),
+        "folded": "" if len(layers) == len(worst) else every if len(layers) <= _TABLE_LAYERS else first,
+        "low_db": _LOW_DB,
+    }
+
+
+def _made_slower(layers: Sequence[Layer]) -> list[Layer]:
+    """Return what int8 made slower, the most time lost first."""
+    return sorted((layer for layer in layers if layer.made_slower), key=lambda layer: -layer.time_lost)
+
+
+def _slower(layers: Sequence[Layer]) -> str:
+    found = _made_slower(layers)
+    if not found:
+        return ""
+    lost = sum(layer.time_lost for layer in found)
+    named = "1 layer takes" if len(found) == 1 else f"{len(found)} layers take"
+    most = "" if len(found) <= _NAMED else f"; those {_NAMED} that lose the most"
+    by = f"by {significant(lost)} µs in this profile"
+    return f"{named} longer in int8 than in float32, {by}. To keep them in float{most}:"
+
+
+def _lead(by_error: bool, alone: bool) -> str:
+    if not by_error:
+        return "The time that each layer takes."
+    if alone:
+        return (
+            "How much of each layer's output is signal, compared with float32's. Dots: the error that arises in the "
+            "layer itself. Line: all errors so far."
+        )
+    return "How much of each layer's output is signal, compared with float32's, with all errors so far."
+
+
+def _conversions(layers: Sequence[Layer], conversion_us: float | None) -> str:
+    total = sum(layer.int8_us or 0.0 for layer in layers)
+    if not conversion_us or not total:
+        return ""
+    part = conversion_us / (total + conversion_us)
+    shown = f"{significant(conversion_us)} µs, {share(part)} of the int8 model's kernel time"
+    return f"Converting between float and int8 takes {shown}."
+
+
+def layer_table(variant: Variant) -> Table:
+    """Return a row for each layer, in execution order."""
+    heads = ("layer", "operator", "alone dB", "SQNR dB", "cosine", "clipped", "float32 µs", "int8 µs")
+    rows: list[Row] = []
+    for layer in variant.drawn_layers[0][:_TABLE_LAYERS]:
+        errors = (or_dash(db, "{:.1f}".format) for db in (layer.own_db, layer.sqnr_db))
+        closeness = (or_dash(layer.cosine, "{:.5f}".format), or_dash(layer.saturated, share))
+        times = (or_dash(us, significant) for us in (layer.float_us, layer.int8_us))
+        rows.append((isolated(layer.name, 80), shorten(layer.op_type, 40) or DASH, *errors, *closeness, *times))
+    return known_columns(heads, rows, always=2)
+
+
 _HERE = Path(__file__).parent
-Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 _LISTED = 500
 _DETAILED = 8
 """So many variants are shown in full; of more there is the line in the table."""
 
 
 def render(data: ReportData) -> str:
-    """The report as one HTML document: the same data give the same text."""
+    """Return the report as one HTML document: the same data give the same text."""
     script = (_HERE / "script.js").read_text("utf-8")
     main = data.main
     title = (main.title or main.name) if main and len(data.variants) == 1 else ""
@@ -54,7 +348,7 @@ def render(data: ReportData) -> str:
     )
 
 
-def fragment(data: ReportData, tables: Sequence[Table] = ()) -> str:
+def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] = ()) -> str:
     """The report's sections for a page of somebody else's, such as a notebook: no script, and no style but their own.
 
     Args:
@@ -89,11 +383,14 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         finalize=escaped,
     )
-    environment.filters.update(isolated=isolated, shorten=shorten, or_dash=views.or_dash)
+    environment.filters.update(isolated=isolated, shorten=shorten, or_dash=or_dash)
     charts = (histogram_chart, latency_chart, layer_profile, mark, pareto, ring)
-    functions = (*charts, board_table, kind_table, failures, layer_table, layers_view, timing_of, verdict_of)
-    environment.globals.update({function.__name__: function for function in functions})
-    environment.globals.update(numbers=numbers, views=views, status_names=NAMES)
+    tables = (board_table, kind_table, latency_table, layer_table, output_table)
+    rows = (candidate_figures, float_node_rows, metric_rows, reason_rows, variant_rows)
+    texts = (coverage_text, failures, histogram_texts, statuses_drawn)
+    rest = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
+    environment.globals.update({one.__name__: one for one in (*charts, *tables, *rows, *texts, *rest)})
+    environment.globals.update(numbers=numbers, status_names=NAMES)
     return environment
 
 
@@ -118,7 +415,7 @@ def make_record(
     commands: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The record that report.json holds; keys as docs/report.md lists them.
+    """Return the record that report.json holds; keys as docs/report.md lists them.
 
     Args:
         variants: by name, what `edgeq package --json` says of each, with `title`, `histograms`, `layers` and `kernels`
@@ -152,7 +449,7 @@ def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = N
 
 
 def page_of(record: Mapping[str, Any]) -> bytes:
-    """The HTML page of a record, which may come from anywhere."""
+    """Return the HTML page of a record, which may come from anywhere."""
     return render(read_report(record)).encode("utf-8")
 
 

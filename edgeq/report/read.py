@@ -4,21 +4,26 @@ it. Everything but the name may be missing; the page then leaves it out. Keys: d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from edgeq_device.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 
 from edgeq.measure.accuracy import Accuracy
-from edgeq.measure.agreement import Agreement, OutputAgreement
+from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.coverage import Coverage, KernelTime
 from edgeq.report.histograms import TensorHistogram
 from edgeq.report.layers import Layer, LayersRecord, layer_rows
-from edgeq.report.numbers import Pairs, pairs, size, string
+from edgeq.report.numbers import Pairs, decibels, difference, metric, metric_name, pairs, share, size, string, times
 from edgeq.report.timing import (
     FLOAT,
     INT8,
     BenchReport,
     FleetRecord,
+    Latency,
     Speed,
     Timing,
     bench_timing,
@@ -38,14 +43,35 @@ class Saturation:
 
 
 @dataclass(frozen=True)
-class VariantRecord:
-    """What `edgeq package --json` says of a variant, with `title`, `layers`, `kernels` and `histograms`.
+class Metric:
+    """One accuracy metric; `primary` is the one that decides."""
+
+    name: str
+    float32: float | None
+    int8: float | None
+    primary: bool = False
+    higher_is_better: bool = True
+
+    @property
+    def gain(self) -> float | None:
+        """Return int8 minus float32."""
+        return None if self.float32 is None or self.int8 is None else self.int8 - self.float32
+
+
+_MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the model, and its proof: what `edgeq package --json` says of it, with its name, `title`,
+    `layers`, `kernels` and `histograms`. All but the name may be missing.
 
     Attributes:
         sqnr_db, top1_agreement: what the manifest says where there is no `agreement`.
         checked: which checks were made on whose kernels.
     """
 
+    name: str = ""
     title: str = ""
     target: str | None = None
     profile: str | None = None
@@ -71,6 +97,72 @@ class VariantRecord:
     histograms: tuple[TensorHistogram, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def facts(self) -> Pairs:
+        """Return where it runs and what was checked."""
+        known = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
+        sums = self.saturation.why if self.saturation else ""
+        return pairs({**known, "checked": self.checked, "16-bit sums": sums}, 10)
+
+    @property
+    def scheme_facts(self) -> Pairs:
+        """Return how it is quantized, without what says nothing in its mode."""
+        unused = "dynamic_weight_types" if self.scheme.get("mode") == "static" else "method"
+        shown = pairs(self.scheme, 30)
+        return tuple((key.replace("_", " "), value) for key, value in shown if key not in ("exclude", unused))
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """Return the nodes that were kept in float on request."""
+        nodes = self.scheme.get("exclude")
+        return tuple(string(node) for node in nodes[:500]) if isinstance(nodes, list | tuple) else ()
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Return the metrics of both models, in the order of the int8 model's."""
+        found = [self.accuracy.get(name) for name in (INT8, FLOAT)]
+        after, before = (one.metrics if one else {} for one in found)
+        names = list(dict.fromkeys([*after, *before]))[:_MOST_METRICS]
+        known = found[0] or found[1]
+        if known is None or not names:
+            return ()
+        primary = known.primary if known.primary in names else names[0]
+        return tuple(
+            Metric(n[:100], before.get(n), after.get(n), n == primary, known.higher_is_better or n != primary)
+            for n in names
+        )
+
+    @property
+    def primary(self) -> Metric | None:
+        """Return the metric that decides."""
+        return next((metric for metric in self.metrics if metric.primary), None)
+
+    @property
+    def outputs(self) -> tuple[OutputAgreement, ...]:
+        """Return how each output follows float32's."""
+        return self.agreement.outputs[:_MOST_OUTPUTS] if self.agreement else ()
+
+    @property
+    def worst_db(self) -> float | None:
+        """Return the SQNR of the worst output or slice, dB."""
+        known = [one.least_db for one in self.outputs if math.isfinite(one.least_db) and one.same is None]
+        return min(known, default=self.sqnr_db)
+
+    @property
+    def top1(self) -> float | None:
+        """Return the share of samples in which the worst output has float32's top answer."""
+        return min((one.top1 for one in self.outputs if one.top1 is not None), default=self.top1_agreement)
+
+    @property
+    def timing(self) -> Timing | None:
+        """Return the latencies of its proof."""
+        return speed_timing(self.speed) if self.speed else None
+
+    @cached_property
+    def drawn_layers(self) -> tuple[tuple[Layer, ...], float | None]:
+        """Return its layers in execution order, and what conversions between float and int8 take, microseconds."""
+        return layer_rows(self.layers, self.kernels)
+
 
 @dataclass(frozen=True)
 class ReportRecord:
@@ -78,7 +170,7 @@ class ReportRecord:
 
     name: str = ""
     model: ModelRecord | None = None
-    variants: Mapping[str, VariantRecord] = field(default_factory=dict)
+    variants: Mapping[str, Variant] = field(default_factory=dict)
     tuning: TuningRecord | None = None
     bench: BenchReport | None = None
     fleet: FleetRecord | None = None
@@ -87,59 +179,6 @@ class ReportRecord:
     identity: Mapping[str, Any] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One accuracy metric; `primary` is the one that decides."""
-
-    name: str
-    float32: float | None
-    int8: float | None
-    primary: bool = False
-    higher_is_better: bool = True
-
-    @property
-    def gain(self) -> float | None:
-        """int8 minus float32."""
-        return None if self.float32 is None or self.int8 is None else self.int8 - self.float32
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to run the model that the bundle carries, and its proof, as drawn.
-
-    Attributes:
-        sqnr_db, top1: of the worst output; SQNR of its worst slice.
-        excluded: nodes that were kept in float on request.
-        conversion_us: what conversions between float and int8 take, microseconds.
-    """
-
-    name: str
-    title: str = ""
-    bytes: float | None = None
-    native: bool | None = None
-    facts: Pairs = ()
-    scheme: Pairs = ()
-    session_options: Pairs = ()
-    excluded: tuple[str, ...] = ()
-    coverage: Coverage | None = None
-    metrics: tuple[Metric, ...] = ()
-    outputs: tuple[OutputAgreement, ...] = ()
-    sqnr_db: float | None = None
-    top1: float | None = None
-    samples: Count | None = None
-    held_out: bool | None = None
-    timing: Timing | None = None
-    layers: tuple[Layer, ...] = ()
-    conversion_us: float | None = None
-    histograms: tuple[TensorHistogram, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def primary(self) -> Metric | None:
-        """The metric that decides; the first where none is named."""
-        return next((m for m in self.metrics if m.primary), self.metrics[0] if self.metrics else None)
 
 
 @dataclass(frozen=True)
@@ -160,29 +199,26 @@ class ReportData:
 
     @property
     def main(self) -> Variant | None:
-        """What the verdict is about: the variant that was timed, else one checked on its own kernels, else any."""
+        """Return the variant of the verdict: one that was timed, else one checked on its own kernels, else any."""
         timed = {m.name for m in self.timing.models} if self.timing else set()
         by_name = [v for v in self.variants if v.name in timed]
         native = [v for v in self.variants if v.native]
         return next(iter([*by_name, *native, *self.variants]), None)
 
 
-_MOST_VARIANTS = 40
-_MOST_HISTOGRAMS = 24
 _MACHINE = ("cpu_name", "cpu", "board", "architecture", "cores", "threads", "memory_bytes", "os", "system", "governors")
 
 
 def read_report(plain: Mapping[str, Any]) -> ReportData:
-    """Whatever of a record makes sense. Nothing in it is an error: what cannot be used is left out."""
+    """Read whatever of a record makes sense. Nothing in it is an error: what cannot be used is left out."""
     record = readable(plain, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
     timing = (bench_timing(record.bench) if record.bench else None) or finalists_timing(tuning)
     model = record.model or tuning.model or ModelRecord()
     identity = {**record.identity, "float32 model, sha256": model.sha256 or ""}
-    variants = list(record.variants.items())[:_MOST_VARIANTS]
     return ReportData(
         name=record.name or model.name or "model",
-        variants=tuple(_variant(name, body) for name, body in variants),
+        variants=tuple(replace(body, name=name) for name, body in list(record.variants.items())[:_MOST_VARIANTS]),
         float_bytes=model.bytes,
         tuning=tuning_of(tuning),
         timing=timing,
@@ -195,70 +231,6 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
     )
 
 
-def _variant(name: str, record: VariantRecord) -> Variant:
-    layers, conversion = layer_rows(record.layers, record.kernels)
-    outputs = record.agreement.outputs[:50] if record.agreement else ()
-    sqnr = [output.least_db for output in outputs if math.isfinite(output.least_db) and output.same is None]
-    top1 = [output.top1 for output in outputs if output.top1 is not None]
-    facts = {
-        "target": record.target,
-        "profile": record.profile,
-        "provider": record.provider,
-        "engine": record.engine,
-        "min_onnxruntime": record.min_onnxruntime,
-        "checked": record.checked,
-        "16-bit sums": record.saturation.why if record.saturation else "",
-    }
-    excluded = record.scheme.get("exclude")
-    return Variant(
-        name=name,
-        title=record.title,
-        bytes=record.bytes,
-        native=record.native,
-        facts=pairs(facts, 10),
-        scheme=_scheme(record.scheme),
-        session_options=pairs(record.session_options, 30),
-        excluded=tuple(string(node) for node in excluded[:500]) if isinstance(excluded, list | tuple) else (),
-        coverage=record.coverage,
-        metrics=_metrics(record.accuracy),
-        outputs=outputs,
-        sqnr_db=min(sqnr) if sqnr else record.sqnr_db,
-        top1=min(top1) if top1 else record.top1_agreement,
-        samples=record.samples,
-        held_out=record.held_out,
-        timing=speed_timing(record.speed) if record.speed else None,
-        layers=layers,
-        conversion_us=conversion,
-        histograms=record.histograms[:_MOST_HISTOGRAMS],
-        warnings=record.warnings[:20],
-    )
-
-
-def _scheme(scheme: Mapping[str, Any]) -> Pairs:
-    unused = "dynamic_weight_types" if scheme.get("mode") == "static" else "method"
-    return tuple((k.replace("_", " "), v) for k, v in pairs(scheme, 30) if k not in ("exclude", unused))
-
-
-def _metrics(accuracy: Mapping[str, Accuracy]) -> tuple[Metric, ...]:
-    before, after = accuracy.get(FLOAT), accuracy.get(INT8)
-    known = after or before
-    if known is None:
-        return ()
-    values = [found.metrics if found else {} for found in (before, after)]
-    names = list(dict.fromkeys([*values[1], *values[0]]))[:20]
-    primary = known.primary if known.primary in names else names[0] if names else ""
-    return tuple(
-        Metric(
-            name[:100],
-            values[0].get(name),
-            values[1].get(name),
-            name == primary,
-            known.higher_is_better or name != primary,
-        )
-        for name in names
-    )
-
-
 def _machine(plain: Mapping[str, Any]) -> Pairs:
     known = {key: plain.get(key) for key in _MACHINE}
     memory = known["memory_bytes"]
@@ -268,3 +240,199 @@ def _machine(plain: Mapping[str, Any]) -> Pairs:
     for gpu in gpus[:8] if isinstance(gpus, list | tuple) else ():
         found.append(("gpu", string(gpu.get("name")) if isinstance(gpu, Mapping) else ""))
     return tuple((key, value) for key, value in found if value and value != "0")
+
+
+Tone = Literal["good", "bad", "neutral"]
+_SMALL_LOSS = 0.01
+"""A loss of a share-like metric under this is not coloured as bad where no bar was set."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: what it is, its value, what it is compared with."""
+
+    label: str
+    value: str
+    note: str = ""
+    tone: Tone = "neutral"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`status` says in one word how it went; `sentence` what came of it.
+
+    Attributes:
+        target: which of several targets it is about; "" where there is one.
+        commands: what to type to look closer, where something is not good.
+    """
+
+    tone: Tone
+    status: str
+    sentence: str
+    figures: tuple[Figure, ...]
+    warnings: tuple[str, ...] = ()
+    target: str = ""
+    commands: tuple[str, ...] = ()
+
+
+def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
+    """Judge one variant; the tuning run alone where there is no variant."""
+    timing, tuning = timing_of(data, variant), data.tuning if variant is data.main else None
+    variant = variant or Variant()
+    claim = _claim(timing, variant)
+    speed, accuracy, agreement = _speed(claim), _accuracy(variant, tuning), _agreement(variant)
+    ratio = variant.bytes / data.float_bytes if variant.bytes and data.float_bytes else None
+    shown = (speed, accuracy, agreement, _size(data, variant, ratio), _coverage(variant.coverage))
+    of_space = "" if ratio is None else f"takes {share(ratio, 0)} of its space"
+    parts = [part for part in (_speed_text(claim), _accuracy_text(variant), of_space) if part]
+    slow, *poor_figures = (figure is not None and figure.tone == "bad" for figure in (speed, accuracy, agreement))
+    poor = any(poor_figures)
+    warnings = variant.warnings[:20]
+    tone: Tone = "neutral" if warnings else "good"
+    status, sentence = "Result", f"The int8 model {_listed(parts)}."
+    if tuning is not None and tuning.met is False:
+        tone, status = "bad", "Goal not met"
+        sentence = "Nothing that was tried keeps the accuracy asked for and is faster than float32."
+    elif not parts:
+        tone, status, sentence = "neutral", "No measurements", "Nothing has been measured of this model yet."
+    elif slow or poor:
+        tone, status = "bad", "Look closer"
+    elif tuning is not None and tuning.met:
+        unknown = claim is not None and claim.verdict == UNKNOWN
+        tone, status = ("neutral", "Speed unknown") if unknown else ("good", "Goal met")
+    return Verdict(
+        tone,
+        status,
+        sentence,
+        tuple(figure for figure in shown if figure is not None),
+        warnings,
+        target=(variant.title or variant.name) if len(data.variants) > 1 else "",
+        commands=tuple(_closer(data, variant, slow=slow, poor=poor, missed=status == "Goal not met")),
+    )
+
+
+def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, missed: bool) -> Iterator[str]:
+    """Yield the command lines that show what is behind a bad verdict. MODEL.onnx is the float32 model."""
+    named = f" --variant {shlex.quote(variant.name)}" if variant.name and len(data.variants) > 1 else ""
+    if poor:
+        yield f"edgeq debug MODEL.onnx BUNDLE{named} --data SAMPLES"
+    if slow:
+        yield f"edgeq report BUNDLE --bench{named}"
+    if missed:
+        yield "edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume -o BUNDLE"
+
+
+def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
+    """Return the variant's own timing, else the report's where it is about this variant."""
+    if variant is not None and variant.timing is not None and data.timing is None:
+        return variant.timing
+    timing = data.timing
+    if timing is None or variant is None or len(data.variants) <= 1:
+        return timing
+    return timing if any(m.name == variant.name for m in timing.models) else variant.timing
+
+
+def compared(timing: Timing | None, variant: Variant) -> tuple[Latency, Latency] | None:
+    """Return the baseline's latency and the int8 model's."""
+    models = timing.models if timing is not None else ()
+    base = next((m for m in models if timing and m.name == timing.baseline), None)
+    others = [m for m in models if m is not base]
+    mine = [m for m in others if m.name == variant.name] or others
+    return (base, mine[0]) if base is not None and mine else None
+
+
+def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
+    """Return what can be claimed of its speed; None where it was not timed beside float32."""
+    pair = compared(timing, variant)
+    return timing.ratios.get(pair[1].name) if timing is not None and pair is not None else None
+
+
+def _speed(found: Claim | None) -> Figure | None:
+    if found is None:
+        return None
+    if found.interval is None:
+        return Figure("Speed", "not measurable", found.reason or f"only {found.pairs} pairs of runs")
+    tone: Tone = "good" if found.verdict == FASTER else "bad" if found.verdict == SLOWER else "neutral"
+    return Figure("Speed", times(found.interval[0]), found.figures(), tone)
+
+
+def _speed_text(found: Claim | None) -> str:
+    if found is None or found.interval is None:
+        return ""
+    if found.verdict == UNSETTLED:
+        return "is about as fast as float32 here"
+    ratio = times(found.interval[0])
+    return f"runs {ratio} as fast as float32" if found.verdict == FASTER else f"is slower than float32 ({ratio})"
+
+
+def _accuracy(variant: Variant, tuning: Tuning | None) -> Figure | None:
+    primary = variant.primary
+    if primary is None or primary.int8 is None:
+        return None
+    name, shown = metric_name(primary.name), metric(primary.name, primary.int8)
+    if primary.gain is None:
+        return Figure(name, shown)
+    change, before = difference(primary.name, primary.gain), metric(primary.name, primary.float32 or 0.0)
+    return Figure(name, shown, f"{change} against float32's {before}", _accuracy_tone(primary, tuning))
+
+
+def _accuracy_tone(primary: Metric, tuning: Tuning | None) -> Tone:
+    """Judge by what was asked of the tuning run; where nothing was asked, by what is usually put up with."""
+    gain = primary.gain or 0.0
+    lost = -gain if primary.higher_is_better else gain
+    if lost <= 0:
+        return "good"
+    if tuning is not None and tuning.metric == primary.name and tuning.allowed_loss is not None:
+        return "good" if lost <= tuning.allowed_loss else "bad"
+    scale = abs(primary.float32 or 0.0) or 1.0
+    return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
+
+
+def _accuracy_text(variant: Variant) -> str:
+    primary = variant.primary
+    if primary is not None and primary.gain is not None and primary.int8 is not None:
+        shown = metric(primary.name, primary.int8)
+        name = metric_name(primary.name)
+        change = difference(primary.name, primary.gain)
+        if change.startswith("0"):
+            return f"keeps float32's {name} of {shown}"
+        better = (primary.gain > 0) == primary.higher_is_better
+        return f"{'gains' if better else 'loses'} {change.lstrip('+−')} of {name} ({shown})"
+    if variant.top1 is not None:
+        return f"gives float32's top answer in {share(variant.top1)} of the samples"
+    if variant.worst_db is not None:
+        return f"follows float32's outputs at {decibels(variant.worst_db)} SQNR"
+    return ""
+
+
+def _agreement(variant: Variant) -> Figure | None:
+    if variant.worst_db is None and variant.top1 is None:
+        return None
+    seen = f"{variant.samples} samples" if variant.samples else ""
+    if variant.samples and variant.held_out is False:
+        seen = f"{seen}, those of the calibration"
+    if variant.worst_db is None:
+        return Figure("Same top answer", share(variant.top1 or 0.0), seen)
+    tone: Tone = "bad" if variant.primary is None and variant.worst_db < HEALTHY_DB else "neutral"
+    top = f"same top answer in {share(variant.top1)}" if variant.top1 is not None else ""
+    return Figure("Output SQNR", decibels(variant.worst_db), ", ".join(x for x in (top, seen) if x), tone)
+
+
+def _size(data: ReportData, variant: Variant, ratio: float | None) -> Figure | None:
+    if variant.bytes is None:
+        return None
+    note = "" if ratio is None else f"{ratio:.2f} of float32's {size(data.float_bytes or 0)}"
+    return Figure("Size", size(variant.bytes), note)
+
+
+def _coverage(coverage: Coverage | None) -> Figure | None:
+    if coverage is None:
+        return None
+    if coverage.int8_mac_share is None:
+        return Figure("In int8", "not known", coverage.how)
+    origin = coverage.origin or "as they really run"
+    return Figure("In int8", share(coverage.int8_mac_share), f"of the multiply-accumulates, {origin}")
+
+
+def _listed(parts: list[str]) -> str:
+    return "".join(parts) if len(parts) < 2 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -34,7 +34,7 @@ class Scale:
         return self.start + (self.end - self.start) * min(1.0, max(0.0, self.share(value)))
 
     def share(self, value: float) -> float:
-        """0 at `low`, 1 at `high`, beyond outside."""
+        """Return 0 at `low`, 1 at `high`, beyond outside."""
         if self.log:
             if value <= 0:
                 return 0.0
@@ -42,14 +42,14 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 6) -> tuple[float, ...]:
-        """At most about `most` round values between `low` and `high`, by powers of ten on a logarithmic axis."""
+        """Return at most about `most` round values between `low` and `high`, by powers of ten on a logarithmic axis."""
         return log_ticks(self.low, self.high, most) if self.log else nice_ticks(self.low, self.high, most)
 
 
 def scale_for(
     values: Sequence[float], start: float, end: float, *, log: bool | None = None, pad: float = 0.06
 ) -> Scale:
-    """A scale that holds all `values` with a margin of `pad` of its length at both ends.
+    """Return a scale that holds all `values` with a margin of `pad` of its length at both ends.
 
     Args:
         log: None chooses by how far apart the values are; only positive ones can be on a logarithmic axis.
@@ -65,7 +65,7 @@ def scale_for(
 
 
 def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """Multiples of 1, 2, 2.5 or 5 times a power of ten inside low..high, at most `most`."""
+    """Return multiples of 1, 2, 2.5 or 5 times a power of ten inside low..high, at most `most`."""
     if not high > low:
         return (low,)
     rough = (high - low) / max(1, most - 1)
@@ -90,7 +90,7 @@ def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
-    """The ticks as text, all with the decimals that tell them apart where they are evenly spaced."""
+    """Return the ticks as text, all with the decimals that tell them apart where they are evenly spaced."""
     if len(ticks) < 2:
         return tuple(significant(t) for t in ticks)
     steps = [b - a for a, b in pairwise(ticks)]
@@ -119,7 +119,7 @@ class Box:
     height: float
 
     def overlaps(self, other: Box) -> bool:
-        """Whether the interiors intersect; boxes that share an edge do not overlap."""
+        """Tell whether the interiors intersect; boxes that share an edge do not overlap."""
         return (
             self.x < other.x + other.width
             and other.x < self.x + self.width
@@ -128,7 +128,7 @@ class Box:
         )
 
     def inside(self, other: Box) -> bool:
-        """Whether no part of this box lies outside `other`."""
+        """Tell whether no part of this box lies outside `other`."""
         return (
             self.x >= other.x
             and self.y >= other.y
@@ -138,12 +138,12 @@ class Box:
 
 
 def text_width(text: str) -> float:
-    """An estimate, on the wide side, of how long `text` is in a sans-serif font."""
+    """Return an estimate, on the wide side, of how long `text` is in a sans-serif font."""
     return EM * sum(_WIDE.get(unicodedata.east_asian_width(c), 0.36 if c in _NARROW else 0.6) for c in text)
 
 
 def fitted(text: str, width: float) -> str:
-    """`text`, its middle left out until it is at most `width` long."""
+    """Return `text`, its middle left out until it is at most `width` long."""
     limit = len(text)
     shown = shorten(text, limit) if limit else text
     while limit > 3 and text_width(shown) > width:
@@ -153,7 +153,7 @@ def fitted(text: str, width: float) -> str:
 
 
 def join(children: Iterable[str | None]) -> Markup:
-    """Children one after another, plain strings among them escaped, None left out."""
+    """Join children one after another, plain strings among them escaped, None left out."""
     return Markup().join(escaped(child) for child in children if child is not None)
 
 
@@ -176,12 +176,12 @@ def _number(value: str | int | float) -> str:
 
 
 def label(x: float, y: float, text: str, *, anchor: str = "start", class_: str = "tick") -> Markup:
-    """A text element with its baseline at (x, y) in the figure's units; `anchor` is start, middle or end."""
+    """Return a text element with its baseline at (x, y) in the figure's units; `anchor` is start, middle or end."""
     return tag("text", text, x=x, y=y, text_anchor=anchor if anchor != "start" else None, class_=class_)
 
 
 def figure(width: float, height: float, description: str, *children: str | None, class_: str = "") -> Markup:
-    """An SVG that scales to the width it is given; screen readers get `description`."""
+    """Return an SVG that scales to the width it is given; screen readers get `description`."""
     return tag(
         "svg",
         *children,
@@ -195,7 +195,7 @@ def figure(width: float, height: float, description: str, *children: str | None,
 
 
 def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> Markup:
-    """Ticks under the line `y`, grid lines up to `top`, the title below. Labels that would touch are left out."""
+    """Draw ticks under the line `y`, grid lines up to `top`, the title below. Labels that would touch are left out."""
     ticks = scale.ticks(most)
     parts = [tag("line", x1=scale.start, x2=scale.end, y1=y, y2=y, class_="axis")]
     reached = float("-inf")
@@ -211,7 +211,7 @@ def x_axis(scale: Scale, y: float, top: float, title: str, *, most: int = 7) -> 
 
 
 def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6) -> Markup:
-    """Ticks left of the line `x`, grid lines to `right`, the title above the axis, where it can be read upright.
+    """Draw ticks left of the line `x`, grid lines to `right`, the title above the axis, where it can be read upright.
 
     Args:
         scale: `start` is the bottom.
@@ -227,14 +227,14 @@ def y_axis(scale: Scale, x: float, right: float, title: str, *, most: int = 6) -
 
 
 def axis_width(scale: Scale, most: int = 6) -> float:
-    """How wide the labels of a y axis are, with the gap to the axis."""
+    """Return how wide the labels of a y axis are, with the gap to the axis."""
     return max((text_width(shown) for shown in tick_labels(scale.ticks(most))), default=0.0) + 8
 
 
 def place_label(
     x: float, y: float, width: float, frame: Box, taken: Sequence[Box], *, gap: float = 9.0
 ) -> tuple[float, float, str, Box] | None:
-    """A free place for a label beside the point (x, y): right, left, above, below, or at a corner.
+    """Return a free place for a label beside the point (x, y): right, left, above, below, or at a corner.
 
     Returns:
         x, y of the baseline, text-anchor and the box it takes; None where every place is taken.

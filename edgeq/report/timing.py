@@ -105,7 +105,7 @@ class Latency:
 
     @property
     def p50(self) -> float:
-        """Median in milliseconds."""
+        """Return the median in milliseconds."""
         return self.figures.p50_ms
 
 
@@ -131,7 +131,7 @@ class Timing:
 
 
 def bench_timing(report: BenchReport) -> Timing | None:
-    """Of several scenarios the first that has latencies."""
+    """Read, of several scenarios, the first that has latencies."""
     for name, scenario in report.scenarios.items():
         if scenario.models:
             models = []
@@ -154,7 +154,7 @@ def bench_timing(report: BenchReport) -> Timing | None:
 
 
 def speed_timing(speed: Speed) -> Timing | None:
-    """None where there is no latency."""
+    """Read the latencies of a proof; None where there is none."""
     models = tuple(Latency(name, figures) for name, figures in list(speed.latency.items())[:_MOST_MODELS])
     others = [model.name for model in models if model.name != FLOAT]
     ratios = {others[0]: speed.ratio} if speed.ratio is not None and others else {}
@@ -162,7 +162,7 @@ def speed_timing(speed: Speed) -> Timing | None:
 
 
 def finalists_timing(record: TuningRecord) -> Timing | None:
-    """float32 and the chosen candidate of a tuning run."""
+    """Read the latencies of float32 and the chosen candidate of a tuning run."""
     counts = record.histograms.counts
     models, ratios = [], {}
     chosen = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
@@ -187,7 +187,7 @@ def _settings(settings: BenchSettings) -> Pairs:
 
 
 def _edges(edges: tuple[float, ...]) -> tuple[float, ...]:
-    """`edges` where they rise from above zero, else none."""
+    """Return `edges` where they rise from above zero, else none."""
     return edges[: _MOST_BINS + 1] if all(0 < a < b for a, b in pairwise(edges)) else ()
 
 
@@ -197,7 +197,7 @@ _BOTTOM = 44.0
 
 
 def latency_chart(timing: Timing, width: float) -> Markup:
-    """Rows in the order of `timing.models`; empty without models."""
+    """Draw rows in the order of `timing.models`; empty without models."""
     models = timing.models[:8]
     if not models:
         return Markup()
@@ -225,12 +225,12 @@ def latency_chart(timing: Timing, width: float) -> Markup:
 
 
 def series(name: str, timing: Timing) -> str:
-    """The class of a model's colour: the baseline's, or the others'."""
+    """Return the class of a model's colour: the baseline's, or the others'."""
     return "base" if name == timing.baseline else "other"
 
 
 def _occupied(timing: Timing) -> list[float]:
-    """The outer edges of the bins that hold anything."""
+    """Return the outer edges of the bins that hold anything."""
     found = []
     for model in timing.models:
         bins = [i for i, n in enumerate(model.counts) if n > 0]
@@ -267,7 +267,7 @@ def _row(model: Latency, timing: Timing, xs: Scale, base: float, width: float) -
 
 
 def _outline(edges: Sequence[float], counts: Sequence[float], xs: Scale, base: float, top: float) -> str:
-    """The histogram as one closed path; heights are relative to the row's own fullest bin."""
+    """Return the histogram as one closed path; heights are relative to the row's own fullest bin."""
     most = max(counts)
     path = [f"M{xs(max(edges[0], 1e-12)):.1f},{base:.1f}"]
     for i, n in enumerate(counts):
@@ -331,7 +331,7 @@ class FleetRecord:
 
 
 def summarised(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
-    """The boards' rows, and those of their kinds."""
+    """Return the boards' rows, and those of their kinds."""
     kinds = dict.fromkeys(row.kind for row in boards)
     return FleetRecord(
         tuple(boards),
@@ -363,7 +363,7 @@ def _kind(kind: str, boards: Sequence[FleetRow]) -> Iterator[KindRow]:
 
 
 def board_table(record: FleetRecord) -> Table:
-    """Heads and a row for each model on each board; `failures` says why a board has no figures."""
+    """Return heads and a row for each model on each board; `failures` says why a board has no figures."""
     heads = ("board", "kind", "model", "p50", "p90", "p99", "times float32")
     rows: list[Sequence[str]] = []
     for board in record.boards[:_MOST]:
@@ -377,12 +377,12 @@ def board_table(record: FleetRecord) -> Table:
 
 
 def failures(record: FleetRecord) -> list[str]:
-    """Why boards have no figures, a line each."""
+    """Say why boards have no figures, a line each."""
     return [f"{board.name}: {board.reason}" for board in record.boards[:_MOST] if board.reason]
 
 
 def kind_table(record: FleetRecord) -> Table:
-    """Heads and a row for each model on each kind of board."""
+    """Return heads and a row for each model on each kind of board."""
     heads = ("kind", "model", "boards", "p50", "p90", "p99", "spread of p50", "")
     return heads, [
         (

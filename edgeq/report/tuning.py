@@ -82,12 +82,12 @@ class Tuning:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Those that run candidates, besides onnxruntime's own kernels."""
+        """Return those that run candidates, besides onnxruntime's own kernels."""
         return tuple(dict.fromkeys(c.engine for c in self.candidates if c.engine))
 
 
 def tuning_of(record: TuningRecord) -> Tuning | None:
-    """None where there are no candidates."""
+    """Read what was searched; None where there are no candidates."""
     trials = record.candidates
     if not trials:
         return None
@@ -222,7 +222,7 @@ class _Point:
 
 
 def mark(status: str, x: float = 0, y: float = 0) -> Markup:
-    """The shape of a status."""
+    """Return the shape of a status."""
     shown = status if status in SHAPES else "behind"
     moved = f"translate({x:.1f} {y:.1f})" if x or y else None
     return tag("path", d=SHAPES[shown], class_=f"mark {shown}", transform=moved)
@@ -270,15 +270,12 @@ def pareto(tuning: Tuning, width: float, height: float) -> Markup:
     )
 
 
-def describe(candidate: Candidate, tuning: Tuning) -> str:
-    """One candidate in a sentence, for those who cannot see the plot."""
-    parts = [candidate.name]
-    if candidate.latency_ms is not None:
-        parts.append(milliseconds(candidate.latency_ms))
+def measured_texts(candidate: Candidate, tuning: Tuning) -> list[str]:
+    """Write latency and accuracy, as far as they are known."""
+    texts = [milliseconds(candidate.latency_ms)] if candidate.latency_ms else []
     if candidate.accuracy is not None:
-        parts.append(f"{metric_name(tuning.metric)} {metric(tuning.metric, candidate.accuracy)}")
-    parts.append(candidate.reason or NAMES.get(candidate.status, candidate.status))
-    return ", ".join(parts)
+        texts.append(f"{metric_name(tuning.metric)} {metric(tuning.metric, candidate.accuracy)}")
+    return texts
 
 
 def _y(candidate: Candidate, factor: float) -> float:
@@ -313,7 +310,7 @@ def _bar(tuning: Tuning, ys: Scale, xs: Scale, factor: float) -> Markup | None:
 
 
 def _front(points: Sequence[_Point]) -> Markup | None:
-    """The border of what can be had, as a staircase."""
+    """Return the border of what can be had, as a staircase."""
     on = sorted((p for p in points if p.candidate.status in ("front", "chosen")), key=lambda p: p.x)
     if len(on) < 2:
         return None
@@ -329,7 +326,7 @@ def _whisker(point: _Point, xs: Scale) -> Markup | None:
 
 
 def _labels(points: Sequence[_Point], frame: Box) -> Markup:
-    """Names of what matters, where there is space: the chosen one and float32 first, then the front."""
+    """Write the names of what matters, where there is space: the chosen one and float32 first, then the front."""
     taken = [Box(p.x - 6, p.y - 6, 12, 12) for p in points]
     parts = []
     wanted = [p for status in ("chosen", "float32", "front") for p in points if p.candidate.status == status]
@@ -346,7 +343,10 @@ def _labels(points: Sequence[_Point], frame: Box) -> Markup:
 
 
 def _mark(point: _Point, tuning: Tuning) -> Markup:
-    text = describe(point.candidate, tuning)
+    found = point.candidate
+    text = ", ".join(
+        [found.name, *measured_texts(found, tuning), found.reason or NAMES.get(found.status, found.status)]
+    )
     if point.off:
         text += ", off the scale"
         # An arrow at the edge, pointing out of the plot.
@@ -354,7 +354,7 @@ def _mark(point: _Point, tuning: Tuning) -> Markup:
         y = point.y - 6 if tuning.higher_is_better else point.y + 6
         shape = tag("path", d="M-5,-4H5L0,5Z", class_="mark off", transform=f"translate({point.x:.1f} {y:.1f}){turn}")
     else:
-        around = ring(point.candidate.engine, tuning.engines, point.x, point.y)
+        around = ring(found.engine, tuning.engines, point.x, point.y)
         shape = join([mark(point.candidate.status, point.x, point.y), around])
     target = tag("circle", cx=point.x, cy=point.y, r=12, class_="target")
     return tag("g", target, shape, tabindex=0, role="img", aria_label=text, data_candidate=point.index, class_="point")

@@ -51,9 +51,9 @@ class Comparison:
 
 
 def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: bool = False) -> Comparison | None:
-    """Both models side by side; where the operators changed too, the closer of what they do with and without ONNX
-    Runtime's optimiser, which makes integer operators of Q/DQ pairs itself. None where the given model does not run on
-    made-up inputs.
+    """Compare both models; where the operators changed too, the closer of what they do with and without
+    ONNX Runtime's optimiser, which makes integer operators of Q/DQ pairs itself. None where the given model does not
+    run on made-up inputs.
 
     Args:
         branches: whether the models have control flow, on which the optimiser of some releases ends the process; it is
@@ -90,9 +90,9 @@ def optimiser_problem(given: Path, rewritten: Path, *, branches: bool = False) -
 def _optimised_problem(model: Path, branches: bool) -> str:
     try:
         if not branches:
-            return _run(open_session(model), _made_up(model, seed=0))[1]
+            return _run(open_session(model), made_up_inputs(model, seed=0))[1]
         with start_engine(as_engine(DEFAULT).engine) as guest:
-            return _run(guest.open(model, SessionSettings()), _made_up(model, seed=0))[1]
+            return _run(guest.open(model, SessionSettings()), made_up_inputs(model, seed=0))[1]
     except RuntimeUnavailableError as error:
         return error.problem
 
@@ -107,7 +107,7 @@ def compare_outputs(one: Path, other: Path, *, optimization: OptimizationLevel =
     sessions = [open_session(path, settings) for path in (one, other)]
     identical, largest = True, 0.0
     for number in range(_TRIES):
-        inputs = _made_up(one, seed=number, free=1 + number)
+        inputs = made_up_inputs(one, seed=number, free=1 + number)
         wanted, _ = _run(sessions[0], inputs)
         if wanted is None and number:  # a batch, or another size, that is built in
             continue
@@ -139,7 +139,7 @@ def _run(session: Any, inputs: Mapping[str, Any]) -> tuple[list[NDArray[Any]] | 
         return None, one_line(error)
 
 
-def _made_up(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
+def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
     """Return noise for numbers, and 1 for indices, masks and lengths, which is valid nearly everywhere. Free sizes are
     `free`."""
     random = np.random.default_rng(seed)
@@ -196,7 +196,7 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
 
 
 def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
-    """The names of the tensors that have each of them."""
+    """Return the names of the tensors that have each of them."""
     found: dict[_Trait, dict[str, None]] = {}
     for place in (place for node in every_node(model) for place in places(node)):
         low, high = LIMITS[place.params.dtype]
@@ -249,9 +249,9 @@ def _output(node: ir.Node) -> Out | None:
     return Out(user, params, clamp) if params is not None and not params.per_channel else None
 
 
-def sides(node: ir.Node, places: tuple[int, ...]) -> Sides | str:
-    """Inputs and output of an operator, or the reason why it has no integer form as it stands."""
-    inputs = [_input(node, place) for place in places]
+def sides(node: ir.Node, count: int) -> Sides | str:
+    """Return the first `count` inputs and the output of an operator, or the reason why it has no integer form."""
+    inputs = [_input(node, place) for place in range(count)]
     out = _output(node)
     found = [i for i in inputs if i is not None]
     if len(found) < len(inputs):
@@ -267,12 +267,9 @@ def sides(node: ir.Node, places: tuple[int, ...]) -> Sides | str:
     return found, out
 
 
-def products(node: ir.Node) -> Sides | str:
-    """`sides` of a Conv, MatMul or Gemm."""
-    found = sides(node, (0, 1))
-    if isinstance(found, str):
-        return found
-    weight = found[0][1]
+def product_problem(node: ir.Node, found: list[In]) -> str:
+    """Return why a Conv, MatMul or Gemm of these inputs has no integer form; "" where it has one."""
+    data, weight = found
     if weight.params.block:
         return "its weight has a scale for each block"
     if weight.params.per_channel:
@@ -281,9 +278,9 @@ def products(node: ir.Node) -> Sides | str:
             return "its weight has a scale for each input channel"
         if node.op_type == "MatMul" and rank != 2:
             return "its weight has a scale per channel and is no matrix"
-    if [side.params.dtype for side in found[0]] == [ir.DataType.INT8, ir.DataType.UINT8]:
+    if (data.params.dtype, weight.params.dtype) == (ir.DataType.INT8, ir.DataType.UINT8):
         return "int8 activations with uint8 weights have no kernel"
-    return found
+    return ""
 
 
 def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
@@ -300,5 +297,5 @@ def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
 
 
 def constant_clamp(out: Out) -> bool:
-    """Whether the bounds of the clamp in front of the QuantizeLinear are known, or there is none."""
+    """Return whether the bounds of the clamp in front of the QuantizeLinear are known, or there is none."""
     return out.clamp is None or clamp_bounds(out.clamp) is not None

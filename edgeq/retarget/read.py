@@ -31,7 +31,7 @@ from edgeq.model.graph import (
     operator_of,
 )
 from edgeq.model.quant_params import QuantParams
-from edgeq.retarget.shift import float32_params_of, is_weight, params_at, params_of, type_name
+from edgeq.retarget.shift import float32_params_of, is_weight, pair_behind, params_at, params_of, type_name
 from edgeq.util.records import computed
 
 _DYNAMIC = frozenset({"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "DynamicQuantizeMatMul"})
@@ -65,12 +65,12 @@ _SHORT = {"uint8": "U8", "int8": "S8"}
 
 
 def is_integer_operator(node: ir.Node) -> bool:
-    """Whether a node takes integers and gives integers: one of QOperator form."""
+    """Return whether a node takes integers and gives integers: one of QOperator form."""
     return node.op_type.startswith("QLinear") or node.op_type == "QGemm"
 
 
 def read_form(model: ir.Model) -> Form:
-    """The form of a model; its counts are empty where nothing is quantized with constant scales."""
+    """Return the form of a model; its counts are empty where nothing is quantized with constant scales."""
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     per_channel = False
@@ -105,7 +105,7 @@ class Place(NamedTuple):
 
 
 def places(node: ir.Node) -> Iterator[Place]:
-    """What a DequantizeLinear reads, and an operator with two integer operands."""
+    """Yield what a DequantizeLinear reads, and an operator with two integer operands."""
     if is_op(node, "DequantizeLinear"):
         params = params_of(node)
         if params is not None and params.dtype is not ir.DataType.INT32:
@@ -128,33 +128,22 @@ def check_form(model: ir.Model, path: Path) -> None:
         ModelError: names the first node and what is wrong with it.
     """
     for node in model.graph:
-        if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
-            continue
-        scale = constant(node.inputs[1])
-        problem = _scale_problem(scale) if scale is not None else ""
-        params = params_of(node)
-        if not problem and params is not None:
-            problem = _shape_problem(node, params)
+        problem = _problem(node) if is_op(node, "QuantizeLinear", "DequantizeLinear") else ""
         if problem:
             raise ModelError(f"{path}: {node.op_type} {node.name!r} {problem}", "Export the model again")
 
 
-def _scale_problem(scale: np.ndarray) -> str:
-    if not np.isfinite(scale).all():
+def _problem(node: ir.Node) -> str:
+    """Say what is wrong with the scales of a Q or DQ node; "" where nothing is."""
+    scale, params, source = constant(node.inputs[1]), params_of(node), node.inputs[0]
+    if scale is not None and not np.isfinite(scale).all():
         return "has a scale that is not finite"
-    if (scale <= 0).any():
+    if scale is not None and (scale <= 0).any():
         return f"has the scale {scale.min():g}; scales are above 0"
-    return ""
-
-
-def _shape_problem(node: ir.Node, params: QuantParams) -> str:
-    if params.zero_point.size not in (1, params.scale.size):
+    if params is not None and params.zero_point.size not in (1, params.scale.size):
         return f"has {params.scale.size} scales and {params.zero_point.size} zero points"
-    if not params.per_channel or params.block:
-        return ""
-    source = node.inputs[0]
     shape = source.shape if source is not None else None
-    if shape is None:
+    if params is None or not params.per_channel or params.block or shape is None:
         return ""
     if not -len(shape) <= params.axis < len(shape):
         return f"has the axis {params.axis}, its tensor {len(shape)} dimensions"
@@ -172,29 +161,25 @@ _GAINING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "
 def normalise(model: ir.Model) -> list[str]:
     """Rewrite in place; gives one phrase for each kind of change that was made."""
     editor = Editor(model)
-    explicit = 0
-    for node in model.graph:
-        if is_op(node, "QuantizeLinear", "DequantizeLinear"):
-            explicit += _explicit_zero_point(node, editor)
-            _write_plainly(node, editor)
-    stored = sum(_store_weight(node, editor) for node in list(model.graph))
-    turned = sum(_turn_weight(node, editor) for node in list(model.graph))
-    carried = sum(_carry_on(node, editor) for node in list(model.graph))
     done = []
-    if explicit:
-        done.append(f"{explicit} zero points written out that were left to the default")
-    if stored:
-        done.append(f"{stored} weights stored as integers, which were quantized at load")
-    if turned:
-        done.append(f"{turned} weights stored transposed, which were transposed when run")
-    if carried:
-        done.append(f"{carried} outputs quantized that already are multiples of their scale, such as those of a Relu")
+    for change, what in (
+        (_explicit_zero_point, "zero points written out that were left to the default"),
+        (_write_plainly, ""),
+        (_store_weight, "weights stored as integers, which were quantized at load"),
+        (_turn_weight, "weights stored transposed, which were transposed when run"),
+        (_carry_on, "outputs quantized that already are multiples of their scale, such as those of a Relu"),
+    ):
+        count = sum(change(node, editor) for node in list(model.graph))
+        if count and what:
+            done.append(f"{count} {what}")
     return done
 
 
-def _write_plainly(node: ir.Node, editor: Editor) -> None:
-    """What ONNX Runtime's optimiser goes wrong on in some operators, in the other form that means the same: a scale
+def _write_plainly(node: ir.Node, editor: Editor) -> bool:
+    """Write what ONNX Runtime's optimiser goes wrong on in the other form that means the same: a scale
     as a list of one, and the type of integers by an attribute beside a zero point."""
+    if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
+        return False
     for place in (1, 2) if "block_size" not in node.attributes else ():
         value = node_input(node, place)
         values = constant(value)
@@ -204,10 +189,11 @@ def _write_plainly(node: ir.Node, editor: Editor) -> None:
     if node.op_type == "QuantizeLinear" and zero is not None:
         node.attributes.pop("output_dtype", None)
         node.outputs[0].type = node.outputs[0].type or zero.type  # onnx knows no types of com.microsoft's nodes
+    return True
 
 
 def _explicit_zero_point(node: ir.Node, editor: Editor) -> bool:
-    if node_input(node, 2) is not None:
+    if not is_op(node, "QuantizeLinear", "DequantizeLinear") or node_input(node, 2) is not None:
         return False
     scale = constant(node.inputs[1])
     kind = node.inputs[0].dtype if node.inputs[0] is not None else None
@@ -264,10 +250,5 @@ def _carry_on(node: ir.Node, editor: Editor) -> bool:
         return False
     if output.is_graph_output() or any(is_op(u, "QuantizeLinear") for u in users):
         return False
-    uses = list(output.uses())
-    first = next(n for n in editor.graph if n in users)
-    integers = editor.quantize(output, params, f"{output.name}/integers", before=first)
-    numbers = editor.dequantize(integers, params, f"{output.name}/float", before=first)
-    for user, place in uses:
-        user.replace_input_with(place, numbers)
+    pair_behind(output, params, editor)
     return True

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.select import WrongKernels, known_wrong
+from edgeq_device.select import known_wrong
 
-from edgeq.backends.cpu import settle
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import Target, resolve
 from edgeq.model.clean import check_model_name, name_nodes, remove_no_ops, tidy
@@ -32,6 +31,7 @@ from edgeq.model.fold import LOWEST, raise_opset
 from edgeq.model.graph import (
     MAIN_DOMAINS,
     MICROSOFT,
+    OPERATORS,
     IntegerInput,
     bodies,
     channel_axis,
@@ -56,18 +56,18 @@ from edgeq.model.load import (
 from edgeq.model.products import integer_products
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
+from edgeq.quantize.settle import settle
 from edgeq.retarget.compare import (
     USUAL,
     Comparison,
     In,
     Out,
-    Sides,
     check_target,
     clamped,
     compare,
     constant_clamp,
     optimiser_problem,
-    products,
+    product_problem,
     sides,
 )
 from edgeq.retarget.read import Form, check_form, is_integer_operator, normalise, read_form
@@ -75,32 +75,49 @@ from edgeq.retarget.shift import INTEGERS, limit_weights, params_at, params_of, 
 from edgeq.util.display import Displayed
 from edgeq.util.outputs import check_apart, output_file
 
-Rule = tuple[Callable[[ir.Node], Sides | str], Callable[[ir.Node, list[In], Out, Editor], str]]
-"""What finds the integers around an operator, and what puts the integer operator in its place; each gives the reason
-where there is none."""
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
+# How many inputs are quantized where the operator has an integer form; 0: all.
+_QUANTIZED_INPUTS = {
+    **dict.fromkeys((*_PRODUCTS, "Add", "Mul"), 2),
+    **dict.fromkeys(("Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Relu", "Clip"), 1),
+    "Concat": 0,
+}
 
 
 def to_qoperator(model: ir.Model, wanted: Callable[[ir.Node], bool] = lambda node: True) -> tuple[int, list[str]]:
-    """Rewrite in place; gives how many operators were, and the operators with weights that were not and why.
+    """Rewrite in place.
 
     Args:
         wanted: which operators to rewrite.
+
+    Returns:
+        How many operators were rewritten, and the operators with weights that were not and why.
     """
     editor = Editor(model)
     _share_quantizers(editor)
     count, kept = 0, []
     for node in list(model.graph):
-        rule = _RULES.get(node.op_type, _MOVEMENT if moves_data(node) else None)
-        if rule is None or node.domain not in MAIN_DOMAINS or node.graph is None or not wanted(node):
+        known = node.op_type in _QUANTIZED_INPUTS or moves_data(node)
+        if not known or node.domain not in MAIN_DOMAINS or node.graph is None or not wanted(node):
             continue
-        find, write = rule
-        found = find(node)
-        reason = found if isinstance(found, str) else write(node, *found, editor)
+        reason = _to_integers(node, editor)
         if not reason:
             count += 1
-        elif node.op_type in ("Conv", "Gemm", "MatMul"):
+        elif node.op_type in _PRODUCTS:
             kept.append(f"{node.op_type} {node.name} stays between Q and DQ: {reason}")
     return count, kept
+
+
+def _to_integers(node: ir.Node, editor: Editor) -> str:
+    """Put the integer form of an operator in its place, or return the reason why there is none."""
+    found = sides(node, _QUANTIZED_INPUTS.get(node.op_type, 1) or len(node.inputs))
+    if isinstance(found, str):
+        return found
+    if node.op_type in ("Relu", "Clip"):
+        return _clamp(node, *found, editor)
+    if node.op_type not in _QUANTIZED_INPUTS:
+        return _data_movement(node, *found, editor)
+    return (product_problem(node, found[0]) if node.op_type in _PRODUCTS else "") or _compute(node, *found, editor)
 
 
 def _share_quantizers(editor: Editor) -> None:
@@ -129,7 +146,6 @@ def _emit(
     editor: Editor,
     *,
     domain: str = "",
-    attributes: dict[str, ir.Attr] | None = None,
 ) -> str:
     """Put the integer operator in place of node, clamp and QuantizeLinear."""
     result = editor.node(
@@ -139,7 +155,7 @@ def _emit(
         before=out.quantize,
         like=node.outputs[0],
         dtype=out.params.dtype,
-        attributes=dict(node.attributes) if attributes is None else attributes,
+        attributes={name: value for name, value in node.attributes.items() if name != "beta"},
         domain=domain,
     )
     replace_value(out.quantize.outputs[0], clamped(result, out, editor))
@@ -149,64 +165,41 @@ def _emit(
     return ""
 
 
-def _operands(found: list[In], out: Out, node: ir.Node, editor: Editor) -> tuple[list[ir.Value | None], ...]:
-    """Each input as (integers, scale, zero point), and the output's (scale, zero point)."""
-    made: list[list[ir.Value | None]] = [
-        [side.value, *editor.parameters(side.params, f"{node.name}/in{place}")] for place, side in enumerate(found)
-    ]
-    return (*made, [*editor.parameters(out.params, f"{node.name}/out")])
-
-
-def _conv(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    bias, reason = _bias(node, inputs, editor)
-    if reason:
-        return reason
-    x, w, y = _operands(inputs, out, node, editor)
-    return _emit("QLinearConv", [*x, *w, *y, *([bias] if bias is not None else [])], node, out, editor)
-
-
-def _matmul(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    a, b, y = _operands(inputs, out, node, editor)
-    return _emit("QLinearMatMul", [*a, *b, *y], node, out, editor)
-
-
-def _gemm(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    if node.attributes.get_float("beta", 1.0) != 1.0:
-        return "beta is not 1"
-    bias, reason = _bias(node, inputs, editor, factor=node.attributes.get_float("alpha", 1.0))
-    if reason:
-        return reason
-    a, b, y = _operands(inputs, out, node, editor)
-    attributes = {name: value for name, value in node.attributes.items() if name != "beta"}
-    return _emit("QGemm", [*a, *b, bias, *y], node, out, editor, domain=MICROSOFT, attributes=attributes)
-
-
-def _binary(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    if inputs[0].params.dtype != inputs[1].params.dtype or inputs[1].params.per_channel:
+def _compute(node: ir.Node, found: list[In], out: Out, editor: Editor) -> str:
+    """Write the integer operator with the inputs in the order of its row in the operator table."""
+    mixed = any(side.params.dtype != out.params.dtype or side.params.per_channel for side in found)
+    if node.op_type in ("Add", "Mul", "Concat") and mixed:
         return "its inputs are of different types"
-    a, b, y = _operands(inputs, out, node, editor)
-    return _emit(f"QLinear{node.op_type}", [*a, *b, *y], node, out, editor, domain=MICROSOFT)
-
-
-def _unary(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     if node.op_type == "AveragePool" and (
         node.attributes.get_int("ceil_mode", 0) != 0 or any(d != 1 for d in node.attributes.get_ints("dilations", []))
     ):
         return "it has ceil_mode or dilations"
-    x, y = _operands(inputs, out, node, editor)
-    return _emit(f"QLinear{node.op_type}", [*x, *y], node, out, editor, domain=MICROSOFT)
-
-
-def _concat(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    if any(side.params.dtype != out.params.dtype or side.params.per_channel for side in inputs):
-        return "its inputs are of different types"
-    *parts, y = _operands(inputs, out, node, editor)
-    operands = [*y, *(value for part in parts for value in part)]
-    return _emit("QLinearConcat", operands, node, out, editor, domain=MICROSOFT)
+    if node.op_type == "Gemm" and node.attributes.get_float("beta", 1.0) != 1.0:
+        return "beta is not 1"
+    op_type = "QGemm" if node.op_type == "Gemm" else f"QLinear{node.op_type}"
+    row = OPERATORS[op_type]
+    bias, reason = _bias(node, found, editor) if row.bias is not None else (None, "")
+    if reason:
+        return reason
+    operands: list[ir.Value | None] = []
+    for place, side in enumerate(found):
+        operands += [side.value, *editor.parameters(side.params, f"{node.name}/in{place}")]
+    assert row.integer_output is not None, "QLinear operators give integers"
+    behind: dict[int, tuple[ir.Value | None, ...]] = {
+        row.integer_output[0]: editor.parameters(out.params, f"{node.name}/out")
+    }
+    if row.bias is not None:
+        behind[row.bias] = (bias,)
+    for place, values in sorted(behind.items(), key=lambda item: item[0]):
+        operands[place:place] = values
+    if operands[-1] is None:
+        operands.pop()
+    domain = "" if op_type in ("QLinearConv", "QLinearMatMul") else MICROSOFT
+    return _emit(op_type, operands, node, out, editor, domain=domain)
 
 
 def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """An operator that only moves numbers moves integers: same parameters in front and behind."""
+    """Let an operator that only moves numbers move integers: the parameters in front and behind are the same."""
     if node.op_type in ("Pad", "Expand", "Tile", "Split") or len(node.outputs) != 1:
         return "no integer form"
     if out.clamp is not None or not inputs[0].params.same(out.params):
@@ -215,7 +208,7 @@ def _data_movement(node: ir.Node, inputs: list[In], out: Out, editor: Editor) ->
 
 
 def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
-    """A Relu or Clip of its own, with one scale in front and behind: a Clip of the integers."""
+    """Make a Clip of the integers of a Relu or Clip of its own, with one scale in front and behind."""
     source, alone = inputs[0], Out(out.quantize, out.params, node)
     if out.clamp is not None or not source.params.same(out.params) or not constant_clamp(alone):
         return "its scale or a bound changes"
@@ -227,8 +220,8 @@ def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
     return ""
 
 
-def _bias(node: ir.Node, found: list[In], editor: Editor, *, factor: float = 1.0) -> tuple[ir.Value | None, str]:
-    """The bias as int32 in units of input scale times weight scale."""
+def _bias(node: ir.Node, found: list[In], editor: Editor) -> tuple[ir.Value | None, str]:
+    """Return the bias as int32 in units of input scale times weight scale, or the reason why there is none."""
     value = node_input(node, 2)
     if value is None:
         return None, ""
@@ -241,41 +234,13 @@ def _bias(node: ir.Node, found: list[In], editor: Editor, *, factor: float = 1.0
             return None, "its bias is not constant"
         scale, zero = params.spread(integers.shape)
         numbers = (integers.astype(np.int64) - zero).astype(np.float64) * scale
-    unit = found[0].params.scale.reshape(-1)[:1].astype(np.float64) * found[1].params.scale.reshape(-1) * factor
+    unit = found[0].params.scale.reshape(-1)[:1].astype(np.float64) * found[1].params.scale.reshape(-1)
+    unit *= node.attributes.get_float("alpha", 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):  # alpha may be 0
         levels = np.rint(numbers.astype(np.float64) / unit)
     if not np.all(np.abs(levels) <= np.iinfo(np.int32).max):
         return None, "its bias does not fit into int32"
     return editor.constant(f"{value.name}/int32", levels.astype(np.int32)), ""
-
-
-def _first(node: ir.Node) -> Sides | str:
-    return sides(node, (0,))
-
-
-def _both(node: ir.Node) -> Sides | str:
-    return sides(node, (0, 1))
-
-
-def _every(node: ir.Node) -> Sides | str:
-    return sides(node, tuple(range(len(node.inputs))))
-
-
-_MOVEMENT: Rule = (_first, _data_movement)
-_RULES: dict[str, Rule] = {
-    "Conv": (products, _conv),
-    "MatMul": (products, _matmul),
-    "Gemm": (products, _gemm),
-    "Add": (_both, _binary),
-    "Mul": (_both, _binary),
-    "Sigmoid": (_first, _unary),
-    "LeakyRelu": (_first, _unary),
-    "AveragePool": (_first, _unary),
-    "GlobalAveragePool": (_first, _unary),
-    "Concat": (_every, _concat),
-    "Relu": (_first, _clamp),
-    "Clip": (_first, _clamp),
-}
 
 
 # Their float forms have other inputs or attributes.
@@ -290,14 +255,14 @@ def to_qdq(model: ir.Model) -> list[str]:
     for node in list(model.graph):
         if not is_integer_operator(node):
             continue
-        if _rewrite_of_write(node, editor):
+        if _float_form(node, editor):
             editor.graph.remove(node, safe=True)
         else:
             kept.append(f"{node.op_type} {node.name} stays as it is")
     return kept
 
 
-def _rewrite_of_write(node: ir.Node, editor: Editor) -> bool:
+def _float_form(node: ir.Node, editor: Editor) -> bool:
     """Put the float form of an integer operator between Q and DQ; gives whether there is one."""
     row, output = operator_of(node), node.outputs[0]
     if row.integer_output is None or node.op_type in _OTHERWISE or node.domain not in (*MAIN_DOMAINS, MICROSOFT):
@@ -314,7 +279,7 @@ def _rewrite_of_write(node: ir.Node, editor: Editor) -> bool:
         return False
     bias = node_input(node, row.bias)
     if bias is not None:
-        params = _bias_of_to_qdq(node, bias, known[0][1], known[1][1])
+        params = _float_bias(node, bias, known[0][1], known[1][1])
         if params is None:
             return False
         known.append((bias, params))
@@ -343,14 +308,14 @@ def _operand(node: ir.Node, places: IntegerInput) -> QuantParams | None:
 
 
 def _flattens(node: ir.Node) -> bool:
-    """Whether it is a Softmax as opset 12 and older have it, over the last axes together."""
+    """Return whether it is a Softmax as opset 12 and older have it, over the last axes together."""
     if node.op_type != "QLinearSoftmax" or node.attributes.get_int("opset", LOWEST) >= LOWEST:
         return False
     axis, data = node.attributes.get_int("axis", -1), node.inputs[0]
     return axis != -1 and (data is None or data.shape is None or axis != len(data.shape) - 1)
 
 
-def _bias_of_to_qdq(node: ir.Node, bias: ir.Value, data: QuantParams, weight: QuantParams) -> QuantParams | None:
+def _float_bias(node: ir.Node, bias: ir.Value, data: QuantParams, weight: QuantParams) -> QuantParams | None:
     """Of an int32 bias, which is in units of input scale times weight scale; None where it has one integer for several
     output channels, whose units differ."""
     factor = np.float32(node.attributes.get_float("alpha", 1.0))
@@ -476,25 +441,21 @@ def retarget(
 
 
 def _limit(graph: ir.Model, target: Target) -> list[str]:
-    """Make weights smaller, in place, where releases that the target has, or may have, compute wrongly otherwise; a
-    line for each reason that was one."""
+    """Make weights smaller, in place, where releases that the target has, or may have, compute wrongly otherwise.
+
+    Returns:
+        A line for each reason that was one.
+    """
+    release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
     lines = []
-    for row in _limits(graph, target):
+    for row in known_wrong():
+        concerned = kinds.intersection(row.products) and row.on(target.architecture, target.features)
+        if not row.weight_limit or not concerned or (release is not None and not row.in_release(release)):
+            continue
         count = limit_weights(graph, row.weight_limit)
         if count:
             lines.append(f"{count} weights below -{row.weight_limit} → -{row.weight_limit}: {row.what} ({row.source})")
     return lines
-
-
-def _limits(graph: ir.Model, target: Target) -> list[WrongKernels]:
-    """What releases that the target has, or may have, compute wrongly unless the weights are smaller."""
-    release, kinds = target.runtime.get("onnxruntime"), set(integer_products(graph))
-    return [
-        row
-        for row in known_wrong()
-        if row.weight_limit and kinds.intersection(row.products) and row.on(target.architecture, target.features)
-        if release is None or row.in_release(release)
-    ]
 
 
 def _opened(path: Path) -> tuple[ir.Model, list[str]]:

@@ -54,7 +54,7 @@ def float32_params_of(node: ir.Node) -> QuantParams | None:
 
 
 def params_at(node: ir.Node, scale: int, axis: int = 0) -> QuantParams | None:
-    """The same of an operator's scale at a place, behind which its zero point stands."""
+    """Return the same of an operator's scale at a place, behind which its zero point stands."""
     return _known(quant_params.params_at(node, scale, scale + 1, axis=axis), node, scale + 1)
 
 
@@ -85,7 +85,7 @@ class Group:
 
 
 def is_weight(node: ir.Node) -> bool:
-    """Whether a DequantizeLinear gives a constant that every reader takes as its weight."""
+    """Return whether a DequantizeLinear gives a constant that every reader takes as its weight."""
     uses = node.outputs[0].uses()
     return is_constant(node.inputs[0]) and bool(uses) and all(_is_weight_place(use.node, use.idx) for use in uses)
 
@@ -103,7 +103,7 @@ def shift_weights(model: ir.Model, dtype: ir.DataType) -> int:
         if params is None or params.dtype == dtype or params.dtype not in INTEGERS.values():
             continue
         node.replace_input_with(0, _shifted_constant(node.inputs[0], dtype, editor))
-        _set_zero_point(node, dtype, editor)
+        _shift_zero_point(node, dtype, editor)
         count += 1
     return count
 
@@ -214,7 +214,9 @@ def _visit(
         else:
             group.dtypes.add(params.dtype)
     elif moves_data(node) or (node.domain in MAIN_DOMAINS and node.op_type in ("Concat", "Clip")):
-        if node.op_type in _BOUNDS and not _bounds_constant(node):
+        if node.op_type in _BOUNDS and not all(
+            v is None or is_constant(v) for v in node.inputs[_BOUNDS[node.op_type] : 3]
+        ):
             group.blocked = group.blocked or f"{node.op_type} {node.name} has bounds that are not constant"
         if node.op_type == "MaxPool" and len(node.outputs) > 1 and value is node.outputs[1]:
             return
@@ -224,37 +226,28 @@ def _visit(
         group.blocked = group.blocked or f"{node.op_type} {node.name} works on it"
 
 
-def _bounds_constant(node: ir.Node) -> bool:
-    return all(v is None or is_constant(v) for v in node.inputs[_BOUNDS[node.op_type] : 3])
-
-
 def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:
     if is_constant(value):
         new = _shifted_constant(value, dtype, editor)
         for node, place in list(value.uses()):
             node.replace_input_with(place, new)
             if is_op(node, "DequantizeLinear"):
-                _shift_node(node, dtype, editor)
+                _shift_zero_point(node, dtype, editor)
         return
     if value.type is not None:
         value.type = ir.TensorType(dtype)
     maker = value.producer()
     for node in [*([maker] if maker is not None else []), *(use.node for use in value.uses())]:
         if is_op(node, "QuantizeLinear", "DequantizeLinear"):
-            _shift_node(node, dtype, editor)
+            _shift_zero_point(node, dtype, editor)
     if maker is not None and maker.op_type in _BOUNDS:
         _shift_bounds(maker, dtype, editor)
 
 
-def _shift_node(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
+def _shift_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
     params = params_of(node)
-    assert params is not None
-    if params.dtype != dtype:
-        _set_zero_point(node, dtype, editor)
-
-
-def _set_zero_point(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
-    node.replace_input_with(2, _shifted_constant(node.inputs[2], dtype, editor))
+    if params is not None and params.dtype != dtype:
+        node.replace_input_with(2, _shifted_constant(node.inputs[2], dtype, editor))
 
 
 def _shift_bounds(node: ir.Node, dtype: ir.DataType, editor: Editor) -> None:
@@ -292,24 +285,22 @@ def _change_over(group: Group, dtype: ir.DataType, editor: Editor) -> int:
                 assert source is not None
                 node.replace_input_with(0, _pair(source, other, node, editor))
             else:
-                _after(node, other, editor)
+                pair_behind(node.outputs[0], other, editor)
             count += 1
     return count
 
 
-def _after(node: ir.Node, params: QuantParams, editor: Editor) -> None:
-    output = node.outputs[0]
-    uses = list(output.uses())
-    if not uses:
-        return
-    reading = readers(output)
-    numbers = _pair(output, params, next(node for node in editor.graph if node in reading), editor)
-    for reader, place in uses:
-        reader.replace_input_with(place, numbers)
+def pair_behind(output: ir.Value, params: QuantParams, editor: Editor) -> None:
+    """Put a QuantizeLinear and a DequantizeLinear between a tensor and its readers."""
+    uses, reading = list(output.uses()), readers(output)
+    if uses:
+        numbers = _pair(output, params, next(node for node in editor.graph if node in reading), editor)
+        for reader, place in uses:
+            reader.replace_input_with(place, numbers)
 
 
 def _pair(source: ir.Value, params: QuantParams, before: ir.Node, editor: Editor) -> ir.Value:
-    """A QuantizeLinear and a DequantizeLinear behind `source`; gives the output of the latter."""
+    """Put a QuantizeLinear and a DequantizeLinear behind `source` and return the output of the latter."""
     name = f"{source.name}/{type_name(params.dtype)}"
     integers = editor.quantize(source, params, name, before=before)
     return editor.dequantize(integers, params, f"{name}/float", before=before)

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-import edgeq_device.guest
+import edgeq_device.serve
 from edgeq_device.engines import FLOAT, EngineSpec, find_library, open_engine
-from edgeq_device.guest import GuestSession, import_path
 from edgeq_device.options import (
     BRIEF_SPIN,
     ignore_options_in_models,
@@ -25,6 +24,7 @@ from edgeq_device.options import (
     session_options,
     session_problem,
 )
+from edgeq_device.serve import GuestSession, import_path
 from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
@@ -155,8 +155,8 @@ def given_options(texts: Iterable[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise UsageError(f"--session-option {text!r} has no value", "Write KEY=VALUE")
-        if key not in rules().session:
-            hint = closest(key, rules().session, "They are listed in docs/bundle.md")
+        if key not in rules():
+            hint = closest(key, rules(), "They are listed in docs/bundle.md")
             raise UsageError(f"--session-option {key!r} is not one that edgeq sets", hint)
         problem = session_problem(key, value, references=False)
         if problem:
@@ -227,12 +227,7 @@ class Command:
         return (*self.interpreter, "-I", *kept)
 
 
-def guest_program() -> Path:
-    """The script that serves requests in the guest, as shipped."""
-    return shipped("targets") / "runtime" / "edgeq_guest.py"
-
-
-class Guest(edgeq_device.guest.Guest):
+class Guest(edgeq_device.serve.Guest):
     """A running guest program; made by `start_guest`."""
 
     def exchange(
@@ -290,7 +285,7 @@ def start_guest(
     Raises:
         RuntimeUnavailableError: it cannot be started.
     """
-    program = guest_program()
+    program = shipped("targets") / "runtime" / "edgeq_guest.py"
     path = os.pathsep.join(map(str, (program.parent, *command.folders)))
     line = [*command.python, str(program), path, *command.arguments]
     with device_errors():

@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 
 from edgeq.backends.base import Artifact
-from edgeq.data.samples import Sample, Samples, Sharded, SourceSamples
+from edgeq.data.records import Sample
+from edgeq.data.samples import Samples, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.jobs.job import Job
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.bench import open_model
 from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.error_sources import Measured, ResampledMeter, loss_error
 from edgeq.measure.latency import Outputs, Session, infer
-from edgeq.measure.task import Task
+from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
 from edgeq.model.load import model_files
 from edgeq.report.tuning_record import Assessment
 from edgeq.run.session import SessionSettings, open_session

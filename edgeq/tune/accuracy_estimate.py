@@ -1,7 +1,7 @@
 """One candidate's accuracy against float32, sample by sample, with how sure it is.
 
 With labels the loss is that of the task's metric, and its standard error comes from the samples: see
-`edgeq.measure.error_sources`.
+`edgeq.measure.task`.
 
 Without labels, or beside them, there is what float32 itself thinks of the candidate's answers. For class scores, with p
 float32's probabilities (the scores if they sum to one, else their softmax):
@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.data.samples import Sample
+from edgeq.data.records import Sample
 from edgeq.measure.agreement import is_class_scores, probabilities
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.error_sources import Measured, loss_error
 from edgeq.measure.latency import Outputs
-from edgeq.measure.task import Task
+from edgeq.measure.task import Measured, Task, loss_error
 from edgeq.report.tuning_record import Assessment
 
 _TOP1 = "top1"

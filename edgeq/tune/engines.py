@@ -13,13 +13,13 @@ from pathlib import Path
 from edgeq_device.claim import SLOWER
 from edgeq_device.engines import find_library, installed_version
 
-from edgeq.backends.base import Artifact, TargetedBackend, backend_named
+from edgeq.backends.base import Artifact, backend_named
 from edgeq.errors import EngineError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.target import THIS_MACHINE, Target
+from edgeq.jobs.doctor import check_engine
 from edgeq.jobs.job import Built, Derived, Job, build_derived, derive
-from edgeq.jobs.target_checks import check_engine
 from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme
@@ -103,7 +103,7 @@ def find_field(
     """
     known, wanted = load_engines(), {choice.engine.name for choice in asked}
     own = not asked or DEFAULT in wanted
-    if not timed or isinstance(backend_named(target.backend), TargetedBackend):
+    if not timed or backend_named(target.backend).targeted:
         if not own:
             raise UsageError(f"{asked[0].name} does not run what is built for {target.name}", "Leave --engine out")
         return Field()

@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.claim import claim
+from edgeq_device.claim import FEWEST_SESSIONS, RaceRules, Ranking, claim
 from edgeq_device.latency import UNDISTURBED_ROUNDS, Bursts, WarmUp, histogram, shared_edges
-from edgeq_device.ranking import FEWEST_SESSIONS, RaceRules, Ranking
 
-from edgeq.backends.base import Artifact, RecoverableBackend, backend_named
+from edgeq.backends.base import Artifact, backend_named
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
 from edgeq.jobs.job import Built, Job
 from edgeq.jobs.proof import simulated_count
 from edgeq.measure.agreement import Agreement
-from edgeq.measure.coverage import kernel_times, measure_coverage
+from edgeq.measure.coverage import kernel_times, measure_coverage, sized_macs
 from edgeq.measure.latency import sessions_to_time
-from edgeq.measure.node_runs import sized_macs
 from edgeq.measure.task import Task
 from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
 from edgeq.model.macs import node_macs
@@ -94,7 +92,7 @@ class LocalEvaluator:
         self._job, self._workdir, self._progress = job, workdir, progress
         self.counts = counts
         self._batched = batched
-        self._editable = not counts or isinstance(backend_named(target.backend), RecoverableBackend)
+        self._editable = not counts or backend_named(target.backend).recoverable
         # One file for all: the figure counts that its proof reports. Where candidates are many, some are lucky.
         seen_only = counts and not (self._editable and task is not None)
         how: dict[str, Any] = {"task": task, "seen_only": seen_only, "memory": memory}

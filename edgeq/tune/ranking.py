@@ -24,8 +24,8 @@ from edgeq.model.graph import is_op, name_of, only_reader, sizes
 from edgeq.model.int8_prediction import int8_rules, quantizable_operators
 from edgeq.model.load import read_model
 from edgeq.model.macs import node_macs
-from edgeq.model.prepare import open_in_memory
 from edgeq.model.quant_params import QuantParams
+from edgeq.model.sessions import open_in_memory
 from edgeq.quantize.block_weights import block_products, read_blocks
 from edgeq.run.session import Engines
 from edgeq.tune.accuracy import AccuracyMeter

@@ -10,23 +10,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends.base import RecoverableBackend, TargetedBackend, backend_named
+from edgeq.backends.base import backend_named
 from edgeq.calibrate.files import save_statistics
 from edgeq.data.files import check_there
-from edgeq.data.open_source import Data, as_data
+from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.builds import prove_built, target_coverage, with_compiled
-from edgeq.jobs.checks import check_request, read_paths
-from edgeq.jobs.job import Job, open_job
-from edgeq.jobs.package import as_text, bundle_variants, check_bundle_output
+from edgeq.jobs.job import Job, collect_statistics
+from edgeq.jobs.package import as_text, bundle_variants
 from edgeq.jobs.proof import Proof
+from edgeq.jobs.request import Request
 from edgeq.jobs.target_checks import artifact_checks
-from edgeq.jobs.variants import PackagedVariant, variant_name, with_fallback
-from edgeq.measure.checks import strongest
-from edgeq.measure.task import Task, as_task
+from edgeq.jobs.variants import Variant, variant_name, with_fallback
+from edgeq.measure.coverage import strongest
+from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, path_of
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
@@ -117,7 +117,7 @@ def plan(
         prepared = prepare_model(model, Path(folder), progress=progress)
         first = kernel_choices(prepared, chosen, static=is_static(chosen, data, statistics))
     methods = method_candidates(first[0], chosen.profile) if first else ()
-    editable = timed or isinstance(backend_named(chosen.backend), RecoverableBackend)
+    editable = timed or backend_named(chosen.backend).recoverable
     return Plan(
         target=chosen,
         goal=goal,
@@ -137,8 +137,7 @@ def resolve_timed(target: str | Path, machine: Machine) -> tuple[Target, bool]:
     """
     chosen = resolve(target, machine)
     lacks = chosen.profile.missing(machine)
-    backend = backend_named(chosen.backend)
-    if lacks and not (isinstance(backend, TargetedBackend) and backend.simulated):
+    if lacks and not backend_named(chosen.backend).simulated:
         raise HardwareError(
             f"{chosen.name} does not run here: this machine lacks {', '.join(lacks)}, and tuning measures latencies",
             "Run edgeq tune on the device, or `edgeq package` for it here",
@@ -210,25 +209,23 @@ def _write(
         command=f"edgeq tune {shlex.quote(name)} --data CALIBRATION{named} -o BUNDLE",
         tuning=None if counts else record,
         notes=(*run.job.prepared.notes, *notes, *winner.built.artifact.notes, *winner.proof.opening.notes),
-        progress=run.progress,
         **how,
     )
     return winner.proof
 
 
-def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: int | None = None) -> PackagedVariant:
+def _proven(run: Run, evaluator: LocalEvaluator, candidate: Candidate, count: int | None = None) -> Variant:
     """Return the candidate's artifact with its proof, on the first `count` samples where a simulator proves it."""
-    job, threads, progress = run.job, candidate.threads, run.progress
-    built = with_compiled(job, evaluator.built(candidate), run.workdir / "compiled", progress=progress)
+    job, threads = run.job, candidate.threads
+    built = with_compiled(job, evaluator.built(candidate))
     route = None if run.clock is None else run.clock.route
-    coverage = target_coverage(job, built, run.here, route=route, progress=progress)
+    coverage = target_coverage(job, built, route=route)
     judged = job if count is None else replace(job, validation=evaluator.simulated_samples(count))
-    how: dict[str, Any] = {"task": run.task, "timed": False, "threads": threads, "count": count}
-    proof = prove_built(judged, built, coverage, progress=progress, **how)
+    proof = prove_built(judged, built, coverage, timed=False, threads=threads, count=count)
     size, native = model_bytes(built.artifact.model), runs_natively(run.target, run.here)
     there = () if run.clock is None else run.clock.checks()
     checks = strongest((*artifact_checks(built, proof, run.here, None), *there))
-    return PackagedVariant(built, proof, native, size, threads, checks)
+    return Variant(built, proof, native, size, candidate.scheme, threads, checks)
 
 
 # Least and most of a budget that is kept for what follows the search.
@@ -324,17 +321,16 @@ def tune(
         UsageError: an argument of another type, or an unknown task, engine or objective.
         EdgeqError: as the stages have it.
     """
-    model, output = path_of(model), path_of(output, "output")
-    statistics = path_of(statistics, "statistics") if statistics is not None else None
-    task, goal, engines = as_task(task), as_goal(goal), as_engines(engines)
+    request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
+    model, data, statistics, task = request.model, request.data, request.statistics, request.task
+    goal, engines = as_goal(goal), as_engines(engines)
     deadline = Deadline(goal.budget_s)
-    data, validation = as_data(data), as_data(validation)
-    check_bundle_output(output, force=force, model=model, samples=(data, validation), statistics=statistics)
-    check_folder(output, read_paths(model, (data, validation), statistics))
+    request.check_output(output, force=force)
+    check_folder(output, request.paths())
     here = detect_machine()
     machine = here if clock is None else clock.machine
     chosen, timed = resolve_timed(target, machine)
-    check_request([chosen], {}, task=task, max_drop=None)
+    request.schemes([chosen])
     kept = folder_of(output)
     field = find_field(chosen, machine, engines, timed=timed, progress=progress)
     if clock is not None:
@@ -349,18 +345,8 @@ def tune(
         collected = kept / COLLECTED
         reuse = collected if statistics is None and resume and collected.exists() else statistics
         static = is_static(chosen, data, statistics)
-        job = open_job(
-            model,
-            data,
-            validation,
-            workdir,
-            statistics=reuse,
-            static=static,
-            fix=fix,
-            workers=pool,
-            machine=here,
-            progress=progress,
-        )
+        job = request.prepare(workdir, static=static, fix=fix, workers=pool, machine=here, progress=progress)
+        job = collect_statistics(job, reuse)
         run = Run(job, chosen, here, machine, task, goal, clock, workdir, progress)
         settings = settings_of(run, field)
         held.enter_context(claimed(kept))

@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
+from edgeq_device.claim import RaceRules, Ranking, rank_until_settled
 from edgeq_device.latency import warm_up_all
-from edgeq_device.ranking import RaceRules, Ranking, rank_until_settled
 from edgeq_device.scenarios import query_runner
 
 from edgeq.backends.base import Artifact

@@ -32,7 +32,7 @@ from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
 from edgeq.jobs.job import Built, Job
-from edgeq.model.graph import is_constant, is_op
+from edgeq.model.graph import GraphIndex, is_constant, is_op
 from edgeq.model.load import model_digest, read_model
 from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
@@ -95,7 +95,8 @@ def sequence_candidates(job: Job, target: Target) -> tuple[Candidate, ...]:
     """Return those worth trying for the model; empty where it is not made of matrix products."""
     profile = target.profile.scheme
     model = job.prepared.model
-    if target.backend != "cpu" or not profile.dynamic_weight_types or product_share(model) < WORTH_A_TRY:
+    dynamic = profile.dynamic_weight_types and "dynamic" in backend_named(target.backend).modes
+    if not dynamic or product_share(model) < WORTH_A_TRY:
         return ()
     found = _variants(model, profile, sampled=job.calibration is not None)
     # Weights in blocks are a mode of the backend's own.
@@ -201,7 +202,7 @@ def _transformed(
         if made is prepared:
             raise UsageError(f"{recovery} finds nothing to do in this model")
         draft.rename(folder)
-    return dataclasses.replace(prepared, model=read_model(kept), path=kept, digest=model_digest(kept))
+    return dataclasses.replace(prepared, graph=GraphIndex(read_model(kept), kept), path=kept, digest=model_digest(kept))
 
 
 _RANGE_FIELDS = frozenset({"method", "method_options"})

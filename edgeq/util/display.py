@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePath
 from time import perf_counter
 from typing import Any, Protocol
 
+from edgeq.util.registry import RENDERERS, Registry
+
 _LINE, _TEXT, _SENTENCE, _FEW = 390, 40, 160, 3
+
+REGISTRY: Registry[Callable[[Mapping[str, Any]], str]] = Registry(RENDERERS, callable, "function")
+"""What draws a result for notebooks: registered by `edgeq.report`, which lies above most results."""
 
 
 class Displayed:
@@ -41,9 +45,7 @@ class Page(Displayed):
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        # By name, when something is drawn: what draws lies in a layer above most results.
-        drawn: str = importlib.import_module("edgeq.report.page").draw(self.__page__())
-        return drawn
+        return REGISTRY.load("html")(self.__page__())
 
 
 def _empty(value: Any) -> bool:

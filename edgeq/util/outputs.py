@@ -17,8 +17,7 @@ from edgeq_device.places import exchange, move_new
 
 from edgeq.errors import OutputError
 from edgeq.util import placement
-from edgeq.util import placement as leftovers
-from edgeq.util.placement import NEW, alone_in, interrupted
+from edgeq.util.placement import NEW, alone_in
 
 Kind = Literal["file", "directory"]
 
@@ -56,15 +55,15 @@ def recover(path: Path) -> None:
     Raises:
         OutputError: something else is in the way, or what is there was not left by a run of this user.
     """
-    if leftovers.interrupted(path):
+    if placement.interrupted(path):
         with alone_in(path.parent):
             placement.settle(path)
     inside = path / path.name
-    if any(leftovers.stages(inside)) and not path.is_symlink():  # of a mount point that was filled
+    if any(placement.stages(inside)) and not path.is_symlink():  # of a mount point that was filled
         with alone_in(path.parent):
             placement.settle(inside, filled=True)
-            for stage in leftovers.stages(inside):
-                leftovers.check_own(stage)
+            for stage in placement.stages(inside):
+                placement.check_own(stage)
                 shutil.rmtree(stage)
 
 
@@ -128,14 +127,9 @@ def _only_empty(folder: Path) -> None:
         raise OutputError(f"{folder} holds files", "Choose another output, or remove it yourself")
 
 
-def _none(sibling: Path) -> bool:
-    del sibling
-    return False
-
-
 @contextmanager
 def output_file(
-    path: Path, *, force: bool = False, ours: Callable[[Path], bool] = _none, beside: Iterable[str] = ()
+    path: Path, *, force: bool = False, ours: Callable[[Path], bool] = lambda sibling: False, beside: Iterable[str] = ()
 ) -> Iterator[Path]:
     """Give a temporary path in a private folder beside `path`; move what is written there to `path` on success.
 
@@ -172,7 +166,7 @@ def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path
         raise OutputError(
             f"{place} is a directory, where data of {path.name} goes", "Move it, or choose another output"
         )
-    if place.is_symlink() or (place.is_file() and not (leftovers.names(path, place.name) or ours(place))):
+    if place.is_symlink() or (place.is_file() and not (placement.names(path, place.name) or ours(place))):
         raise OutputError(f"{place} is there, and is none of {path.name}", "Move it, or choose another output")
     _check_free(place, force=force, kind="file")
 
@@ -237,7 +231,12 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
     """Whether the system exchanged the two; afterwards `draft` is what was at `path`."""
     new = placement.identity(draft)
     try:
-        done = _exchange(draft, path)
+        try:
+            done = exchange(draft, path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:  # a folder in a lower layer of an overlay cannot be renamed
+                raise
+            done = False
         if done:
             # What came into it between the check and the move has moved along.
             _check_moved(draft, path, check)
@@ -246,16 +245,6 @@ def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
             exchange(draft, path)
         raise
     return done
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """`exchange`, but for folders in a lower layer of an overlay, which cannot be renamed."""
-    try:
-        return exchange(one, other)
-    except OSError as error:
-        if error.errno == errno.EXDEV:
-            return False
-        raise
 
 
 def _check_moved(old: Path, path: Path, check: Callable[[Path], None]) -> None:
@@ -292,7 +281,8 @@ def _staging(path: Path, *, force: bool, kind: Kind) -> Iterator[Path]:
         if error.errno == errno.EBUSY and kind == "file":
             fix = "Mount its folder, and name a file in it"
             raise OutputError(f"{path} is a mount point, which cannot be replaced", fix) from error
-        if error.errno in _REFUSED and _concerns(error, path):
+        named = Path(os.fsdecode(error.filename)).absolute() if error.filename is not None else None
+        if error.errno in _REFUSED and (named is None or path.absolute().parent in named.parents):
             raise _unwritable(path, error) from error
         raise
     finally:
@@ -313,7 +303,7 @@ def _beside(path: Path, kind: Kind) -> Path:
 
 def _remove(stage: Path, parents: list[Path]) -> None:
     """Remove the private folder, and those parents that were made for an output that did not come."""
-    if not leftovers.is_open(stage):  # else it holds what could not be moved back: the next run does that
+    if not placement.is_open(stage):  # else it holds what could not be moved back: the next run does that
         shutil.rmtree(stage, ignore_errors=True)
     for parent in reversed(parents):
         try:
@@ -324,11 +314,6 @@ def _remove(stage: Path, parents: list[Path]) -> None:
 
 def _taken(path: Path) -> OutputError:
     return OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
-
-
-def _concerns(error: OSError, path: Path) -> bool:
-    """Whether an error that names a file names one of the output's."""
-    return error.filename is None or path.absolute().parent in Path(os.fsdecode(error.filename)).absolute().parents
 
 
 def _full(path: Path) -> OutputError:
@@ -357,18 +342,3 @@ def is_full(folder: Path) -> bool:
 
 def _unwritable(path: Path, error: OSError) -> OutputError:
     return OutputError(f"{path} cannot be written: {error.strerror}", "Choose another output")
-
-
-__all__ = [
-    "Kind",
-    "alone_in",
-    "check_apart",
-    "check_free",
-    "check_outside",
-    "interrupted",
-    "is_full",
-    "output_directory",
-    "output_file",
-    "recover",
-    "work_folder",
-]

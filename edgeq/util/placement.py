@@ -98,7 +98,12 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
         plain = parse_json(record.read_bytes(), RECORD)
     except DeviceError as error:
         raise _foreign(stage, error.problem) from error
-    if not plain or not all(_is_name(name) and _is_identity(value) for name, value in plain.items()):
+    for name, value in plain.items():
+        leads_away = name in ("", ".", "..") or "\0" in name or Path(name).name != name
+        numbers = value is None or (isinstance(value, list) and [type(part) for part in value] == [int, int])
+        if leads_away or not numbers:
+            raise _foreign(stage, f"{RECORD} is not as edgeq writes it")
+    if not plain:
         raise _foreign(stage, f"{RECORD} is not as edgeq writes it")
     drafts = {name: (value[0], value[1]) if value is not None else None for name, value in plain.items()}
     if output is not None:
@@ -137,15 +142,6 @@ def _check_mine(stage: Path, place: Path, found: os.stat_result) -> None:
         raise _foreign(stage, f"{place.name} belongs to another user")
 
 
-def _is_name(name: str) -> bool:
-    """Tell whether `name` is that of something in a folder, and leads nowhere else."""
-    return name not in ("", ".", "..") and "\0" not in name and Path(name).name == name
-
-
-def _is_identity(value: object) -> bool:
-    return value is None or (isinstance(value, list) and len(value) == 2 and all(isinstance(p, int) for p in value))
-
-
 def _foreign(stage: Path, why: str) -> OutputError:
     return OutputError(
         f"{stage} is named like what an interrupted run leaves, and is not taken over: {why}",
@@ -173,31 +169,24 @@ def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
     Raises:
         OutputError: another one does, and `busy` says something.
     """
-    handle = _opened(folder) if fcntl is not None else None
     try:
-        if handle is not None:
-            _lock(handle, busy)
+        handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    except OSError:  # not readable, or not there: what follows says so
+        handle = None
+    if handle is None:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError as error:
+            raise OutputError(busy, "Wait until it has ended, or choose another output") from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         yield
     finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _opened(folder: Path) -> int | None:
-    try:
-        return os.open(folder, os.O_RDONLY)
-    except OSError:  # not readable, or not there: what follows says so
-        return None
-
-
-def _lock(handle: int, busy: str) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-    except BlockingIOError as error:
-        raise OutputError(busy, "Wait until it has ended, or choose another output") from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
+        os.close(handle)
 
 
 def stage_name(path: Path) -> str:

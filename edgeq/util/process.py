@@ -42,7 +42,7 @@ _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 # Resources that the machine lacks; any other OSError that no package has turned into an edgeq error is a bug.
 _EXHAUSTED = frozenset({*_FULL, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.EFBIG})
 
-_endings = Endings()
+endings = Endings()
 
 
 def begin() -> Budget | None:
@@ -53,17 +53,10 @@ def begin() -> Budget | None:
     """
     with ends_in_one_line(), device_errors():
         budget = confine("edgeq")
-    restore_interrupts()
+    endings.unwind()  # so that temporary files are removed
     # As targets/runtime/edgeq_run.py does on devices: onnxruntime's wheels report their use to their maker otherwise.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     return budget
-
-
-def restore_interrupts() -> None:
-    """From here on Ctrl-C, SIGTERM and a closed terminal unwind the stack, so that temporary files are removed."""
-    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
-        signal.signal(signal.SIGINT, _endings.interrupt)
-    _endings.unwind_on("SIGTERM", "SIGHUP")
 
 
 def check_threads() -> None:
@@ -161,9 +154,9 @@ def _end_usage(error: click.UsageError) -> NoReturn:
 
 
 def _end(line: str, code: int) -> NoReturn:
-    if _endings.number == signal.SIGINT:
+    if endings.number == signal.SIGINT:
         line, code = _INTERRUPTED_LINE, INTERRUPTED
-    elif _endings.number:
-        sys.exit(128 + _endings.number)
+    elif endings.number:
+        sys.exit(128 + endings.number)
     click.echo(printable(without_passwords(f"edgeq: {line}")), err=True)
     sys.exit(code)

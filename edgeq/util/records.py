@@ -56,22 +56,14 @@ _WORDS = {
 Place = tuple[str, ...]
 
 
-def check_keys(data: Any, kind: Any, where: object, error: type[EdgeqError]) -> None:
-    """Refuse the first key in `data`, at any depth, that the type `kind` has no field for.
-
-    Raises:
-        EdgeqError: of the type `error`, with the nearest known key.
-    """
-    _check(data, _type_info(kind), (), where, error)
-
-
 @lru_cache
 def _type_info(kind: Any) -> inspect.Type:
     """Evaluating a class's annotations takes 10 ms, each time."""
     return inspect.type_info(kind)
 
 
-def _check(data: Any, info: inspect.Type, place: Place, where: object, error: type[EdgeqError]) -> None:
+def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, error: type[EdgeqError]) -> None:
+    """Refuse the first key in `data`, at any depth, that the type has no field for; name the nearest known key."""
     info = _container(info, data)
     if isinstance(info, inspect.DataclassType) and isinstance(data, Mapping):
         fields = {field.encode_name: field.type for field in info.fields}
@@ -79,13 +71,13 @@ def _check(data: Any, info: inspect.Type, place: Place, where: object, error: ty
             if key not in fields:
                 table = f"in [{'.'.join(place)}]" if place else "at the top"
                 raise error(f"{where}: unknown key {key!r} {table}", suggest(str(key), fields))
-            _check(value, fields[key], (*place, str(key)), where, error)
+            _check_keys(value, fields[key], (*place, str(key)), where, error)
     elif isinstance(info, inspect.DictType) and isinstance(data, Mapping):
         for key, value in data.items():
-            _check(value, info.value_type, (*place, str(key)), where, error)
+            _check_keys(value, info.value_type, (*place, str(key)), where, error)
     elif isinstance(info, inspect.CollectionType) and isinstance(data, list):
         for index, value in enumerate(data):
-            _check(value, info.item_type, (*place, str(index)), where, error)
+            _check_keys(value, info.item_type, (*place, str(index)), where, error)
 
 
 def _container(info: inspect.Type, data: Any) -> inspect.Type:
@@ -225,7 +217,7 @@ def parse(
         EdgeqError: of the type `error`: which value is not as it should be, and what it should be.
     """
     if not unknown_keys:
-        check_keys(data, kind, where, error)
+        _check_keys(data, _type_info(kind), (), where, error)  # type: ignore[arg-type]  # classes are hashable
     try:
         return msgspec.convert(data, kind, dec_hook=_decode)
     except msgspec.ValidationError as problem:
@@ -251,9 +243,9 @@ def salvage(data: Any, kind: Any) -> Any:
             hints = get_type_hints(kind, include_extras=True)
             known = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.name in data}
             found = dict(_salvaged((name, data[name], hint) for name, hint in known.items()))
-            missing = [f.name for f in dataclasses.fields(kind) if f.name not in found and _required(f)]
-            if missing:
-                raise
+            for one in dataclasses.fields(kind):
+                if one.name not in found and dataclasses.MISSING is one.default is one.default_factory:
+                    raise
             return kind(**found)  # type: ignore[operator]
         if isinstance(data, Mapping) and isinstance(origin, type) and issubclass(origin, Mapping):
             return dict(_salvaged((key, value, inner[1]) for key, value in data.items() if isinstance(key, str)))
@@ -278,10 +270,6 @@ def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]
         except ValueError:
             continue
         yield name, found
-
-
-def _required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T:
@@ -402,11 +390,11 @@ def plain(value: Any) -> Any:
     if hasattr(value, "to_dict"):  # the device side, which stands alone
         return value.to_dict()
     if dataclasses.is_dataclass(value):
-        return dict(_items_of_write(value))
+        return dict(_entries(value))
     raise TypeError(f"{type(value).__qualname__} is no record")
 
 
-def _items_of_write(value: Any) -> Iterator[tuple[str, Any]]:
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(value):
         item, form = getattr(value, field.name), field.metadata.get("form")
         if "record" not in field.metadata:
@@ -434,28 +422,3 @@ def rounded(value: Any, digits: int) -> Any:
     if isinstance(value, list | tuple):
         return [rounded(item, digits) for item in value]
     return value
-
-
-__all__ = [
-    "NOT_WRITTEN",
-    "Amount",
-    "Count",
-    "Finite",
-    "NullIsInfinite",
-    "Positive",
-    "Share",
-    "computed",
-    "fingerprint",
-    "is_longer",
-    "is_toml",
-    "json_object",
-    "parse",
-    "plain",
-    "read_json",
-    "read_toml",
-    "readable",
-    "rounded",
-    "salvage",
-    "toml_table",
-    "written",
-]

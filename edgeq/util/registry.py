@@ -58,7 +58,7 @@ class Group:
     also: str = ""
 
     def names(self) -> tuple[str, ...]:
-        """Every registered name: edgeq's own, then those of plug-ins, each part in alphabetical order."""
+        """Return every registered name: edgeq's own, then those of plug-ins, each part in alphabetical order."""
         return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
 
     def builtin(self) -> Mapping[str, str]:
@@ -66,7 +66,7 @@ class Group:
         return self.own or _modules(self.package, self.attribute)
 
     def plugins(self) -> tuple[EntryPoint, ...]:
-        """The entry points of installed distributions; what stands twice on the search path counts once."""
+        """Return the entry points of installed distributions; what stands twice on the search path counts once."""
         return _entry_points(self.name, tuple(sys.path))
 
     def place(self, name: str) -> tuple[str, str]:
@@ -97,14 +97,56 @@ class Group:
 
 
 METHODS = Group("calibration method", "edgeq.calibration_methods", "edgeq.calibrate.methods", "METHOD")
-DECODERS = Group("decoder", "edgeq.decoders", "edgeq.measure.decoders", "DECODER", also="path.py:function")
-TASKS = Group("task", "edgeq.tasks", "edgeq.measure.tasks", "TASK", also="path.py:factory")
-STEPS = Group("preprocessing step", "edgeq.preprocess_steps", "edgeq.data.steps", "STEP", error=DataError)
+DECODERS = Group(
+    "decoder",
+    "edgeq.decoders",
+    own={
+        "ssd": "edgeq.measure.decoders:SSD",
+        "yolov3": "edgeq.measure.decoders:YOLOV3",
+        "yolov3-nms": "edgeq.measure.decoders:YOLOV3_NMS",
+        "yolov5": "edgeq.measure.decoders:YOLOV5",
+        "yolov8": "edgeq.measure.decoders:YOLOV8",
+        "yolox": "edgeq.measure.decoders:YOLOX",
+    },
+    also="path.py:function",
+)
+TASKS = Group(
+    "task",
+    "edgeq.tasks",
+    own={
+        "anomaly": "edgeq.measure.tasks:ANOMALY",
+        "classification": "edgeq.measure.tasks:CLASSIFICATION",
+        "detection": "edgeq.measure.tasks:DETECTION",
+        "similarity": "edgeq.measure.tasks:SIMILARITY",
+    },
+    also="path.py:factory",
+)
+STEPS = Group(
+    "preprocessing step",
+    "edgeq.preprocess_steps",
+    own={
+        "add": "edgeq.data.steps.arithmetic:Add",
+        "center": "edgeq.data.steps.arithmetic:Center",
+        "channels": "edgeq.data.steps.image:Channels",
+        "crop": "edgeq.data.steps.image:Crop",
+        "divide": "edgeq.data.steps.arithmetic:Divide",
+        "dtype": "edgeq.data.steps.arithmetic:Dtype",
+        "expand": "edgeq.data.steps.shape:Expand",
+        "layout": "edgeq.data.steps.shape:Layout",
+        "letterbox": "edgeq.data.steps.image:Letterbox",
+        "multiply": "edgeq.data.steps.arithmetic:Multiply",
+        "reshape": "edgeq.data.steps.shape:Reshape",
+        "resize": "edgeq.data.steps.image:Resize",
+        "subtract": "edgeq.data.steps.arithmetic:Subtract",
+        "window": "edgeq.data.steps.shape:Window",
+    },
+    error=DataError,
+)
 RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
 IMPROVEMENTS = Group("improvement", "edgeq.improvements", "edgeq.tune.improvements", "IMPROVEMENT")
 BACKENDS = Group(
     "backend",
-    "edgeq.backends.base",
+    "edgeq.backends",
     own={
         "cpu": "edgeq.backends.cpu:CpuBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
@@ -113,6 +155,7 @@ BACKENDS = Group(
     },
     error=HardwareError,
 )
+RENDERERS = Group("renderer", "edgeq.renderers", own={"html": "edgeq.report.page:draw"})
 GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, IMPROVEMENTS, BACKENDS)
 
 
@@ -135,11 +178,11 @@ class Registry(Generic[T]):
         self._loaded: dict[tuple[str, str], T] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Every registered name; nothing is imported."""
+        """Return every registered name; nothing is imported."""
         return self.group.names()
 
     def owner(self, name: str) -> str:
-        """Name and version of the distribution that registers `name`; "edgeq" for edgeq's own.
+        """Return the name and version of the distribution that registers `name`; "edgeq" for edgeq's own.
 
         Raises:
             EdgeqError: as `load`.
@@ -147,7 +190,7 @@ class Registry(Generic[T]):
         return self.group.place(name)[1] or "edgeq"
 
     def load(self, name: str) -> T:
-        """The object registered as `name`.
+        """Return the object registered as `name`.
 
         Raises:
             EdgeqError: an unknown name (`Group.error`).
@@ -160,7 +203,7 @@ class Registry(Generic[T]):
         return self._loaded[name, place]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Every name with its object, in the order of `names`.
+        """Yield every name with its object, in the order of `names`.
 
         Raises:
             UsageError: as `load`.
@@ -195,7 +238,7 @@ class Registry(Generic[T]):
 
 
 def plugin_in(error: BaseException) -> str:
-    """Name and version of the last plug-in that an exception came through; "" where it came through none."""
+    """Return the name and version of the last plug-in that an exception came through; "" where it came through none."""
     points = (point for group in GROUPS for point in group.plugins())
     owners = {re.split("[.:]", point.value)[0]: distribution(point) for point in points}
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -222,7 +265,7 @@ def data_folders(name: str) -> tuple[Path, ...]:
 
 
 def distribution(point: EntryPoint) -> str:
-    """Name and version of the distribution that an entry point belongs to."""
+    """Return the name and version of the distribution that an entry point belongs to."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
@@ -242,7 +285,7 @@ def _modules(package: str, attribute: str) -> Mapping[str, str]:
 
 @lru_cache
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The entry points of one group; `path` is the search path that they were found on."""
+    """Return the entry points of one group; `path` is the search path that they were found on."""
     del path
     found = {(point.name, point.value, distribution(point)): point for point in entry_points(group=group)}
     return tuple(found.values())
@@ -280,12 +323,12 @@ _PREFIX = "edgeq_user_"
 
 
 def names_function(name: str) -> bool:
-    """Whether `name` has the form "path.py:function"."""
+    """Return whether `name` has the form "path.py:function"."""
     return ".py:" in name
 
 
 def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[..., Any]:
-    """The function that `name` ("path.py:function") points at. The file is run: it is the user's own code.
+    """Return the function that `name` ("path.py:function") points at. The file is run: it is the user's own code.
 
     Args:
         what: what it is wanted as, for messages.
@@ -305,7 +348,8 @@ def load_function(name: str, what: str, error: type[EdgeqError]) -> Callable[...
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """What a user's code raised, in one line with the file and line of it where they are known; and what to do."""
+    """Return what a user's code raised, in one line with the file and line of it where they are known; and what to
+    do."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     place = place_in(error)
     fix = f"Correct {place.partition(':')[0]}" if place else "Correct the file"
@@ -315,7 +359,7 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def place_in(error: BaseException) -> str:
-    """The last "file.py:line" of a user's file that an exception came through; "" where it came through none."""
+    """Return the last "file.py:line" of a user's file that an exception came through; "" where it came through none."""
     places = [
         f"{Path(frame.f_code.co_filename).name}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -339,14 +339,9 @@ def _describe(folder, request, lines):
     uname = os.uname()
     return {
         "evidence": {
-            "system": evidence.system,
-            "machine": evidence.machine,
-            "cpuinfo": evidence.cpuinfo,
+            **{name: getattr(evidence, name) for name in ("system", "machine", "cpuinfo", "sysctl")},
             "auxv": base64.b64encode(evidence.auxv).decode(),
-            "sysctl": evidence.sysctl,
-            "cpuid": None
-            if answers is None
-            else {"leaves": [[*key, *value] for key, value in answers.leaves.items()], "xcr0": answers.xcr0},
+            "cpuid": answers and {"leaves": [[*k, *v] for k, v in answers.leaves.items()], "xcr0": answers.xcr0},
         },
         "files": {name: text for name, text in _system_files(environment.read_text) if text is not None},
         "affinity": len(environment.allowed_cores()),

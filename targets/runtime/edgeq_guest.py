@@ -1,6 +1,6 @@
 """What edgeq runs inside an emulated machine, on a board, or in a process of its own for a plug-in engine: it opens
 models as a device would and answers requests that come over standard input, on standard output, in the frames of
-edgeq_device/frames.py.
+edgeq_device/arrays.py.
 
 Needs Python 3.9 or newer, numpy and onnxruntime, and edgeq_device beside it.
 
@@ -28,10 +28,20 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from edgeq_device import cpuid
 from edgeq_device.arrays import read_arrays
-from edgeq_device.features import gather, normalise_architecture, parse_hwcap, read_hwcap
+from edgeq_device.bench import BenchSettings
+from edgeq_device.bench_models import BenchModel, bench_models, bundle_feeds, bundle_models, bundle_variants
+from edgeq_device.claim import rank_until_settled
+from edgeq_device.engines import add_engine, read_engine
+from edgeq_device.features import cpuid_features, gather, normalise_architecture, parse_hwcap, read_hwcap
+from edgeq_device.latency import Bursts, WarmUp
+from edgeq_device.memory import measure_memory
+from edgeq_device.opening import open_best, start_variant
+from edgeq_device.options import BRIEF_SPIN, session_options
+from edgeq_device.package import MAIN, open_bundle
+from edgeq_device.scenarios import query_runner
 from edgeq_device.serve import open_requested, requested_variant, serve
+from edgeq_device.sessions import onnxruntime, read_device
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -61,10 +71,6 @@ def _compile(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
     """onnxruntime, and options with the request's engine in them."""
-    from edgeq_device.engines import add_engine, read_engine
-    from edgeq_device.options import BRIEF_SPIN, session_options
-    from edgeq_device.sessions import onnxruntime
-
     ort = onnxruntime()
     options = session_options(ort, config=BRIEF_SPIN, threads=0, optimization="all")
     add_engine(ort, read_engine(request["engine"]), options)
@@ -76,7 +82,7 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
     if evidence.cpuid is not None:
-        found = cpuid.features(evidence.cpuid) - set(request["masked"])
+        found = cpuid_features(evidence.cpuid) - set(request["masked"])
     else:
         found = parse_hwcap(*read_hwcap(evidence.auxv))
     answer = {
@@ -86,8 +92,6 @@ def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
         "numpy": np.__version__,
     }
     if request["runtime"]:
-        from edgeq_device.sessions import onnxruntime
-
         answer["onnxruntime"] = str(onnxruntime().__version__)
         answer["trapped"] = shim.edgeq_mask_count() if shim is not None else 0
     return answer
@@ -99,10 +103,6 @@ def _open(request: Dict[str, Any]) -> Any:
 
 def _best(request: Dict[str, Any]) -> Any:
     """The variant of a bundle that fits this device, or the one that is named; opened."""
-    from edgeq_device.opening import open_best
-    from edgeq_device.package import open_bundle
-    from edgeq_device.sessions import read_device
-
     bundle = open_bundle(request["bundle"])  # a copy of its files stays to the end of the process
     return open_best(bundle, read_device(), name=request["variant"], threads=request["threads"])
 
@@ -114,11 +114,6 @@ def _choose(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
     """`bench_models`, of a bundle's variants or of models that requests to open them describe."""
-    from edgeq_device.bench import BenchSettings
-    from edgeq_device.bench_models import bench_models, bundle_feeds, bundle_models, bundle_variants
-    from edgeq_device.package import open_bundle
-    from edgeq_device.sessions import read_device
-
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
     feeds, notes = None, ()
     if request["bundle"]:
@@ -135,11 +130,6 @@ def _bench(request: Dict[str, Any]) -> Dict[str, Any]:
 
 def _subject(one: Dict[str, Any]) -> Any:
     """A model of a benchmark: a variant of a bundle, or what a request to open one describes."""
-    from edgeq_device.bench_models import BenchModel, bundle_models
-    from edgeq_device.memory import measure_memory
-    from edgeq_device.opening import start_variant
-    from edgeq_device.package import MAIN, open_bundle
-
     if one.get("bundle"):
         variants = open_bundle(one["bundle"]).components[MAIN]
         model = bundle_models([variant for variant in variants if variant.name == one["variant"]])[0]
@@ -155,11 +145,6 @@ def _subject(one: Dict[str, Any]) -> Any:
 
 def _race(request: Dict[str, Any]) -> Dict[str, Any]:
     """`rank_until_settled`, of models that requests to open them describe, each in a number of sessions."""
-    from edgeq_device.latency import Bursts, WarmUp
-    from edgeq_device.opening import start_variant
-    from edgeq_device.ranking import rank_until_settled
-    from edgeq_device.scenarios import query_runner
-
     feeds = [read_arrays(Path(request["feed"]))]
     runners: Dict[str, Any] = {one["name"]: [] for one in request["models"]}
     end = time.perf_counter() + request["how"]["max_duration_s"]  # opening takes no longer than the race
@@ -195,8 +180,6 @@ def _read(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _peak(request: Dict[str, Any]) -> Dict[str, Any]:
-    from edgeq_device.memory import measure_memory
-
     return measure_memory(request, request["shapes"]).to_dict()
 
 

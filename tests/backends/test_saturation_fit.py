@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.backends.cpu import CpuBackend
-from edgeq.emulate.saturation.audit import audit, largest_sums
+from edgeq.emulate.audit import audit, largest_sums
 from edgeq.errors import UsageError
-from edgeq.measure.node_runs import source_names
+from edgeq.measure.coverage import source_names
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
 from edgeq.quantize.qdq import fit_factors
 from edgeq.scheme import Scheme

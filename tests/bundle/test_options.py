@@ -21,6 +21,7 @@ from edgeq_device.engines import EngineSpec, engine_options, engines
 from edgeq_device.errors import BundleError
 from edgeq_device.options import BRIEF_SPIN, Rule, provider_problem, rules, session_problem
 from edgeq_device.package import open_bundle
+from edgeq_device.plainjson import own_table
 from edgeq_device.variants import EXTERNAL_FOLDER
 from onnx import helper
 
@@ -40,8 +41,9 @@ ROOT = Path(__file__).parents[2]
 RUNNER = ROOT / "targets" / "runtime" / "edgeq_run.py"
 CPU, CUDA, TRT, QNN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "QNN"))
 PRECISION = "session.x64quantprecision"
-ALL = [("", key, rule) for key, rule in rules().session.items()] + [
-    (ep, key, rule) for ep, known in rules().providers.items() for key, rule in known.items()
+PROVIDERS = tuple(own_table("options.json")["providers"])
+ALL = [("", key, rule) for key, rule in rules().items()] + [
+    (ep, key, rule) for ep in PROVIDERS for key, rule in rules(ep).items()
 ]
 
 # Everything of ONNX Runtime 1.31.1 that opens, writes or loads something, or takes its threads, or is unknown.
@@ -374,4 +376,4 @@ def test_the_documentation_names_every_option() -> None:
     text = (ROOT / "docs" / "bundle.md").read_text("utf-8")
     named = set(text.split("## Options")[1].split("\n## ")[0].replace("`", " ").replace(",", " ").split())
     assert [key for _, key, _ in ALL if key not in named] == []
-    assert [ep for ep in rules().providers if ep not in named] == []
+    assert [ep for ep in PROVIDERS if ep not in named] == []

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from edgeq_device.cli import main
 from edgeq_device.errors import OutputError
-from edgeq_device.infer import output_place
+from edgeq_device.opening import output_place
 from edgeq_device.package import open_bundle
 
 from edgeq.bundle.plan import BundleSpec
@@ -326,7 +326,7 @@ def test_without_onnxruntime(good: Path, tmp_path: Path) -> None:
     assert "onnxruntime cannot be imported" in line
 
 
-@pytest.mark.parametrize("module", ["cli.py", "names.py"])
+@pytest.mark.parametrize("module", ["cli.py", "manifest.py"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_runner_that_is_damaged(module: str, packed: bool, good: Path, tmp_path: Path) -> None:
     """Its own sources are read before their hashes can be checked."""

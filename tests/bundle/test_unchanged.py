@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
-from edgeq_device import contents, opening, package, sessions
+from edgeq_device import manifest, opening, package
 from edgeq_device.cli import main
 from edgeq_device.errors import BundleError, OutputError
 from edgeq_device.package import open_bundle
@@ -76,16 +77,16 @@ def between_hash_and_open(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None]
 ) -> None:
     """Change files before the first session is opened, and after."""
-    opens = sessions._open_files
+    opens = onnxruntime.InferenceSession
 
-    def changed(one: object, *arguments: object) -> object:
-        monkeypatch.setattr(sessions, "_open_files", opens)
+    def changed(*arguments: object, **options: object) -> object:
+        monkeypatch.setattr(onnxruntime, "InferenceSession", opens)
         before()
-        session = opens(one, *arguments)  # type: ignore[arg-type]
+        session = opens(*arguments, **options)
         after()
         return session
 
-    monkeypatch.setattr(sessions, "_open_files", changed)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", changed)
 
 
 @pytest.mark.parametrize("change", ["rewrite", "root"])
@@ -142,7 +143,7 @@ def test_a_directory_without_space_for_a_copy_is_opened_in_place(
     elif why == "no temporary folder":
         monkeypatch.setattr(package, "temporary_folder", refuse)
     else:
-        monkeypatch.setattr(contents, "_sink", full_of(contents._sink))
+        monkeypatch.setattr(manifest, "_sink", full_of(manifest._sink))
     assert main(["verify", "--bundle", str(copy), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["opened"] == "in place"
     assert main(["verify", "--bundle", str(copy)]) == 0

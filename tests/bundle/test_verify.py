@@ -13,8 +13,8 @@ from edgeq_device.arrays import write_npz
 from edgeq_device.cli import main
 from edgeq_device.errors import BundleError
 from edgeq_device.package import open_bundle
-from edgeq_device.text import variant_lines
 from edgeq_device.variants import SliceTolerance
+from edgeq_device.verify import variant_lines
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.verify import verify_bundle

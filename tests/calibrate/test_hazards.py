@@ -15,8 +15,22 @@ from hypothesis import strategies as st
 from edgeq.backends.cpu import CpuBackend
 from edgeq.backends.tensorrt.explicit import plan_placement
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.hazard_precision import ANGLE, DIVISOR, LOGARITHM, ROOT, Spread, root_snr
-from edgeq.calibrate.hazards import COLUMNS, JOINED, NONFINITE, NOTHING, TAIL, calibrated, far_value, find_hazards
+from edgeq.calibrate.hazards import (
+    ANGLE,
+    COLUMNS,
+    DIVISOR,
+    JOINED,
+    LOGARITHM,
+    NONFINITE,
+    NOTHING,
+    ROOT,
+    TAIL,
+    Spread,
+    calibrated,
+    far_value,
+    find_hazards,
+    root_snr,
+)
 from edgeq.calibrate.ranges import scheme_ranges
 from edgeq.calibrate.statistics import TensorStatistics, histogram_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8

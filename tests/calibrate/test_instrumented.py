@@ -3,20 +3,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
+import onnx
 import pytest
 
 from edgeq.calibrate.observer import InstrumentedModel, without_conversions
 from edgeq.errors import DataError
+from edgeq.model.edit import to_proto
 from edgeq.model.load import read_model
 from tests.graphs import model
 
 from .models import images, small_cnn
 
 
-def optimised(channels: int, reader: str = "com.microsoft.nchwc.ReorderInput") -> ir.Model:
+def optimised(channels: int, reader: str = "com.microsoft.nchwc.ReorderInput") -> onnx.GraphProto:
     """conv → plain → Clip → blocked → conv, as ONNX Runtime writes it when the plain tensors are observed."""
-    return model(
+    written = model(
         f"""g (float x, float w, float low, float high) => (float conv, float y) {{
             blocked1 = com.microsoft.nchwc.Conv (x, w)
             conv = com.microsoft.nchwc.ReorderOutput <channels = {channels}> (blocked1)
@@ -26,20 +27,21 @@ def optimised(channels: int, reader: str = "com.microsoft.nchwc.ReorderInput") -
         }}""",
         imports=', "com.microsoft.nchwc": 1',
     )
+    return to_proto(written).graph
 
 
-def kinds(graph: ir.Model) -> list[str]:
-    return [node.op_type for node in graph.graph]
+def kinds(graph: onnx.GraphProto) -> list[str]:
+    return [node.op_type for node in graph.node]
 
 
 def test_conversions_that_serve_only_the_observation_go() -> None:
     graph = optimised(32)
     assert without_conversions(graph, ["conv", "y"]) == {"conv": "blocked1"}
     assert kinds(graph) == ["Conv", "Clip", "Conv"]
-    _, clip, conv = graph.graph
-    assert [value.name for value in clip.inputs] == ["blocked1", "low", "high"]
-    assert conv.inputs[0] is clip.outputs[0]
-    assert [value.name for value in graph.graph.outputs] == ["blocked1", "y"]
+    _, clip, conv = graph.node
+    assert clip.input == ["blocked1", "low", "high"]
+    assert conv.input[0] == clip.output[0]
+    assert [value.name for value in graph.output] == ["blocked1", "y"]
 
 
 def test_blocks_that_are_not_full_stay() -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from edgeq.calibrate import observer
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.observer import FIRST, bounded_by, reduce_large, row_length
+from edgeq.calibrate.observer import FIRST, Bounds, reduce_large, row_length
 from edgeq.calibrate.statistics import Nonfinite, Statistics
 from edgeq.errors import CalibrationError
-from edgeq.model.edit import to_bytes
+from edgeq.model.edit import to_proto
 from edgeq.model.load import read_model
 from tests.graphs import model
 
@@ -140,14 +140,17 @@ BOUNDED = """g (float[1, 3, 8, 8] x, float low) => (float y)
 
 @pytest.mark.parametrize("weight", ["1", "1e6"])
 def test_what_is_known_to_be_finite(weight: str) -> None:
-    graph = model(BOUNDED.replace("WEIGHT", weight))
-    made = {node.outputs[0].name: node for node in graph.graph}
-    assert bounded_by(made["a"], {"x"}) == (frozenset({"x"}) if weight == "1" else None)
-    assert bounded_by(made["a"], {"a"}) is None
-    assert bounded_by(made["d"], {"a"}) == {"a"}
-    assert bounded_by(made["e"], {"d"}) is None
-    assert bounded_by(made["y"], {"a", "e"}) is None  # a limit of the Clip is not known
-    assert bounded_by(made["y"], {"a", "f"}) == {"a", "f"}
+    graph = to_proto(model(BOUNDED.replace("WEIGHT", weight))).graph
+
+    def bounds(name: str, *measured: str) -> frozenset[str] | None:
+        return Bounds(graph, set(measured), Path()).of(name)
+
+    assert bounds("a", "x") == (frozenset({"x"}) if weight == "1" else None)
+    assert bounds("a", "a") is None
+    assert bounds("d", "a") == {"a"}
+    assert bounds("e", "d") is None
+    assert bounds("y", "a", "e") is None  # a limit of the Clip is not known
+    assert bounds("y", "a", "f") == {"a", "f"}
 
 
 def test_a_sum_that_overflows_is_no_bad_value(tmp_path: Path, used: list[bool]) -> None:
@@ -182,9 +185,9 @@ STRIDE = 7
 @cache
 def session(size: int, opset: int = 17) -> onnxruntime.InferenceSession:
     """Of a model whose one tensor, y = -x, is not given as it is but in parts."""
-    graph = model(f"g (float[{size}] x) => (float[{size}] y) {{ y = Neg (x) }}", opset=opset)
+    graph = to_proto(model(f"g (float[{size}] x) => (float[{size}] y) {{ y = Neg (x) }}", opset=opset))
     reduce_large(graph, ["y"], {"y": (size, STRIDE)}, ["y"])
-    return onnxruntime.InferenceSession(to_bytes(graph))
+    return onnxruntime.InferenceSession(graph.SerializeToString())
 
 
 ROW = 192

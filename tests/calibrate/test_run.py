@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgeq.calibrate.run import calibrate, merge_to, parse_bytes
-from edgeq.cli.calibrate import command
+from edgeq.cli.calibrate import calibrate_command
 from edgeq.errors import CalibrationError, DataError, OutputError, UsageError
 from edgeq.model.prepare import prepare_model
 
@@ -32,7 +32,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(command, [str(a) for a in arguments])
+    return CliRunner().invoke(calibrate_command, [str(a) for a in arguments])
 
 
 def test_the_command_writes_the_same_bytes_each_time(model: Path, data: Path, tmp_path: Path) -> None:

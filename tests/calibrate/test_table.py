@@ -163,8 +163,9 @@ def test_wrong_files_are_reported(tmp_path: Path, name: str, content: bytes, mes
 
 
 def test_keys_out_of_order_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq.calibrate.table.sorted", lambda x, key: list(x), raising=False)
-    (tmp_path / FLATBUFFERS).write_bytes(encode_table({"b": "1", "a": "2"}))
+    with monkeypatch.context() as patch:
+        patch.setattr("edgeq.calibrate.table.sorted", lambda x, key: list(x), raising=False)
+        (tmp_path / FLATBUFFERS).write_bytes(encode_table({"b": "1", "a": "2"}))
     with pytest.raises(CalibrationError, match="out of order"):
         read_flatbuffers(tmp_path / FLATBUFFERS)
 

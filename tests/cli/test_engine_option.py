@@ -12,7 +12,9 @@ from edgeq_device.bench import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq import demo
-from edgeq.cli import bench, detect, eval, quantize
+from edgeq.cli.build import quantize_command
+from edgeq.cli.info import detect_command
+from edgeq.cli.measure import bench_command, eval_command
 from edgeq.measure.bench import bench as bench_function
 from edgeq.run.engines import choose_engine
 from tests import fake_engine
@@ -28,7 +30,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(command: Any, *arguments: str) -> dict[str, Any]:
-    done = CliRunner().invoke(command.command, [*arguments, "--json"], catch_exceptions=False)
+    done = CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -48,7 +50,7 @@ def test_bench_compares_engines() -> None:
 
 @pytest.mark.usefixtures("fake")
 def test_eval_runs_the_model_in_it_and_the_reference_not() -> None:
-    found = run(eval, MODEL, "--data", DATA, "--count", "4", "--reference", MODEL, "--engine", "fake")
+    found = run(eval_command, MODEL, "--data", DATA, "--count", "4", "--reference", MODEL, "--engine", "fake")
     assert (found["settings"]["engine"], found["settings"]["precision"]) == ("fake", "f32")
     assert found["reference"]["agreement"]["outputs"][0]["equal"]
 
@@ -56,19 +58,21 @@ def test_eval_runs_the_model_in_it_and_the_reference_not() -> None:
 @pytest.mark.usefixtures("fake")
 def test_quantize_proves_in_it(tmp_path: Path) -> None:
     out = str(tmp_path / "int8.onnx")
-    found = run(quantize, MODEL, "--data", DATA, "--count", "8", "--engine", "fake:bf16", "--no-timing", "-o", out)
+    found = run(
+        quantize_command, MODEL, "--data", DATA, "--count", "8", "--engine", "fake:bf16", "--no-timing", "-o", out
+    )
     assert found["engine"] == "fake:bf16"
     assert "proven in fake:bf16" in found["notes"]
 
 
 @pytest.mark.usefixtures("fake")
 def test_detect_lists_it() -> None:
-    listed = {engine["name"]: engine for engine in run(detect)["engines"]}
+    listed = {engine["name"]: engine for engine in run(detect_command)["engines"]}
     assert listed["fake"]["version"] == "1.2.3"
     assert next(iter(listed)) == "onnxruntime"
 
 
-OPTIONS = {"bench": (bench, ()), "eval": (eval, ("--data", DATA, "--reference", MODEL))}
+OPTIONS = {"bench": (bench_command, ()), "eval": (eval_command, ("--data", DATA, "--reference", MODEL))}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -81,6 +85,6 @@ OPTIONS = {"bench": (bench, ()), "eval": (eval, ("--data", DATA, "--reference", 
 )
 def test_what_makes_no_sense_is_one_line(name: str, engine: str, line: str, tmp_path: Path) -> None:
     command, arguments = OPTIONS[name]
-    done = CliRunner().invoke(command.command, [str(tmp_path), *arguments, "--engine", engine])
+    done = CliRunner().invoke(command, [str(tmp_path), *arguments, "--engine", engine])
     assert done.exit_code == 2
     assert line in done.stderr

@@ -110,7 +110,8 @@ def test_a_bundle_with_a_file_of_the_user_survives(workspace: Workspace, argumen
     runner.write_bytes(kept)
     # What Python leaves behind is no obstacle, nor is a file that is missing.
     (workspace.path / "out" / "edgeq_device" / "__pycache__").mkdir()
-    (workspace.path / "out" / "edgeq_device" / "__pycache__" / "names.cpython-311.pyc").write_bytes(b"")
+    (workspace.path / "out" / "edgeq_device" / "__pycache__" / "bench.cpython-311.pyc").write_bytes(b"")
+    (workspace.path / "out" / "edgeq_device" / "__pycache__" / "manifest.cpython-311.pyc").write_bytes(b"")
     (workspace.path / "out" / "__main__.py").unlink()
     assert workspace.run(*DIRECTORIES["package"], "-o", "out", "--force").code == 0
     assert not (workspace.path / "out" / "edgeq_device" / "__pycache__").exists()

@@ -104,9 +104,9 @@ def test_a_signal_in_the_middle(tmp_path: Path, name: str, codes: set[int]) -> N
 TURNED = """
 import os, signal
 from edgeq.errors import RuntimeUnavailableError
-from edgeq.util.process import ends_in_one_line, restore_interrupts
+from edgeq.util.process import ends_in_one_line, endings
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-restore_interrupts()
+endings.unwind()
 with ends_in_one_line():
     try:
         os.kill(os.getpid(), signal.NAME)
@@ -139,12 +139,12 @@ def test_a_signal_that_a_library_makes_an_error_of_ends_the_program_all_the_same
 HANDLERS = """
 import signal
 import edgeq.__main__
-from edgeq.util.process import _endings, restore_interrupts
+from edgeq.util.process import endings
 print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)
-restore_interrupts()
-print(signal.getsignal(signal.SIGINT) == _endings.interrupt)
+endings.unwind()
+print(signal.getsignal(signal.SIGINT) == endings.interrupt)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-restore_interrupts()
+endings.unwind()
 print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
 """
 

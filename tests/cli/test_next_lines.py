@@ -15,7 +15,7 @@ from edgeq_device.bench import BenchSettings
 from edgeq_device.latency import WarmUp
 
 from edgeq.cli import COMMANDS, group
-from edgeq.cli._next import NEXT, next_line
+from edgeq.cli._common import NEXT, next_line
 from edgeq.errors import GoalNotMetError
 from edgeq.jobs import demo
 from tests.bundle.oci.registry import in_process
@@ -144,7 +144,7 @@ def place(
         for option in command_of([name]).params:
             if option.name in ("duration_s", "min_queries"):
                 monkeypatch.setattr(option, "default", 0 if option.name == "duration_s" else 2)
-    monkeypatch.setattr("edgeq.cli.report._open", lambda page, printer: None)
+    monkeypatch.setattr("edgeq.cli.explain._open", lambda page, printer: None)
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with in_process() as registry:
         yield registry.host

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.cli._common import Printer
-from edgeq.cli.report import _open
+from edgeq.cli.explain import _open
 
 PROGRAM = {"darwin": "open"}.get(sys.platform, "xdg-open")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Windows opens pages without PATH")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeq.cli._options import Output
-from edgeq.cli._permissions import HOSTS, PROGRAMS
+from edgeq.cli.run import HOSTS, PROGRAMS
 from tests.cli.test_recipe import EVERY
 from tests.cli.workspace import Workspace
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from edgeq_device.guest import import_path, python_command
+from edgeq_device.serve import import_path, python_command
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle
@@ -295,7 +295,7 @@ def test_a_runtime_on_the_parents_path_is_the_childs(tmp_path: Path) -> None:
     site.mkdir()
     here.mkdir()
     code = f"import sys; sys.path[:0] = [{str(RUNNER)!r}, {str(site)!r}]; sys.path += ['', {str(here)!r}, 'site']\n"
-    code += "from edgeq_device.guest import import_path; print(*import_path(), sep=chr(10))"
+    code += "from edgeq_device.serve import import_path; print(*import_path(), sep=chr(10))"
     kept = run(["-P", "-c", code], here).stdout.splitlines()
     assert kept[:2] == [str(RUNNER), str(site)]
     assert not {"", "site", str(here)} & set(kept)

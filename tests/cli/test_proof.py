@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from edgeq.cli._proof import closeness
+from edgeq.cli.build import closeness
 from edgeq.measure.agreement import Agreement, OutputAgreement
 
 

@@ -103,7 +103,7 @@ def test_a_recipe_does_what_its_options_would(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[quantize]\nmodel = 'm'", "quantize.output is missing. Add it"),
+        ("[quantize]\noutput = 'o'", "quantize.model is missing. Add it"),
         ("[quantise]\nmodel = 'm'", "[quantise] is no command. Did you mean quantize?"),
         ("[quantize]\nmodel = 'm'\noutput = 'o'\nmax-drop = 1", "key 'max-drop' in [quantize]. Did you mean max_drop?"),
         ("[quantize]\nmodel = 'm'\noutput = 'o'\nforce = 'yes'", "quantize.force is 'yes'. Make it true or false"),
@@ -131,7 +131,7 @@ def test_what_is_wrong_is_reported_with_file_key_and_fix(text: str | None, said:
 
 def test_a_wrong_step_is_found_before_the_first_runs(tmp_path: Path) -> None:
     place = tmp_path / "r.toml"
-    place.write_text(f"[inspect]\nmodel = {json.dumps(str(demo.MODEL))}\n[quantize]\nmodel = 'm'\n")
+    place.write_text(f"[inspect]\nmodel = {json.dumps(str(demo.MODEL))}\n[quantize]\noutput = 'o'\n")
     failed = run("run", place)
     assert failed.exit_code == 2
     assert failed.stdout == ""
@@ -147,3 +147,12 @@ def test_the_recipe_in_the_documentation_is_one(tmp_path: Path) -> None:
     assert packaged.context.params["targets"] == ("raspberry-pi-5", "haswell")
     assert compared.context.params["data"] == "val/"
     assert compared.context.params["max_drop"] == "1%"
+
+
+def test_an_output_beside_the_model_does_not_leave_the_folder_of_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    place = tmp_path / "recipes" / "r.toml"
+    place.write_text("[quantize]\nmodel = '../net.onnx'\n")
+    failed = run("run", place, "--dry-run")
+    assert "refused" in failed.stdout
+    assert "net.int8.onnx' is written, and does not lie below the recipe's folder" in failed.stdout

@@ -15,8 +15,9 @@ import pytest
 
 from compat.networks import Reader, images, model_of, weights
 from edgeq.calibrate.table import read_tables
-from edgeq.compat import CalibraterBase, CalibrationMethod, CalibratorBase, create_calibrator, write_calibration_table
+from edgeq.compat import CalibraterBase, CalibrationMethod, CalibratorBase, create_calibrator
 from edgeq.compat.calibrate import CalibrationDataReader
+from edgeq.compat.calibrators import write_calibration_table
 from edgeq.errors import CalibrationError, DataError, UsageError
 
 

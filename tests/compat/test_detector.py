@@ -199,7 +199,8 @@ def test_the_example_as_it_stands(
     zoo: Path, pictures: Path, annotations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Annotations where the example keeps them, the reader on the augmented model, a provider that is not there."""
-    from edgeq.compat import create_calibrator, write_calibration_table
+    from edgeq.compat import create_calibrator
+    from edgeq.compat.calibrators import write_calibration_table
     from edgeq.compat.evaluators import YoloV3VariantEvaluator
     from edgeq.compat.readers import YoloV3VariantDataReader
 

@@ -63,7 +63,8 @@ def check(path: str | Path, bar: float = 0.06) -> None:
 
 
 def test_dynamic_quantization(workdir: Path) -> None:
-    from edgeq.compat import QuantType, quantize_dynamic
+    from edgeq.compat import QuantType
+    from edgeq.compat.files import quantize_dynamic
 
     quantize_dynamic("model.onnx", "model.quant.onnx")
     check("model.quant.onnx")
@@ -75,7 +76,8 @@ def test_dynamic_quantization(workdir: Path) -> None:
 
 def test_dynamic_quantization_in_qdq(workdir: Path) -> None:
     """The documentation of 2022 says that quantize_dynamic takes quant_format."""
-    from edgeq.compat import QuantFormat, quantize_dynamic
+    from edgeq.compat import QuantFormat
+    from edgeq.compat.files import quantize_dynamic
 
     quantize_dynamic("model.onnx", "model.quant.onnx", quant_format=QuantFormat.QOperator)
     with pytest.raises(UsageError, match="Leave quant_format out"):
@@ -84,7 +86,7 @@ def test_dynamic_quantization_in_qdq(workdir: Path) -> None:
 
 def test_a_model_in_dynamic_qdq(workdir: Path) -> None:
     """A function of the model computes scales at run time. It is read and run; rewriting it says what to type."""
-    from edgeq.compat import quantize_qat
+    from edgeq.compat.files import quantize_qat
     from edgeq.model.inspect import inspect_model
 
     model = onnx.parser.parse_model(DYNAMIC_QDQ)
@@ -130,7 +132,8 @@ def test_static_quantization(workdir: Path) -> None:
 
 
 def test_recommended_parameters(workdir: Path) -> None:
-    from edgeq.compat import QuantFormat, QuantType, quantize_static
+    from edgeq.compat import QuantFormat, QuantType
+    from edgeq.compat.files import quantize_static
 
     quantize_static(
         model_input="model.onnx",
@@ -177,9 +180,10 @@ def test_configurations(workdir: Path) -> None:
 
 def test_the_example_for_qualcomm_s_provider(workdir: Path) -> None:
     """The ranges are edgeq's; 16-bit activations are Q/DQ pairs of onnxruntime's own domain."""
+    from edgeq.compat.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
     from compat import networks as data_reader
     from edgeq.compat import QuantType, quantize
-    from edgeq.compat.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
     input_model_path = "model.onnx"
     output_model_path = "model.qdq.onnx"
@@ -195,8 +199,9 @@ def test_the_example_for_qualcomm_s_provider(workdir: Path) -> None:
 
 
 def test_names_of_modules_that_are_not_there() -> None:
-    from edgeq.compat import quant_utils
     from edgeq.compat.execution_providers import qnn
+
+    from edgeq.compat import quant_utils
 
     for module in (quant_utils, qnn):
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
@@ -218,7 +223,7 @@ def test_weights_of_four_bits(workdir: Path) -> None:
 
 
 def test_quantization_aware_training(workdir: Path) -> None:
-    from edgeq.compat import quantize_qat, quantize_static
+    from edgeq.compat.files import quantize_qat, quantize_static
 
     quantize_static("model.onnx", "trained.onnx", images(), activation_type="QUInt8")
     quantize_qat("trained.onnx", "model.quant.onnx")
@@ -228,7 +233,8 @@ def test_quantization_aware_training(workdir: Path) -> None:
 
 def test_a_table_for_tensorrt(workdir: Path) -> None:
     from compat.networks import Reader
-    from edgeq.compat import create_calibrator, write_calibration_table
+    from edgeq.compat import create_calibrator
+    from edgeq.compat.calibrators import write_calibration_table
 
     calibrator = create_calibrator("model.onnx", [], augmented_model_path="augmented_model.onnx")
     calibrator.set_execution_providers(["CUDAExecutionProvider"])

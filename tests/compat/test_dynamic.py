@@ -12,7 +12,8 @@ import onnxruntime.quantization as theirs
 import pytest
 
 from compat.networks import assert_same_quantization, relative_error, run
-from edgeq.compat import QuantType, quantize_dynamic
+from edgeq.compat import QuantType
+from edgeq.compat.files import quantize_dynamic
 from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
 from tests.graphs import proto
 

@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from compat.networks import Reader, model_of, operators, relative_error, residual, run, values_of, weights
-from edgeq.compat import QuantFormat, QuantType, quantize, quantize_dynamic, quantize_static
+from edgeq.compat import QuantFormat, QuantType, quantize
+from edgeq.compat.files import quantize_dynamic, quantize_static
 from edgeq.errors import ModelError
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")

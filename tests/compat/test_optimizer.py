@@ -102,7 +102,7 @@ def embedding_model(path: Path) -> Path:
 
 
 def quantize_dynamic() -> object:
-    if importlib.util.find_spec("edgeq.compat.dynamic") is None:
+    if importlib.util.find_spec("edgeq.compat.files") is None:
         pytest.skip("edgeq.compat.quantize_dynamic is not in this checkout")
     return importlib.import_module("edgeq.compat").quantize_dynamic
 

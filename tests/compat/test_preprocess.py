@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import quant_pre_process as theirs
 
 from edgeq.compat.preprocess import command, quant_pre_process
-from edgeq.compat.shape_inference import quant_pre_process as under_its_older_name
+from edgeq.compat.preprocess import quant_pre_process as under_its_older_name
 from edgeq.compat.symbolic_shape_infer import command as shapes_command
 from edgeq.errors import OutputError, UsageError
 from edgeq.model.edit import from_proto

@@ -18,7 +18,7 @@ import pytest
 
 import edgeq.compat
 from compat.networks import Reader, model_of, residual, run, weights
-from edgeq.compat._left_out import LEFT_OUT, ONNXRUNTIME, why
+from edgeq.compat._names import LEFT_OUT, ONNXRUNTIME, why
 from edgeq.errors import ModelError, UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -76,13 +76,13 @@ def test_every_public_name_is_provided_or_left_out() -> None:
 def test_what_is_left_out_exists_and_says_why() -> None:
     page = (REPOSITORY / "docs" / "migration.md").read_text("utf-8")
     known = set(modules())
-    for name, entry in LEFT_OUT.items():
+    for name, reason in LEFT_OUT.items():
         if onnxruntime.__version__.startswith(f"{ONNXRUNTIME}."):
             assert name in known
         with pytest.raises(ImportError) as refused:
             importlib.import_module(f"edgeq.compat.{name}")
         assert str(refused.value) == why(name)
-        assert f"| `{name}` | {entry.reason} {entry.instead} |" in page
+        assert f"| `{name}` | {reason} |" in page
     with pytest.raises(
         AttributeError, match=r"edgeq\.compat has no fusions\. .* Call edgeq\.compat\.quant_pre_process"
     ):
@@ -110,9 +110,10 @@ from edgeq.compat.execution_providers.qnn.quant_config import get_qnn_qdq_config
 
 def test_what_is_handed_on_works(tmp_path: Path) -> None:
     """A script with its imports changed: the older quantizer by hand, from edgeq's ranges."""
-    from edgeq.compat import QuantType, create_calibrator
     from edgeq.compat.qdq_quantizer import QDQQuantizer
     from edgeq.compat.registry import QDQRegistry
+
+    from edgeq.compat import QuantType, create_calibrator
 
     onnx.save(residual(), tmp_path / "f.onnx")
     calibrator = create_calibrator(tmp_path / "f.onnx", list(QDQRegistry))

@@ -11,7 +11,8 @@ import pytest
 from retarget.networks import example, kinds, residual_s8s8, run, tflite_int8, torch_qat
 
 from compat.networks import residual
-from edgeq.compat import QuantType, quantize_qat
+from edgeq.compat import QuantType
+from edgeq.compat.files import quantize_qat
 from edgeq.errors import ModelError
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")

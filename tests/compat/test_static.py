@@ -27,7 +27,8 @@ from compat.networks import (
     run,
     weights,
 )
-from edgeq.compat import CalibraterBase, QuantFormat, QuantType, quantize_static
+from edgeq.compat import CalibraterBase, QuantFormat, QuantType
+from edgeq.compat.files import quantize_static
 from edgeq.errors import CalibrationError, DataError, ModelError, UsageError
 
 pytestmark = pytest.mark.usefixtures("exact_kernels")

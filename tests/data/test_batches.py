@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.data.samples import Sample, batches, rebatch
+from edgeq.data.records import Sample
+from edgeq.data.samples import batches, rebatch
 
 
 def make(number: int, rows: int) -> Sample:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from data.helpers import pixels, spec
 from edgeq.data import preprocess as module
-from edgeq.data.preprocess import BUILTIN, load_preprocess, names, register
+from edgeq.data.preprocess import load_preprocess, names, register, shipped
 from edgeq.data.records import Picture
 from edgeq.errors import DataError
 from edgeq.util.records import plain
@@ -121,7 +121,7 @@ def test_none_leaves_arrays_in_the_models_shape_alone() -> None:
 
 
 def test_every_shipped_one_survives_to_dict() -> None:
-    for name in BUILTIN:
+    for name in shipped():
         loaded = load_preprocess(name)
         assert load_preprocess(plain(loaded)) == loaded
         assert loaded.title

@@ -10,7 +10,8 @@ import pytest
 from onnx import numpy_helper
 
 from data.helpers import IMAGE_MODEL, floats, signature, spec
-from edgeq.data.array_files import find_cases, open_cases, open_stacked, read_tensor
+from edgeq.data.array_files import find_cases, open_cases, open_stacked
+from edgeq.data.arrays import read_tensor
 from edgeq.errors import DataError
 
 TWO = signature(spec("a", "N", 2), spec("b", "N", 3))

@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.data.preprocess import parse_spec, parse_text
-from edgeq.data.step import FILTERS, ROUNDINGS
 from edgeq.data.steps import build_step
-from edgeq.data.steps.letterbox import POSITIONS
-from edgeq.data.steps.resize import RULES
+from edgeq.data.steps.image import FILTERS, POSITIONS, ROUNDINGS, RULES
 from edgeq.errors import DataError
 from edgeq.util.records import plain
 

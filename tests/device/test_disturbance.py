@@ -121,11 +121,12 @@ def test_on_a_busy_machine_it_goes_on_only_as_long_as_its_patience(clock: Any, m
     assert measured["a"].disturbed_share == 1
 
 
-def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path) -> None:
+def test_who_waits_for_a_core_makes_the_machine_busy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a process that has precedence, others hardly run."""
     stat = tmp_path / "proc/stat"
     stat.parent.mkdir()
-    others = Others(root=tmp_path, own_cpu_s=lambda: 0.0, cores=4)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    others = Others(root=tmp_path, own_cpu_s=lambda: 0.0)
     others.look()
     assert others.busy() == 0, "the system does not say"
     for running in (3, 1, 9, 2):
@@ -139,7 +140,7 @@ def test_a_process_that_has_just_answered_is_not_taken_for_another(monkeypatch: 
 
     slept: list[float] = []
     # This process, and until it sleeps one that runs a model for it.
-    monkeypatch.setattr(environment.environment, "read_runnable", lambda root: 1 if slept else 2)
+    monkeypatch.setattr(environment, "read_runnable", lambda root: 1 if slept else 2)
     monkeypatch.setattr(environment.time, "sleep", slept.append)
     with environment.Watch(time.perf_counter) as watch:
         watch.used_elsewhere(0.5)

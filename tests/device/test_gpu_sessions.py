@@ -49,14 +49,14 @@ class Ort:
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A T4 with TensorRT 10; outputs of open size are bound on the CPU."""
-    monkeypatch.setattr(gpu_sessions, "read_gpus", lambda: ((Gpu("Tesla T4", (7, 5)),), ""))
+    monkeypatch.setattr(gpu_sessions.cuda, "read_gpus", lambda: ((Gpu("Tesla T4", (7, 5)),), ""))
     monkeypatch.setattr(gpu_sessions, "read_tensorrt", lambda ort: ("10.13.0", ""))
 
-    class OnCpu(gpu_sessions.BoundSession):
+    class OnCpu(gpu_sessions.cuda.BoundSession):
         def __init__(self, session: Any, ort: Any, device: str, notes: Any = ()) -> None:
             super().__init__(session, ort, "cpu", notes)
 
-    monkeypatch.setattr(gpu_sessions, "BoundSession", OnCpu)
+    monkeypatch.setattr(gpu_sessions.cuda, "BoundSession", OnCpu)
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from edgeq_device.environment import read_memory
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.guest import python_command
 from edgeq_device.memory import measure_memory
-from edgeq_device.serve import open_request
+from edgeq_device.serve import open_request, python_command
 
 from . import fakes
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.skipif(read_memory()[0] is None, reason="this system do
 
 
 def order(model: Path, **changes: Any) -> dict[str, Any]:
-    return {**open_request(fakes.variant(model=model), 1, "f32"), **changes}
+    return {**open_request(fakes.variant(model=model), 1), **changes}
 
 
 def test_a_models_memory_is_measured_in_its_own_process(models: dict[str, Path]) -> None:

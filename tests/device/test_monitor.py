@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from edgeq_device.bench import Monitor, environment_notes
+from edgeq_device.environment import Others
 
 FREQUENCY = "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"
 ZONE = "sys/class/thermal/thermal_zone0/temp"
@@ -24,10 +25,15 @@ def write(root: Path, name: str, text: str) -> None:
     (root / name).write_text(text)
 
 
+@pytest.fixture(autouse=True)
+def its_clock(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeq_device.bench.time.monotonic", clock)
+
+
 def test_clock_and_temperature_are_followed(tmp_path: Path, clock: Any) -> None:
     write(tmp_path, FREQUENCY, "2400000")
     write(tmp_path, ZONE, "50000")
-    monitor = Monitor(root=tmp_path, clock=clock)
+    monitor = Monitor(root=tmp_path)
     for khz, millidegrees in (("2000000", "70000"), ("1500000", "81000"), ("1800000", "79000")):
         clock.now += 1
         write(tmp_path, FREQUENCY, khz)
@@ -45,7 +51,7 @@ def test_clock_and_temperature_are_followed(tmp_path: Path, clock: Any) -> None:
 
 def test_it_reads_at_most_twice_a_second(tmp_path: Path, clock: Any) -> None:
     write(tmp_path, FREQUENCY, "2400000")
-    monitor = Monitor(root=tmp_path, clock=clock)
+    monitor = Monitor(root=tmp_path)
     for _ in range(100):
         clock.now += 0.01
         monitor.sample()
@@ -55,22 +61,21 @@ def test_it_reads_at_most_twice_a_second(tmp_path: Path, clock: Any) -> None:
 def test_the_busiest_core_stands_for_the_clock(tmp_path: Path, clock: Any) -> None:
     write(tmp_path, FREQUENCY, "800000")
     write(tmp_path, FREQUENCY.replace("cpu0", "cpu1"), "3000000")
-    assert Monitor(root=tmp_path, clock=clock).finish()["clock_mhz"]["max"] == 3000.0
+    assert Monitor(root=tmp_path).finish()["clock_mhz"]["max"] == 3000.0
 
 
-def test_work_of_others_and_of_the_host(tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeq_device.environment._ticks_per_second", lambda: 100.0)
+def test_work_of_others_and_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
     own = iter([5.0, 6.0])
     write(tmp_path, "proc/stat", "cpu  1000 0 0 1000 0 0 0 0 0 0\n")
-    monitor = Monitor(root=tmp_path, clock=clock, own_cpu_s=lambda: next(own))
+    others = Others(root=tmp_path, own_cpu_s=lambda: next(own))
     write(tmp_path, "proc/stat", "cpu  1160 0 0 1200 0 0 0 40 0 0\n")  # of 400 ticks 160 work, 100 of them ours
-    seen = monitor.finish()
-    assert seen["others_share"] == pytest.approx(0.15)
-    assert seen["stolen_share"] == pytest.approx(0.1)
+    assert others.share() == pytest.approx(0.15)
+    assert others.stolen_share() == pytest.approx(0.1)
 
 
 def test_a_system_that_shows_nothing_gives_nulls_and_no_notes(tmp_path: Path, clock: Any) -> None:
-    seen = Monitor(root=tmp_path, clock=clock).finish()
+    seen = Monitor(root=tmp_path).finish()
     assert seen == {
         "clock_mhz": None,
         "temperature_c": {},
@@ -85,7 +90,7 @@ def test_a_system_that_shows_nothing_gives_nulls_and_no_notes(tmp_path: Path, cl
 
 def test_counts_are_of_the_measurement_only(tmp_path: Path, clock: Any) -> None:
     write(tmp_path, "sys/fs/cgroup/cpu.stat", "nr_throttled 10\n")
-    monitor = Monitor(root=tmp_path, clock=clock)
+    monitor = Monitor(root=tmp_path)
     write(tmp_path, "sys/fs/cgroup/cpu.stat", "nr_throttled 13\n")
     seen = monitor.finish()
     assert seen["quota_throttles"] == 3

@@ -16,13 +16,15 @@ from edgeq_device.latency import measure_interleaved
 class System:
     """Threads 11 and 12 with their niceness."""
 
-    def __init__(self, root: Path, **nice: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path, **nice: int) -> None:
         self.root, self.nice = root, {int(name[1:]): value for name, value in nice.items()}
         for thread in self.nice:
             (root / "proc/self/task" / str(thread)).mkdir(parents=True)
         self.refused = False
+        monkeypatch.setattr(os, "getpriority", lambda kind, thread: self.nice[thread])
+        monkeypatch.setattr(os, "setpriority", self.give)
 
-    def give(self, thread: int, nice: int) -> None:
+    def give(self, kind: int, thread: int, nice: int) -> None:
         if self.refused:
             raise PermissionError
         if thread not in self.nice:
@@ -30,11 +32,11 @@ class System:
         self.nice[thread] = nice
 
     def precedence(self) -> Precedence:
-        return Precedence(root=self.root, get=self.nice.__getitem__, give=self.give)
+        return Precedence(root=self.root)
 
 
-def test_every_thread_has_precedence_and_its_own_niceness_back(tmp_path: Path) -> None:
-    system = System(tmp_path, t11=0, t12=-5)
+def test_every_thread_has_precedence_and_its_own_niceness_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(monkeypatch, tmp_path, t11=0, t12=-5)
     taken = system.precedence()
     taken.take()
     assert system.nice == {11: -20, 12: -20}
@@ -44,8 +46,10 @@ def test_every_thread_has_precedence_and_its_own_niceness_back(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("inherited", [0, -20])
-def test_a_thread_that_is_started_meanwhile_has_it_too(tmp_path: Path, inherited: int) -> None:
-    system = System(tmp_path, t11=0, t12=-20)
+def test_a_thread_that_is_started_meanwhile_has_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inherited: int
+) -> None:
+    system = System(monkeypatch, tmp_path, t11=0, t12=-20)
     taken = system.precedence()
     taken.take()
     system.nice[13] = inherited
@@ -56,16 +60,16 @@ def test_a_thread_that_is_started_meanwhile_has_it_too(tmp_path: Path, inherited
     assert system.nice == {11: 0, 12: -20, 13: 0}
 
 
-def test_who_wants_to_be_nice_stays_so(tmp_path: Path) -> None:
-    system = System(tmp_path, t11=10, t12=19)
+def test_who_wants_to_be_nice_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(monkeypatch, tmp_path, t11=10, t12=19)
     taken = system.precedence()
     taken.take()
     taken.release()
     assert system.nice == {11: 10, 12: 19}
 
 
-def test_where_it_is_not_granted_nothing_changes(tmp_path: Path) -> None:
-    system = System(tmp_path, t11=0, t12=0)
+def test_where_it_is_not_granted_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = System(monkeypatch, tmp_path, t11=0, t12=0)
     system.refused = True
     taken = system.precedence()
     taken.take()
@@ -78,7 +82,7 @@ def test_where_it_is_not_granted_nothing_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "nice"), [("0", 0), ("-3", -3), ("", -20)])
 def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, nice: int) -> None:
     monkeypatch.setenv(SETTING, text)
-    system = System(tmp_path, t11=0)
+    system = System(monkeypatch, tmp_path, t11=0)
     system.precedence().take()
     assert system.nice == {11: nice}
 

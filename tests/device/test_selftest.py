@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from edgeq_device.errors import BundleError
-from edgeq_device.selftest import SelfTest, compare, run_selftest
+from edgeq_device.opening import SelfTest, compare, run_selftest
 from edgeq_device.variants import SliceTolerance
 
 from .fakes import Session, case, variant

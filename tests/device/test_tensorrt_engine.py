@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from edgeq_device.cuda import Gpu
 from edgeq_device.errors import OutputError
-from edgeq_device.tensorrt import engine_key, plan_engine, trtexec_line, typed_options
+from edgeq_device.sessions import engine_key, plan_engine, trtexec_line, typed_options
 from edgeq_device.variants import Variant
 
 from .fakes import variant

@@ -130,7 +130,7 @@ def test_the_place_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_rotation_expiry_and_revocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two keys are trusted while one takes over from the other; then the old one ends, or is revoked."""
     pytest.importorskip("cryptography")
-    from edgeq.bundle.sign import read_signing_key, sign_files
+    from edgeq.bundle.write import read_signing_key, sign_files
     from tests.bundle.signing.keys import write_key
 
     files = {"a": "0" * 64}

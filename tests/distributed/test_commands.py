@@ -20,7 +20,6 @@ from edgeq.data.samples import Samples, Sharded, open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import DataError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.jobs.job import open_job
 from edgeq.jobs.quantize import quantize
 from edgeq.measure.accuracy import RunningEvaluation
 from edgeq.measure.bench import open_model
@@ -35,6 +34,7 @@ from edgeq.util.records import plain
 from tests.distributed.jobs import dies_at, lives
 from tests.graphs import proto
 from tests.measure.fakes import linear_model
+from tests.opened import open_job
 
 ONE = SessionSettings(intra_op_threads=1)
 

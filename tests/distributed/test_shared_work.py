@@ -199,4 +199,6 @@ def test_without_the_option_nothing_of_dask_is_imported() -> None:
     """It is imported inside functions, and at the top of one module that only such a function imports."""
     early = re.compile(r"^(?:import|from) (?:dask|distributed|edgeq\.distributed\.plugin)\b", re.MULTILINE)
     found = [p for p in (REPOSITORY / "edgeq").rglob("*.py") if early.search(p.read_text("utf-8"))]
-    assert [path.relative_to(REPOSITORY).as_posix() for path in found] == ["edgeq/distributed/workers.py"]
+    assert [path.relative_to(REPOSITORY).as_posix() for path in found] == ["edgeq/distributed/plugin.py"]
+    code = "import sys; from edgeq.jobs import package, quantize; assert not {'dask', 'distributed'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

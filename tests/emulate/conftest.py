@@ -13,7 +13,7 @@ from edgeq_device.features import read_features
 from edgeq.emulate import routes
 from edgeq.emulate.emulator import emulator_named, home, load_emulators
 from edgeq.emulate.machine import Qemu, find_qemu
-from edgeq.emulate.setup import setup
+from edgeq.emulate.routes import setup
 from edgeq.emulate.sysroot import Sysroot, load_sysroot
 from edgeq.errors import RuntimeUnavailableError
 from tests.conftest import REPOSITORY

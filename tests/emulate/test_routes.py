@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeq_device.cpuid import FEATURES
+from edgeq_device.features import FEATURES
 
 from edgeq.emulate import routes
 from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, Open, Running, route_to
@@ -26,7 +26,7 @@ LAPTOP = Machine("x86_64", frozenset(AVX2.split()))
 @pytest.fixture(autouse=True)
 def tools(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
     """A machine with a compiler, and without qemu."""
-    monkeypatch.setattr(routes.mask, "why_not", lambda: "")
+    monkeypatch.setattr(routes, "why_not", lambda: "")
     monkeypatch.setenv("PATH", "")
 
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_run_says_why(target: str, machine: Machine, reason: str)
 
 
 def test_without_a_compiler_nothing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes.mask, "why_not", lambda: "masking CPUID needs cc")
+    monkeypatch.setattr(routes, "why_not", lambda: "masking CPUID needs cc")
     assert route_to(resolve("haswell", SERVER), SERVER).reason.startswith("masking CPUID needs cc; qemu-x86_64 is not")
 
 

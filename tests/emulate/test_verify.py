@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from edgeq_device.arrays import read_arrays
 
+from edgeq.backends.base import SIMULATORS
 from edgeq.bundle.verify import opened
 from edgeq.cli import group
 from edgeq.data.open_source import Data
@@ -21,7 +22,6 @@ from edgeq.emulate.check import VerifyRequest, next_check, verify_on
 from edgeq.errors import BundleError, HardwareError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.jobs.emulated import SIMULATORS
 from edgeq.jobs.package import package
 from edgeq.util.records import plain
 from tests.graphs import proto

@@ -8,7 +8,9 @@ import dataclasses
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import click
@@ -121,7 +123,8 @@ def compat_names() -> Iterator[str]:
         module = importlib.import_module(path)
         yield f"{path}:"
         names = getattr(module, "__all__", None) or [n for n, thing in vars(module).items() if _is_of(thing, modules)]
-        listed = {*names, *(dir(module) if path == "edgeq.compat" else ())} - HELPERS - IMPORTED
+        offered = [n for n in dir(module) if path == "edgeq.compat" and (n in COMPAT or not _is_module(module, n))]
+        listed = {*names, *offered} - HELPERS - IMPORTED
         for name in sorted(n for n in listed if not n.startswith("_")):
             thing = getattr(module, name)
             if id(thing) in seen:
@@ -129,6 +132,11 @@ def compat_names() -> Iterator[str]:
                 continue
             seen[id(thing)] = path
             yield from ("  " + line for line in _ours(name, thing))
+
+
+def _is_module(package: ModuleType, name: str) -> bool:
+    """Return whether `name` is a module of the package: the import system adds those that other tests imported."""
+    return f"{package.__name__}.{name}" in sys.modules
 
 
 def _is_of(thing: Any, modules: set[str]) -> bool:

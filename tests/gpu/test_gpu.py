@@ -11,8 +11,7 @@ from edgeq_device.cuda import CUDA, open_cuda, read_gpus
 from edgeq_device.engines import engine_options
 
 from edgeq import demo
-from edgeq.jobs.doctor import doctor
-from edgeq.jobs.target_checks import check_engine
+from edgeq.jobs.doctor import check_engine, doctor
 from edgeq.run.engines import load_engines
 
 pytestmark = pytest.mark.gpu

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.cpuid import Answers
 from edgeq_device.cuda import Gpu
-from edgeq_device.features import Evidence
+from edgeq_device.features import Answers, Evidence
 
-from edgeq.hardware.detect import Machine, SystemInfo, describe
+from edgeq.hardware.detect import Machine, describe
 
 FOLDER = Path(__file__).parent / "machines"
 RECORDS: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "machines.toml").read_text(encoding="utf-8"))
@@ -34,7 +33,7 @@ def evidence_of(record: Mapping[str, Any]) -> Evidence:
 def machine_of(record: Mapping[str, Any]) -> Machine:
     reported = json.loads(_text(record, "py_cpuinfo") or "{}")
     gpus = tuple(Gpu(gpu["name"], tuple(gpu["compute_capability"])) for gpu in record.get("gpus", ()))
-    info = SystemInfo(gpus=gpus, runtimes=record.get("runtimes", {}))
+    info = Machine(gpus=gpus, runtimes=record.get("runtimes", {}))
     return describe(evidence_of(record), reported, info)
 
 

@@ -38,7 +38,7 @@ def test_py_cpuinfo_is_run_only_where_something_is_open(
     monkeypatch.setattr(detect, "gather", lambda: evidence_of(RECORDS[name]))
     monkeypatch.setattr(detect, "query_py_cpuinfo", lambda: asked.append(name) or ({}, ("asked",)))
     held = (Cache(1, "data", 1 << 15),) * caches
-    monkeypatch.setattr(detect, "read_system", lambda: detect.SystemInfo(caches=held, notes=("read",)))
+    monkeypatch.setattr(detect, "read_system", lambda: detect.Machine(caches=held, notes=("read",)))
     assert detect.detect_machine().notes[-2 if needed else -1 :] == (("asked", "read") if needed else ("read",))
     assert bool(asked) is needed
 

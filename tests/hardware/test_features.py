@@ -3,7 +3,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from edgeq_device import cpuid, features
+from edgeq_device import features
 from edgeq_device.engines import vendor_of
 from edgeq_device.features import Evidence, interpret
 
@@ -78,23 +78,23 @@ def test_this_machine_answers() -> None:
 def test_cpuid_counts_registers_that_the_system_saves() -> None:
     every = (0xFFFFFFFF,) * 4
     leaves = {(1, 0): every, (7, 0): every, (7, 1): every}
-    assert cpuid.features(cpuid.Answers(leaves, 0x602E7)) == cpuid.FEATURES
-    without_amx = cpuid.features(cpuid.Answers(leaves, 0xE7))
+    assert features.cpuid_features(features.Answers(leaves, 0x602E7)) == features.FEATURES
+    without_amx = features.cpuid_features(features.Answers(leaves, 0xE7))
     assert {"amx_int8", "avx512_vnni"} - without_amx == {"amx_int8"}
-    avx_only = cpuid.features(cpuid.Answers(leaves, 0x7))
+    avx_only = features.cpuid_features(features.Answers(leaves, 0x7))
     assert "avx2" in avx_only
     assert not any(name.startswith("avx512") for name in avx_only)
-    assert cpuid.features(cpuid.Answers(leaves, 0)) == {"sse", "sse2", "sse3", "ssse3", "sse4_1", "sse4_2"}
-    assert cpuid.features(cpuid.Answers({}, 0x602E7)) == frozenset()
+    assert features.cpuid_features(features.Answers(leaves, 0)) == {"sse", "sse2", "sse3", "ssse3", "sse4_1", "sse4_2"}
+    assert features.cpuid_features(features.Answers({}, 0x602E7)) == frozenset()
 
 
 def test_cpuid_of_this_machine_agrees_with_linux() -> None:
     evidence = features.gather()
     if evidence.cpuid is None or not features.parse_cpuinfo(evidence.cpuinfo, "x86_64"):
         pytest.skip("needs Linux on x86-64 with flags in /proc/cpuinfo, and leave to make code")
-    answered = cpuid.features(evidence.cpuid)
+    answered = features.cpuid_features(evidence.cpuid)
     assert {"sse", "sse2"} <= answered
-    assert answered <= cpuid.FEATURES
+    assert answered <= features.FEATURES
     leaf_one_edx = evidence.cpuid.leaves[1, 0][3]
     listed = features.parse_cpuinfo(evidence.cpuinfo, "x86_64")
     # The oldest flags are never masked: what the instruction answers is the same CPU's word.
@@ -106,7 +106,7 @@ def test_the_maker_of_the_cpu_is_who_cpuid_names() -> None:
     intel = (22, 0x756E6547, 0x6C65746E, 0x49656E69)
     amd = "processor\t: 0\nvendor_id\t: AuthenticAMD\n"
     assert vendor_of(Evidence("Linux", "x86_64", amd)) == "AuthenticAMD"
-    under_an_emulator = Evidence("Linux", "x86_64", amd, cpuid=cpuid.Answers({(0, 0): intel}, 0))
+    under_an_emulator = Evidence("Linux", "x86_64", amd, cpuid=features.Answers({(0, 0): intel}, 0))
     assert vendor_of(under_an_emulator) == "GenuineIntel"
     assert vendor_of(Evidence("Linux", "aarch64")) == ""
     here = features.gather()
@@ -118,9 +118,9 @@ def test_machine_code_that_is_forbidden_is_no_error(monkeypatch: pytest.MonkeyPa
     def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError("Operation not permitted")
 
-    monkeypatch.setattr(cpuid.mmap, "mmap", refuse)
-    monkeypatch.setattr(cpuid.sys, "platform", "linux")
-    assert cpuid.query() is None
+    monkeypatch.setattr(features.mmap, "mmap", refuse)
+    monkeypatch.setattr(features.sys, "platform", "linux")
+    assert features.query_cpuid() is None
 
 
 def test_a_silent_machine_has_no_features_and_no_source() -> None:

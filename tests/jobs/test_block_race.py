@@ -13,7 +13,7 @@ from edgeq_device.latency import Distribution
 from onnx import numpy_helper
 
 from edgeq.data.open_source import Data
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.jobs.quantize import Quantized, quantize, raced_feeds
 from edgeq.quantize.block_weights import LEVEL
 from edgeq.util.records import plain

@@ -17,12 +17,12 @@ from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.jobs.builds import Builds
-from edgeq.jobs.job import open_job
 from edgeq.jobs.package import bundle_variants, package
 from edgeq.jobs.target_checks import exists_for, in_engine
-from edgeq.jobs.variants import PackagedVariant, with_fallback
+from edgeq.jobs.variants import Variant, with_fallback
 from edgeq.run.engines import EngineChoice, load_engines
 from tests import fake_engine
+from tests.opened import open_job
 
 NET, CALIB, BUNDLE = Path("net.onnx"), Data("calib.npz"), Path("bundle")
 QUICK: dict[str, Any] = {"timed": False, "emulate": False, "targets": ("cpu-any",)}
@@ -48,11 +48,11 @@ def test_each_engine_adds_a_variant_of_the_same_model(place: Path, monkeypatch: 
     with opened(BUNDLE) as bundle:
         own, plain, brain = bundle.components["model"]
         assert [v.name for v in bundle.components["float32"]] == ["float32"]
+        expected = {name: read_arrays(variant.cases[0].outputs) for name, variant in (("own", own), ("fake", plain))}
     assert (own.ep, plain.ep, brain.ep) == ("CPUExecutionProvider", "FakeExecutionProvider", "FakeExecutionProvider")
     assert own.rank < brain.rank < plain.rank, "the first that was named is the best"
     assert (plain.info["precision"], brain.info["precision"]) == ("f32", "bf16")
     assert json.loads(brain.provider_options["config"]) == {"CPU": {"HINT": "brain"}}
-    expected = {name: read_arrays(variant.cases[0].outputs) for name, variant in (("own", own), ("fake", plain))}
     ((name, right),) = expected["own"].items()
     assert expected["fake"][name] == pytest.approx(right * 1.001), "its vectors are its own answers"
 
@@ -65,8 +65,8 @@ def test_an_unquantized_model_can_stand_beside_its_fallback(place: Path, monkeyp
     job = open_job(NET, CALIB, None, place / "work", static=True)
     builds = Builds(job, place / "work", timed=False, emulate=False)
     built = builds.build(target, scheme)
-    fallback = PackagedVariant(built, builds.prove(built, scheme, machine, native=True), True, 1)
-    better = in_engine(builds, fallback, scheme, fake, machine)
+    fallback = Variant(built, builds.prove(built, scheme, native=True), True, 1, scheme)
+    better = in_engine(builds, fallback, fake)
     float_artifact = dataclasses.replace(better.built.artifact, model=job.prepared.path)
     better = dataclasses.replace(better, built=dataclasses.replace(built, artifact=float_artifact, ranges={}))
     variants = with_fallback("cpu-any", fallback, [better])

@@ -15,10 +15,11 @@ from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.jobs import job as job_module
-from edgeq.jobs.job import build, open_job, scheme_for
+from edgeq.jobs.job import build
 from edgeq.model.prepare import prepare_model
 from tests.backends.build import mixed, random
 from tests.graphs import proto
+from tests.opened import open_job
 
 NET = Path("net.onnx")
 CALIB = Data("calib.npz")
@@ -145,21 +146,20 @@ def test_a_model_in_float64_is_refused_as_such(place: Path) -> None:
 
 def test_the_scheme_is_the_profiles_with_what_was_set() -> None:
     target = resolve("x86-64-avx2")
-    scheme = scheme_for(target, {"method": "mse", "per_channel": None})
+    scheme = target.profile.scheme.replace(method="mse", per_channel=None)
     assert (scheme.method, scheme.per_channel, scheme.reduce_range) == ("mse", True, True)
-    assert scheme_for(target, {}) == target.profile.scheme
 
 
 @pytest.mark.parametrize(("method", "options"), [("minmax", {}), ("percentile", {"percentile": 99.0}), ("mse", {})])
 def test_ranges_follow_the_scheme_without_another_pass(place: Path, method: str, options: dict[str, float]) -> None:
     job = open_job(NET, CALIB, None, place / "work")
     target = resolve("raspberry-pi-4")
-    scheme = scheme_for(target, {"method": method, "method_options": options})
+    scheme = target.profile.scheme.replace(method=method, method_options=options)
     built = build(job, target, scheme, place / "int8.onnx")
     assert built.artifact.model == place / "int8.onnx"
     assert built.artifact.scheme.method == method
     spans = {name: found.high - found.low for name, found in built.ranges.items()}
-    widest = build(job, target, scheme_for(target, {}), place / "minmax.onnx").ranges
+    widest = build(job, target, target.profile.scheme, place / "minmax.onnx").ranges
     assert all(spans[name] <= (widest[name].high - widest[name].low) * 1.01 for name in spans)
     assert (method == "minmax") == (spans == {n: r.high - r.low for n, r in widest.items()})
 
@@ -167,7 +167,7 @@ def test_ranges_follow_the_scheme_without_another_pass(place: Path, method: str,
 def test_what_is_prepared_once_serves_every_target(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = open_job(NET, CALIB, None, place / "work")
     monkeypatch.setattr(job_module, "collect", no_pass)
-    monkeypatch.setattr(job_module, "prepare_model", no_pass)
+    monkeypatch.setattr("edgeq.jobs.request.prepare_model", no_pass)
     for name in ("haswell", "cascade-lake", "raspberry-pi-5"):
         target = resolve(name)
         built = build(job, target, target.profile.scheme, place / f"{name}.onnx")

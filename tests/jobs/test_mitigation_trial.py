@@ -8,26 +8,27 @@ from pathlib import Path
 import pytest
 
 from edgeq.data.open_source import Data
-from edgeq.emulate.saturation.audit import SimulatedSession, Simulation
+from edgeq.emulate.audit import SimulatedSession, Simulation
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
 from edgeq.jobs.builds import Builds
-from edgeq.jobs.job import build, computed_as_there, open_job
+from edgeq.jobs.job import build, computed_as_there
 from edgeq.jobs.saturation import MitigationTrial
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.saturation import exact_options, saturation_table
 from edgeq.run.session import open_session
+from tests.opened import open_job
 
 
 @pytest.fixture
 def trial(place: Path) -> MitigationTrial:
     (place / "work").mkdir()
     job = open_job(place / "net.onnx", Data("calib.npz"), Data("val.npz", "key=x,label=y"), place / "work")
-    haswell = resolve("haswell", machine := detect_machine())
+    haswell = resolve("haswell", detect_machine())
     builds = Builds(job, place / "work", timed=False, emulate=False)
     full = haswell.profile.scheme.replace(reduce_range=False, fit_pairs=False)
-    return MitigationTrial(builds, haswell, full, machine, table=saturation_table())
+    return MitigationTrial(builds, haswell, full, table=saturation_table())
 
 
 def test_they_are_run_exactly_on_any_machine(trial: MitigationTrial) -> None:
@@ -93,7 +94,7 @@ def test_targets_that_share_a_build_are_proven_each_on_kernels_like_its_own(plac
     assert len({one.artifact.model for one in built}) == 1
     assert [dict(one.artifact.proof_options) for one in built] == [{}, exact_options(), {}]
     assert builds.build_at(zen4, scheme, place / "zen4.onnx").artifact.proof_options == exact_options()
-    proofs = [builds.prove(one, scheme, machine, native=False) for one in built]
+    proofs = [builds.prove(one, scheme, native=False) for one in built]
     assert proofs[0].agreement == proofs[2].agreement
     if job.host == match_profile(machine, load_profiles()).profile:
         assert proofs[0].agreement != proofs[1].agreement

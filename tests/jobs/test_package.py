@@ -14,7 +14,7 @@ from edgeq.bundle.verify import check_report, verify_bundle
 from edgeq.data.open_source import Data
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.errors import CheckFailedError, HardwareError, OutputError, UsageError
-from edgeq.hardware.detect import Machine, detect_machine
+from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.jobs.job import Built, Job
 from edgeq.jobs.package import Packaged, package
@@ -288,7 +288,7 @@ def _no_emulated_machines(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_targets_own_kernels_decide(place: Path, native: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def check(job: Job, built: Built, coverage: Coverage, machine: Machine, **options: Any) -> EmulatedCheck:
+    def check(job: Job, built: Built, coverage: Coverage, **options: Any) -> EmulatedCheck:
         asked.append((built.target.name, options["selftest"]))
         answers = tuple({"y": np.full((1, 3), 7.0, np.float32)} for _ in range(options["selftest"]))
         return EmulatedCheck(built.target.name, "", "emulated", "a test", "passed", answers=answers)
@@ -306,7 +306,7 @@ def test_the_targets_own_kernels_decide(place: Path, native: str, monkeypatch: p
 
 @pytest.mark.usefixtures("_no_emulated_machines")
 def test_a_variant_that_fails_on_its_targets_kernels_stops_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(job: Job, built: Built, coverage: Coverage, machine: Machine, **options: Any) -> EmulatedCheck:
+    def check(job: Job, built: Built, coverage: Coverage, **options: Any) -> EmulatedCheck:
         raise CheckFailedError("the model fails on raspberry-pi-4 (a test): y is off by 3")
 
     monkeypatch.setattr("edgeq.jobs.package.check_built", check)

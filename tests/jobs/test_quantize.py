@@ -15,7 +15,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve, runs_natively
 from edgeq.jobs.checks import explainer
-from edgeq.jobs.job import Built, Job, build, open_job, scheme_for
+from edgeq.jobs.job import Built, Job, build
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import int8_rules, predict_int8
@@ -23,6 +23,7 @@ from edgeq.model.load import model_bytes
 from edgeq.util.display import Silent
 from edgeq.util.records import plain
 from tests.backends.build import mixed
+from tests.opened import open_job
 
 NET, OUT = Path("net.onnx"), Path("int8.onnx")
 CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
@@ -56,7 +57,7 @@ def test_it_says_where_the_time_went(place: Path) -> None:
 
 
 def test_the_public_name_is_this_function() -> None:
-    assert edgeq.quantize is quantize
+    assert edgeq.quantize.__wrapped__ is quantize  # type: ignore[attr-defined]
 
 
 def test_another_targets_kernels_are_reported_as_absent(place: Path) -> None:
@@ -133,13 +134,13 @@ def explained(job: Job, built: Built) -> Explain:
 def test_reasons_are_the_schemes_or_the_backends(place: Path) -> None:
     job = open_job(NET, CALIB, None, place / "work")
     target = resolve("cpu-any")
-    scheme = scheme_for(target, {"exclude": ("last",), "op_types": ("Conv", "Add")})
+    scheme = target.profile.scheme.replace(exclude=("last",), op_types=("Conv", "Add"))
     built = build(job, target, scheme, place / "int8.onnx")
     explain = explained(job, built)
     assert explain("last", "Conv") == "kept in float on request"
     assert explain("fc", "Gemm") == "Gemm is not among the operator types that the scheme quantizes"
     assert "what surrounds it is not all in int8" in explain("first", "Conv")
-    free = explained(job, build(job, target, scheme_for(target, {}), place / "free.onnx"))
+    free = explained(job, build(job, target, target.profile.scheme, place / "free.onnx"))
     assert free("fused_7", "Exp") == "ONNX Runtime's optimiser made it of nodes that are not all in int8"
 
 

@@ -13,12 +13,13 @@ from edgeq.errors import ModelError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.jobs.builds import Builds
-from edgeq.jobs.job import Job, open_job
+from edgeq.jobs.job import Job
 from edgeq.jobs.saturation import Decision, MitigationTrial, decide
 from edgeq.jobs.target_checks import saturation_check
-from edgeq.measure.checks import Check
+from edgeq.measure.coverage import Check
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
+from tests.opened import open_job
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def decided(job: Job, *priced: str) -> Decision:
     )
     (folder := Path("-".join(priced))).mkdir()
     builds = Builds(job, folder, timed=False, emulate=False)
-    return decide(builds, target, target.profile.scheme, machine, engine=engine)
+    return decide(builds, target, target.profile.scheme, engine=engine)
 
 
 def test_a_range_that_bears_the_samples_is_taken_where_none_that_bears_all_is_close(job: Job) -> None:

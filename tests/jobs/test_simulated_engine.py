@@ -11,9 +11,9 @@ from edgeq_device.sessions import read_device
 
 import edgeq
 from edgeq import demo
+from edgeq.backends.base import SIMULATORS
 from edgeq.data.open_source import Data
 from edgeq.emulate.check import VerifyRequest, verify_on
-from edgeq.jobs.emulated import SIMULATORS
 from tests.backends.qnn.test_qnn import simulator
 
 TARGET, OLDER = "hexagon-v75", "hexagon-v68"

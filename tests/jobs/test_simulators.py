@@ -1,4 +1,4 @@
-"""`edgeq.jobs.emulated`: a bundle for the array is checked in the array's arithmetic."""
+"""`edgeq.jobs.target_checks`: a bundle for the array is checked in the array's arithmetic."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeq.backends.base import SIMULATORS
+from edgeq.backends.systolic.session import open_program
 from edgeq.data.open_source import Data
 from edgeq.demo import CALIBRATION, MODEL, VALIDATION
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.hardware.detect import detect_machine
-from edgeq.jobs.emulated import SIMULATORS, open_program, verify_request
 from edgeq.jobs.package import package
+from edgeq.jobs.target_checks import verify_request
 from edgeq.run.session import SessionSettings, open_session
 
 OPTIONS = dict.fromkeys(

@@ -16,13 +16,14 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.table import read_tables
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import resolve
-from edgeq.jobs.job import build, open_job
+from edgeq.jobs.job import build
 from edgeq.jobs.package import package, used_ranges
 from edgeq.model.graph import name_of
 from edgeq.model.load import read_model
 from edgeq.model.quant_params import params_of
 from edgeq.scheme import Scheme
 from tests.backends.build import random
+from tests.opened import open_job
 
 BUNDLE = Path("bundle")
 
@@ -46,8 +47,9 @@ def magnitudes_in_file(variant: str) -> dict[str, float]:
     """The largest magnitude that each QuantizeLinear of a variant's file represents, by what it reads."""
     with open_bundle(BUNDLE) as bundle:
         (file,) = [v.model for v in bundle.components["model"] if v.name == variant]
+        graph = read_model(Path(file)).graph
     found = {}
-    for node in read_model(Path(file)).graph:
+    for node in graph:
         params = params_of(node) if node.op_type == "QuantizeLinear" else None
         if params is not None:
             low, high = (replace(params, narrow=True) if params.low < 0 else params).range

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.errors import DataError
-from edgeq.measure.comparison import Comparison, OutputComparison, compare_many, compare_sessions, decibels
+from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
+from edgeq.measure.comparison import Comparison, OutputComparison, decibels
 from edgeq.util.records import plain
 from tests.measure.fakes import FakeSamples, FakeSession, vectors
 
@@ -202,9 +203,11 @@ def test_sessions_are_compared_over_all_samples() -> None:
 def test_many_candidates_share_one_pass() -> None:
     samples = vectors([np.array([[1.0, 2.0]])] * 3)
     same = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
-    found = compare_many(same, {"reference": same, "double": FakeSession(lambda f: {"y": 2 * f["x"]}, ["y"])}, samples)
+    double = FakeSession(lambda f: {"y": 2 * f["x"]}, ["y"])
+    sessions = {"reference": same, "same": same, "double": double}
+    found = evaluate_sessions(sessions, samples, reference="reference").agreement
     assert samples.decoded == 3
-    assert found["reference"].sqnr_db == math.inf
+    assert found["same"].sqnr_db == math.inf
     assert found["double"].sqnr_db == pytest.approx(0.0)
 
 

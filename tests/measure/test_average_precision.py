@@ -7,9 +7,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from edgeq.measure import coco
-from edgeq.measure.boxes import Detections
-from edgeq.measure.coco import mean_average_precisions
+from edgeq.measure import boxes as coco
+from edgeq.measure.boxes import Detections, mean_average_precisions
 
 CATEGORIES = (2, 3, 7)
 ANNOTATIONS = coco.CocoAnnotations("test", MappingProxyType({}), CATEGORIES)

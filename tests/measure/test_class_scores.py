@@ -7,8 +7,7 @@ import pytest
 
 from edgeq.measure.agreement import is_class_scores, probabilities
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.tasks.anomaly import Anomaly
-from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks import Anomaly, Classification
 
 RANDOM = np.random.default_rng(0)
 IMAGE = np.zeros((1, 3, 8, 8), np.float32)

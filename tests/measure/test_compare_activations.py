@@ -13,8 +13,7 @@ import pytest
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
 from edgeq.measure.error_sources import ActivationComparison
-from edgeq.measure.layer_runs import collect_activations
-from edgeq.measure.layers import compare_activations, compare_layers
+from edgeq.measure.layers import collect_activations, compare_activations, compare_layers
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.edit import from_proto, to_bytes, with_outputs
 from edgeq.model.graph import GraphIndex
@@ -198,7 +197,7 @@ def test_plain_values(quantized: Quantized) -> None:
     assert record["weights"][0]["name"] == "stem.weight"
     assert {key for a in record["activations"] for key in a} == {
         "name", "node", "op_type", "folded", "quantized_name", "kind", "range", "minimum", "maximum", "reads",
-        "exact_reads", "accumulated", "layer", "inputs", "rounding", "saturated",
+        "exact_reads", "accumulated", "layer", "inputs", "rounding", "saturated", "noise", "output_sqnr_db",
     }  # fmt: skip
 
 

@@ -101,16 +101,15 @@ def test_nothing_is_healthy_of_which_samples_could_not_be_compared(quantized: Qu
 def test_a_healthy_model_is_called_so_and_names_are_cut_in_the_middle(
     quantized: Quantized, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgeq.cli._layers import draw_diagnosis
+    from edgeq.cli.explain import draw_diagnosis
 
     found = debug(quantized.source, quantized.models["u8s8"], quantized.data, count=2)
     long = [dataclasses.replace(a, name=f"/model/backbone/blocks.{i}/Conv2d/weight_quantized_{i}_output")
             for i, a in enumerate(found.comparison.activations)]  # fmt: skip
-    noise = [dataclasses.replace(n, name=a.name) for a, n in zip(long, found.noise, strict=True)]
     comparison = dataclasses.replace(found.comparison, activations=tuple(long))
     console = Console(width=140, file=io.StringIO(), record=True)
     monkeypatch.setenv("COLUMNS", "140")
-    for line in draw_diagnosis(dataclasses.replace(found, comparison=comparison, noise=tuple(noise)), verbose=True):
+    for line in draw_diagnosis(dataclasses.replace(found, comparison=comparison), verbose=True):
         console.print(line)
     text = console.export_text()
     assert "verdict: healthy: the outputs follow float32 closely" in text

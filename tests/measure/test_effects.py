@@ -5,10 +5,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from edgeq.measure.comparison import compare_sessions
-from edgeq.measure.effects import disturbance_name, output_effects, with_disturbances
+from edgeq.measure.accuracy import compare_sessions
+from edgeq.measure.layers import disturbance_name, output_effects, with_disturbances
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.edit import to_bytes
+from edgeq.model.graph import GraphIndex
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model
 from tests.measure.fakes import FakeSample, FakeSamples
@@ -19,7 +20,7 @@ NONE = SessionSettings(optimization="none")
 
 def test_no_disturbance_changes_nothing_and_one_is_followed() -> None:
     net = model("net (float[2] x) => (float[2] y, float[2] z) { a = Add(x, x) y = Mul(a, a) z = Neg(y) }")
-    session = open_session(to_bytes(with_disturbances(net, ["x", "a", "y"])), NONE)
+    session = open_session(to_bytes(with_disturbances(GraphIndex(net), ["x", "a", "y"])), NONE)
     assert [output.name for output in session.get_outputs()] == ["y/disturbance/added", "z"]
 
     def run(**disturbances: list[float]) -> list[list[float]]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeq.measure.engine_layers import EngineLayer, compare_engine
+from edgeq.measure.debug import EngineLayer, compare_engine
 from edgeq.model.load import read_model
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.run.session import SessionSettings, open_session
@@ -47,7 +47,7 @@ class Wrong:
 
 @pytest.fixture
 def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, EngineLayer]:
-    monkeypatch.setattr("edgeq.measure.engine_layers.Engines", Wrong)
+    monkeypatch.setattr("edgeq.measure.debug.Engines", Wrong)
     onnx.save(proto(PAIRED), tmp_path / "m.onnx")
     random = np.random.default_rng(0)
     samples = FakeSamples([FakeSample(inputs={"x": random.normal(size=(1, 64)).astype(np.float32)}) for _ in range(3)])

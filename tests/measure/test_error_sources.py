@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from edgeq.backends.cpu import CpuBackend
+from edgeq.measure.accuracy import compare_sessions
 from edgeq.measure.agreement import Agreement, OutputAgreement
-from edgeq.measure.comparison import compare_sessions
 from edgeq.measure.debug import debug
-from edgeq.measure.error_sources import candidates, find_error_sources, layer_noise, nodes_to_exclude
+from edgeq.measure.error_sources import candidates, find_error_sources, nodes_to_exclude
 from edgeq.measure.layers import compare_layers
 from edgeq.run.session import open_session
 from edgeq.util.records import plain
@@ -102,14 +102,15 @@ def test_a_dynamic_range_is_excluded_by_its_quantizing_readers(quantized: Quanti
     assert found["sum"].exact_reads == ("stem_act",)
     assert found["dw_out"].exact_reads == ()
     loud = Agreement((OutputAgreement("logits", 1, 10.0, 1.0, 0.1, None, 0, 0),), 1)
-    (error_source,) = find_error_sources(tuple(found.values()), (), {"stem_act": loud}, loud)
+    found["stem_act"] = dataclasses.replace(found["stem_act"], effect=loud)
+    (error_source,) = find_error_sources(tuple(found.values()), (), loud)
     assert error_source.exclude == ("depthwise",)
 
 
 def test_noise_is_charged_once(quantized: Quantized) -> None:
     reference, graph = read_graph(quantized.prepared.path), read_graph(quantized.models["u8s8"])
     found = compare_layers(reference, graph, quantized.samples)
-    noise = {n.name: n for n in layer_noise(found.activations)}
+    noise = {a.name: a.noise for a in found.activations}
     # Flatten requantizes what is on the same grid already.
     assert noise["features"].own < 1e-6
     assert noise["features"].inherited > noise["features"].own
@@ -132,7 +133,7 @@ def test_candidates_are_few_and_in_order_of_execution(quantized: Quantized, tmp_
 def test_a_model_against_itself_has_no_error_sources(quantized: Quantized) -> None:
     reference = read_graph(quantized.prepared.path)
     found = compare_layers(reference, reference, quantized.samples)
-    assert all(noise.own == 0 for noise in layer_noise(found.activations))
+    assert all(a.noise.own == 0 for a in found.activations)
     assert candidates(found.activations, reference.outputs, 10) == ()
 
 
@@ -141,4 +142,4 @@ def test_as_json(quantized: Quantized, tmp_path: Path) -> None:
     record = plain(debug(quantized.source, wide, quantized.data))
     error_source = json.loads(json.dumps(record, allow_nan=False))["culprits"][0]
     assert set(error_source) == {"name", "node", "op_type", "output_sqnr_db", "share", "cause", "reason", "exclude"}
-    assert find_error_sources((), (), {}, debug(quantized.source, wide, quantized.data).written) == ()
+    assert find_error_sources((), (), debug(quantized.source, wide, quantized.data).written) == ()

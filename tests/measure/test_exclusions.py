@@ -1,4 +1,4 @@
-"""`edgeq.measure.effects` against builds without the nodes, and what `edgeq debug` says helps."""
+"""`edgeq.measure.exclusions` against builds without the nodes, and what `edgeq debug` says helps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from edgeq.backends.cpu import CpuBackend
 from edgeq.cli import group
 from edgeq.measure.debug import debug
-from edgeq.measure.effects import with_nodes_in_float
-from edgeq.measure.layer_runs import instrumented_session
+from edgeq.measure.exclusions import with_nodes_in_float
+from edgeq.measure.layers import instrumented_session
 from edgeq.measure.match_layers import match_activations
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import read_model

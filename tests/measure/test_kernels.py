@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from edgeq import demo
-from edgeq.measure.coverage import kernel_times
-from edgeq.measure.node_runs import kernel_runs, typical
+from edgeq.measure.coverage import kernel_runs, kernel_times, typical
 from edgeq.model.load import read_model
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgeq.measure.node_runs import aliases, classify, kernel_runs
+from edgeq.measure.coverage import aliases, classify, kernel_runs
 from edgeq.model.edit import from_proto
 from edgeq.model.macs import node_macs
 from tests.measure.test_coverage import float_source

@@ -13,8 +13,7 @@ from PIL import Image
 from edgeq.cli import group
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.evaluation import EvalRequest
-from edgeq.measure.preprocess_trial import PLAIN, propose, try_preprocess
+from edgeq.measure.evaluation import PLAIN, EvalRequest, propose, try_preprocess
 from edgeq.model.load import model_signature
 from tests.graphs import proto
 

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from edgeq.data.sample import Sample
+from edgeq.data.records import Sample
 from edgeq.errors import DataError
-from edgeq.measure.error_sources import HALVES, ResampledMeter, loss_error, random_halves
 from edgeq.measure.latency import Outputs
-from edgeq.measure.task import Task
-from edgeq.measure.tasks.anomaly import Anomaly
-from edgeq.measure.tasks.classification import Classification
-from edgeq.measure.tasks.similarity import Similarity
+from edgeq.measure.task import HALVES, ResampledMeter, Task, loss_error, random_halves
+from edgeq.measure.tasks import Anomaly, Classification, Similarity
 
 
 class F1:

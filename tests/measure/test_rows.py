@@ -7,7 +7,7 @@ from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
 from edgeq.measure.accuracy import evaluate, evaluate_sessions
 from edgeq.measure.comparison import rows
-from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.tasks import Classification
 from edgeq.signature import Signature, TensorSpec
 from tests.measure.fakes import FakeSample, FakeSession
 

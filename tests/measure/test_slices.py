@@ -188,9 +188,9 @@ def test_figures_equal_brute_force_in_any_order(
     r, c = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
     for part in whole:
         place = (slice(None),) * part.axis + (slice(part.first, part.last + 1),)
-        assert part.signal == pytest.approx((r[place] ** 2).sum(), rel=1e-6)
-        assert part.noise == pytest.approx(((r - c)[place] ** 2).sum(), rel=1e-6)
-        assert part.candidate_power == pytest.approx((c[place] ** 2).sum(), rel=1e-6)
+        signal, noise, other = ((array[place] ** 2).sum() for array in (r, r - c, c))
+        assert part.sqnr_db == pytest.approx(10 * math.log10(signal / noise), abs=1e-4)
+        assert part.cosine == pytest.approx((r * c)[place].sum() / math.sqrt(signal * other), abs=1e-3)
         assert part.peak == np.abs(r[place]).max()
         assert part.max_abs_error == np.abs((r - c)[place]).max()
     for axis in {part.axis for part in whole}:

@@ -29,7 +29,8 @@ from edgeq.model.load import (
     read_model,
     save_model,
 )
-from edgeq.model.prepare import open_in_memory, prepare_model
+from edgeq.model.prepare import prepare_model
+from edgeq.model.sessions import open_in_memory
 from edgeq.scheme import Scheme
 
 from .build import model, node, rand, run, small_cnn, write

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.model.edit import to_bytes
-from edgeq.model.graph import name_of
-from edgeq.model.load import read_model, save_model
-from edgeq.model.prepare import open_in_memory
+from edgeq.model.graph import GraphIndex, name_of
+from edgeq.model.load import read_model, save_model, share_model, shared_model
+from edgeq.model.sessions import Loadable, open_in_memory
 from edgeq.run.session import SessionSettings, open_session
 from tests.graphs import model
 
@@ -97,3 +98,58 @@ def test_a_model_that_onnxruntime_refuses() -> None:
     broken.graph.initializers["large"].const_value = ir.tensor(WEIGHTS["large"][:50], name="large")
     with pytest.raises(RuntimeUnavailableError, match="refuses the model"):
         open_in_memory(broken)
+
+
+def test_a_protobuf_answers_as_the_model_does(tmp_path: Path) -> None:
+    save_model(graph(), tmp_path / "m.onnx")
+    session = Loadable.of(GraphIndex(graph(), tmp_path / "m.onnx")).open()
+    gc.collect()
+    np.testing.assert_array_equal(answers(session), answers(open_in_memory(graph())))
+
+
+def test_an_index_makes_what_sessions_open_once() -> None:
+    known = GraphIndex(graph())
+    assert Loadable.of(known) is Loadable.of(known)
+    assert Loadable.of(Loadable.of(known)) is Loadable.of(known)
+
+
+def test_more_outputs_stand_behind_those_of_the_model() -> None:
+    session = Loadable.of(graph()).with_outputs(["b", "y", "b"]).open()
+    assert [output.name for output in session.get_outputs()] == ["y", "b"]
+
+
+def test_a_part_has_what_it_needs_alone() -> None:
+    part = Loadable.of(graph()).only(["a"])
+    assert [node.op_type for node in part.proto.graph.node] == ["Reshape", "MatMul"]
+    assert set(part.weights) == {"large"}
+    whole = Loadable.of(graph()).with_outputs(["a"]).open(SessionSettings(optimization="none"))
+    x = np.ones((1, 8, 8), np.float32)
+    np.testing.assert_array_equal(part.open().run(["a"], {"x": x})[0], whole.run(["a"], {"x": x})[0])
+
+
+def test_a_part_has_what_a_body_in_it_captures() -> None:
+    net = model(
+        """g (float[2] x, float[2] unused, bool c) => (float[2] y, float[2] z) {
+            a = Neg (x)
+            y = If (c) <then_branch = then () => (float[2] t) { t = Add (a, a) },
+                        else_branch = other () => (float[2] e) { e = Identity (x) }>
+            z = Abs (unused)
+        }"""
+    )
+    part = Loadable.of(net).only(["y"], inputs=["unused"])
+    assert [node.op_type for node in part.proto.graph.node] == ["Neg", "If"]
+    assert [value.name for value in part.proto.graph.input] == ["x", "unused", "c"]
+    assert [value.name for value in Loadable.of(net).only(["y"], inputs=[]).proto.graph.input] == ["x", "c"]
+    x = np.array([1, 2], np.float32)
+    found = part.open().run(None, {"x": x, "unused": x, "c": np.array(True)})
+    np.testing.assert_array_equal(found[0], -2 * x)
+
+
+def test_the_model_in_a_file_is_read_again_when_the_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    first, second = graph(), model("g (float[2] x) => (float[2] y) { y = Neg (x) }")
+    save_model(first, path)
+    kept = share_model(first, path)
+    assert shared_model(path) is kept
+    save_model(second, path)
+    assert [node.op_type for node in shared_model(path).graph] == ["Neg"]

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.errors import BoardError, EdgeqError
-from edgeq.measure.node_runs import profile
+from edgeq.measure.coverage import profile
 from edgeq.remote import link as bounds
 from edgeq.remote.clock import BoardClock
 from edgeq.remote.devices import one_board
@@ -332,7 +332,7 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(programs), prepend=":")
     monkeypatch.setattr("platformdirs.user_config_path", lambda app: tmp_path / "config")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr("edgeq.remote.session._short_folder", lambda: str(temporary))
+    monkeypatch.setattr("edgeq.remote.session._SHORT", str(temporary))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bounds, "KERNELS", 1000)
     for name in ("ALIVE_S", "EXIT_S"):

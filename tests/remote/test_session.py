@@ -39,10 +39,10 @@ def test_what_lies_there_is_not_sent_again(board: FakeBoard, payload: dict[str, 
         place = Path(session.send(payload))
         assert (place / "a.bin").read_bytes() == (place / "twice").read_bytes() == payload["a.bin"].read_bytes()
         assert files(place) == {"a.bin", "deep/b", "twice"}
-        assert 300_000 < session.sent < 330_000
+        assert 300_000 < session.channel.sent < 330_000
     with opened(board) as session:
         assert session.send(payload) == str(place)
-        assert session.sent < 3_000
+        assert session.channel.sent < 3_000
     assert files(board.home) == {f".cache/edgeq-device/{name}" for name in files(board.cache)}
     assert not any((board.cache / "tmp").iterdir())
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeq_device.claim import RaceRules, Ranking, rank_until_settled
 from edgeq_device.latency import Bursts, WarmUp
 from edgeq_device.package import open_bundle
-from edgeq_device.ranking import RaceRules, Ranking, rank_until_settled
 
 import edgeq
 from edgeq import demo

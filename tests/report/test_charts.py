@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgeq.report.histogram_chart import histogram_chart
-from edgeq.report.histograms import TensorHistogram
+from edgeq.report.histograms import TensorHistogram, histogram_chart
 from edgeq.report.layers import Layer, layer_profile
 from edgeq.report.svg import EM, Box, text_width
 from edgeq.report.timing import BenchReport, Latency, LatencyFigures, Timing, bench_timing, latency_chart

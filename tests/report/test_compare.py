@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -19,9 +18,12 @@ from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import write_bundle
 from edgeq.cli import group
 from edgeq.errors import UsageError
+from edgeq.measure.accuracy import Accuracy
+from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
+from edgeq.measure.latency import Measurement
 from edgeq.report.bundle import report_bundle
-from edgeq.report.compare import compare
-from edgeq.report.comparison import Limits, comparison_rows, missed, sentences
+from edgeq.report.compare import Comparison, Limits, Side, compare
+from edgeq.signature import Signature
 from edgeq.util.records import plain
 from tests.bundle.samples import linear, variant
 from tests.graphs import proto
@@ -90,71 +92,81 @@ def test_a_task_needs_data(tmp_path: Path) -> None:
         compare(model, model, task="classification")
 
 
+SIGNATURE = Signature((), ())
+
+
+def compared(
+    interval: tuple[float, float, float] | None = None,
+    sizes: tuple[int | None, int | None] = (None, None),
+    accuracy: tuple[float, float] | None = None,
+    *,
+    higher: bool = True,
+    same: bool = False,
+    agreement: Agreement | None = None,
+    limits: Limits | None = None,
+) -> Comparison:
+    """A comparison with a ratio of speeds (estimate, low, high), sizes in bytes, and top-1."""
+    measurement = None
+    if interval is not None:
+        ratio = {**dict(zip(("estimate", "low", "high"), interval, strict=True)), "confidence": 0.96, "pairs": 9}
+        models = {
+            name: {"latency": dict.fromkeys(("p50_ms", "p90_ms", "p99_ms"), ms)}
+            for name, ms in (("A", 2.0), ("B", 1.0))
+        }
+        scenarios = {"single-stream": {"models": models, "ratios": {"B": ratio}}}
+        measurement = Measurement({}, {}, {}, {}, scenarios, (), {})
+    measured = [Accuracy({"top1": value}, 8, "classification", "top1", higher) for value in accuracy or ()] or [
+        None,
+        None,
+    ]
+    a, b = (
+        Side(Path(name), None, of_bytes, "digest" if same else name, SIGNATURE, None, top1)
+        for name, of_bytes, top1 in zip("AB", sizes, measured, strict=True)
+    )
+    return Comparison(a, b, (), 8, agreement, measurement, (), limits or Limits())
+
+
 def test_the_words_follow_the_interval() -> None:
-    found: dict[str, Any] = {
-        "same": False,
-        "a": {"bytes": 100, "accuracy": None, "coverage": None},
-        "b": {"bytes": 250, "accuracy": None, "coverage": None},
-        "signature_differences": [],
-        "agreement": None,
-        "latency": {
-            "A": {"p50_ms": 2.0, "p90_ms": 2.0, "p99_ms": 2.0},
-            "B": {"p50_ms": 1.0, "p90_ms": 1.0, "p99_ms": 1.0},
-            "ratio": {"estimate": 2.0, "low": 1.9, "high": 2.1, "confidence": 0.96, "pairs": 9},
-        },
-    }
-    assert sentences(found)[0].startswith("B runs at 2.00 times A's speed")
-    assert sentences(found)[1] == "B is 2.50× A's size."
-    assert comparison_rows(found)[1] == ("latency p50", "2.00\u202fms", "1.00\u202fms", "")
-    found["latency"]["ratio"] |= {"low": 0.9, "high": 2.1}
-    assert "no difference in speed is settled" in sentences(found)[0]
-    found["latency"]["ratio"] |= {"estimate": 0.5, "low": 0.4, "high": 0.6}
-    assert "SLOWER" in sentences(found)[0]
+    found = compared((2.0, 1.9, 2.1), (100, 250))
+    assert found.verdict()[0].startswith("B runs at 2.00 times A's speed")
+    assert found.verdict()[1] == "B is 2.50× A's size."
+    assert found.rows()[1] == ("latency p50", "2.00\u202fms", "1.00\u202fms", "")
+    assert "no difference in speed is settled" in compared((2.0, 0.9, 2.1)).verdict()[0]
+    assert "SLOWER" in compared((0.5, 0.4, 0.6)).verdict()[0]
 
 
 def test_the_words_name_what_is_worst_and_what_is_left_out() -> None:
-    part = {"axis": 1, "first": 4, "last": 11, "sqnr_db": 0.0, "cosine": 0.25}
-    output = {"name": "y", "equal": False, "elements": 96, "sqnr_db": 53.9, "cosine": 1.0, "top1": None}
-    agreement = {"count": 16, "outputs": [{**output, "mismatched": 4, "slices": [part]}]}
-    found = {**NOTHING, "a": {**NOTHING["a"], "bytes": 1}, "b": {**NOTHING["b"], "bytes": 1}, "agreement": agreement}
-    found["signature_differences"] = []
-    assert sentences(found) == (
+    part = SliceAgreement(axis=1, first=4, last=11, sqnr_db=0.0, cosine=0.25, max_abs_error=1.0, peak=1.0)
+    output = OutputAgreement("y", 96, 53.9, 1.0, 0.1, None, 0, mismatched=4, slices=(part,))
+    assert compared(agreement=Agreement((output,), 16)).verdict() == (
         "B's outputs follow A's at 0.0\u202fdB SQNR, with a cosine of 0.25000.",
         "Of output y, 4 of 16 samples have another size, and are left out.",
     )
 
 
-def figures(low: float, high: float, after: float, *, higher: bool = True, same: bool = False) -> dict[str, Any]:
-    def accuracy(value: float) -> dict[str, Any]:
-        return {"accuracy": {"primary": "top1", "metrics": {"top1": value}, "higher_is_better": higher}}
-
-    ratio = {"estimate": (low + high) / 2, "low": low, "high": high, "confidence": 0.96, "pairs": 9}
-    return {"same": same, "a": accuracy(0.9), "b": accuracy(after), "latency": {"ratio": ratio}}
-
-
-NOTHING: dict[str, Any] = {"same": False, "a": {"accuracy": None}, "b": {"accuracy": None}, "latency": None}
-
-
 @pytest.mark.parametrize(
-    ("found", "limits", "said"),
+    ("found", "said"),
     [
-        (figures(1.6, 1.8, 0.89), Limits(0.011, 1.5), []),
+        (compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.89), limits=Limits(0.011, 1.5)), []),
         (
-            figures(1.6, 1.8, 0.87),
-            Limits(0.01, 1.5),
+            compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.87), limits=Limits(0.01, 1.5)),
             ["B loses 3.00\u202fpt of top-1, more than the 1.00"],
         ),
-        (figures(1.6, 1.8, 0.95), Limits(0.0, 1.5), []),
-        (figures(1.6, 1.8, 0.95, higher=False), Limits(0.01, None), ["B loses 5.00"]),
-        (figures(1.2, 1.4, 0.9), Limits(None, 1.5), ["less than the 1.50× required"]),
-        (figures(1.2, 1.8, 0.9), Limits(None, 1.5), ["was not shown"]),
-        (figures(1.2, 1.4, 0.9, same=True), Limits(0.0, 1.0), []),
-        (figures(1.2, 1.4, 0.9, same=True), Limits(0.0, 1.01), ["less than"]),
-        (NOTHING, Limits(0.01, 1.0), ["could not be measured", "was not shown"]),
+        (compared((1.7, 1.6, 1.8), accuracy=(0.9, 0.95), limits=Limits(0.0, 1.5)), []),
+        (compared(accuracy=(0.9, 0.95), higher=False, limits=Limits(0.01)), ["B loses 5.00"]),
+        (compared((1.3, 1.2, 1.4), limits=Limits(None, 1.5)), ["less than the 1.50× required"]),
+        (compared((1.5, 1.2, 1.8), limits=Limits(None, 1.5)), ["was not shown"]),
+        (compared(same=True, limits=Limits(0.0, 1.0)), []),
+        (compared(same=True, limits=Limits(0.0, 1.01)), ["less than"]),
+        (compared(limits=Limits(0.01, 1.0)), ["could not be measured", "was not shown"]),
+        (compared(sizes=(100, 105), limits=Limits(max_growth=0.05)), []),
+        (compared(sizes=(100, 106), limits=Limits(max_growth=0.05)), ["5.0\u202f% is allowed"]),
+        (compared(sizes=(100, 50), limits=Limits(max_growth=0.05)), []),
+        (compared(sizes=(None, 5), limits=Limits(max_growth=0.05)), ["the size could not be compared"]),
     ],
 )
-def test_a_limit_holds_only_where_that_is_shown(found: dict[str, Any], limits: Limits, said: list[str]) -> None:
-    sentences = missed(found, limits)
+def test_a_limit_holds_only_where_that_is_shown(found: Comparison, said: list[str]) -> None:
+    sentences = found.missed()
     assert len(sentences) == len(said)
     for sentence, part in zip(sentences, said, strict=True):
         assert part in sentence

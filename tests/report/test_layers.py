@@ -22,6 +22,6 @@ def test_a_large_model_is_compared_on_fewer_samples(
     prepared = prepare_model(demo.MODEL, tmp_path)
     edgeq.quantize(demo.MODEL, demo.CALIBRATION, tmp_path / "int8.onnx", timed=False)
     samples = open_samples(demo.CALIBRATION, prepared.signature)
-    found = layers.layer_record(prepared.path, tmp_path / "int8.onnx", samples, SessionSettings())
+    found = layers.layer_record(prepared.graph, tmp_path / "int8.onnx", samples, SessionSettings())
     assert found["count"] == count
     assert found["activations"]

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 import edgeq.report
-from edgeq.report.page import render
+from edgeq.report.page import layers_view, ordered_candidates, render
 from edgeq.report.read import read_report
-from edgeq.report.views import layers_view, ordered_candidates
 
 from . import samples
 
@@ -212,8 +211,8 @@ def test_layers_come_in_the_order_that_the_heading_says(sources: bool) -> None:
         body["layers"]["culprits"] = []
     view = layers_view(read_report(samples.record(variants={"int8": body})).variants[0])
     assert view is not None
-    assert ("error sources" in view.title) is sources
-    rank = [(not layer.error_source, layer.own_db) for layer in view.worst]
+    assert ("error sources" in view["title"]) is sources
+    rank = [(not layer.error_source, layer.own_db) for layer in view["worst"]]
     assert rank == sorted(rank)
 
 

@@ -13,7 +13,7 @@ from edgeq.measure.coverage import Coverage
 from edgeq.report.histograms import TensorHistogram
 from edgeq.report.layers import layer_rows
 from edgeq.report.page import render
-from edgeq.report.read import ReportData, VariantRecord, read_report
+from edgeq.report.read import ReportData, Variant, read_report
 from edgeq.report.timing import BenchReport, bench_timing
 from edgeq.report.tuning import MOST_CANDIDATES, Tuning, tuning_of
 from edgeq.report.tuning_record import TuningRecord
@@ -91,16 +91,17 @@ def test_the_full_record_is_read() -> None:
     assert variant.primary is not None
     assert variant.primary.name == "top1"
     assert variant.primary.gain == pytest.approx(-0.0018)
-    assert (variant.sqnr_db, variant.top1) == (31.5, 0.982)
+    assert (variant.worst_db, variant.top1) == (31.5, 0.982)
     assert variant.excluded == ("block.1/Conv",)
-    assert variant.conversion_us == 9.0
-    assert len(variant.layers) == 30
-    third = variant.layers[2]
+    layers, conversion_us = variant.drawn_layers
+    assert conversion_us == 9.0
+    assert len(layers) == 30
+    third = layers[2]
     assert (third.name, third.own_db, third.float_us, third.int8_us) == ("block.2/Conv", 39.0, 102.0, 42.0)
     assert third.error_source
     assert "block.2/Conv" in third.advice
     assert third.saturated == 0.01
-    assert not variant.layers[3].error_source
+    assert not layers[3].error_source
     assert data.timing is not None
     assert data.timing.ratios["int8"].verdict == "faster"
     assert ("gpu", "A GPU") in data.machine
@@ -120,7 +121,7 @@ def test_the_bundles_own_short_form_is_read() -> None:
     }
     (variant,) = read_report(record).variants
     assert [(m.name, m.float32, m.int8, m.primary) for m in variant.metrics] == [("top1", 0.5, 0.6, True)]
-    assert variant.sqnr_db == 37.0
+    assert variant.worst_db == 37.0
     assert variant.coverage is not None
     assert variant.coverage.int8_mac_share == 0.5
 
@@ -177,7 +178,7 @@ def test_the_chosen_candidate_survives_any_limit() -> None:
 
 
 def test_times_without_errors_keep_the_kernels_order() -> None:
-    kernels = salvage({"kernels": samples.kernels(["b", "a"])}, VariantRecord).kernels
+    kernels = salvage({"kernels": samples.kernels(["b", "a"])}, Variant).kernels
     layers, conversion = layer_rows(None, kernels)
     assert [layer.name for layer in layers] == ["b", "a"]
     assert conversion == 9.0
@@ -185,7 +186,7 @@ def test_times_without_errors_keep_the_kernels_order() -> None:
 
 
 def test_what_contradicts_itself_is_left_out() -> None:
-    assert salvage({"coverage": "x", "bytes": 5}, VariantRecord).coverage is None
+    assert salvage({"coverage": "x", "bytes": 5}, Variant).coverage is None
     assert salvage({"int8_mac_share": 1.2, "int8_macs": 1}, Coverage).int8_mac_share == 1
     wrong = samples.histogram()
     wrong["edges"][3] = 99.0

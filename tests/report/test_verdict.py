@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgeq.report.read import read_report
-from edgeq.report.verdict import Verdict, verdict_of
+from edgeq.report.read import Verdict, read_report, verdict_of
 
 from . import samples
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgeq_device.claim import rank_until_settled
 from edgeq_device.latency import Burst, Bursts
-from edgeq_device.ranking import rank_until_settled
 
 from edgeq.tune import sessions
 from edgeq.tune.trials import FLOAT

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edgeq.data.samples import Sample
+from edgeq.data.records import Sample
 from edgeq.measure.agreement import probabilities
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.error_sources import Measured, ResampledMeter
 from edgeq.measure.latency import Outputs
-from edgeq.measure.tasks.anomaly import Anomaly
-from edgeq.measure.tasks.classification import Classification
+from edgeq.measure.task import Measured, ResampledMeter
+from edgeq.measure.tasks import Anomaly, Classification
 from edgeq.report.tuning_record import Assessment
 from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.accuracy_estimate import AgreementEstimate, Regret, assess, further_error, loses_more

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgeq_device.claim import RaceRules
 from edgeq_device.latency import Bursts, WarmUp
-from edgeq_device.ranking import RaceRules
 
 from edgeq import demo
 from edgeq.run.session import Engines, SessionSettings

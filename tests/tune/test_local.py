@@ -15,7 +15,7 @@ from edgeq.backends.qnn.backend import Delegation
 from edgeq.data.open_source import Data
 from edgeq.errors import EdgeqError
 from edgeq.hardware.target import Target, resolve
-from edgeq.jobs.job import Job, open_job
+from edgeq.jobs.job import Job
 from edgeq.measure.accuracy import evaluate
 from edgeq.measure.task import make_task
 from edgeq.model.compatibility import free_sizes
@@ -24,6 +24,7 @@ from edgeq.tune.float_layers import MacCosts, affordable, select_float_layers
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.space import Candidate, kernel_candidates, method_candidates
 from tests.measure.fakes import FakeSession
+from tests.opened import open_job
 
 
 @pytest.fixture(scope="module")

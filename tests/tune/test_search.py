@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from edgeq.cli.tune import _draw_timed
+from edgeq.cli.build import _draw_timed
 from edgeq.report.tuning_record import Assessment
 from edgeq.scheme import Scheme
 from edgeq.tune.goal import Deadline, Goal

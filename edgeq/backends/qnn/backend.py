@@ -1,11 +1,12 @@
-"""What of a model an engine takes: asked of the engine itself, in a process of its own."""
+"""Build for Qualcomm's NPU, and ask its engine, in a process of its own, what of a model it takes."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -18,16 +19,15 @@ from edgeq_device.engines import find_library, installed_version
 from edgeq_device.errors import DeviceError
 from edgeq_device.plainjson import parse_json
 
-from edgeq.backends.base import Alternative, Artifact, check_names, require_fields
-from edgeq.backends.systolic.fixed_batch import part_of
+from edgeq.backends.base import Alternative, Artifact, Backend, DeviceSimulator, check_names, require_fields
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target
-from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import NodeRun, source_name
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
+from edgeq.measure.latency import Session
 from edgeq.model.compatibility import require_fixed_sizes
-from edgeq.model.edit import Editor, replace_node
+from edgeq.model.edit import Editor, part_of, replace_node
 from edgeq.model.fold import norm_factors
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import Rule, int8_rules, predict_int8
@@ -148,12 +148,12 @@ class _Table:
 
 @cache
 def dialect() -> tuple[Row, ...]:
-    """The rows of targets/qnn/htp.toml."""
+    """Return the rows of targets/qnn/htp.toml."""
     return read_toml(shipped("targets") / "qnn" / "htp.toml", _Table, HardwareError, "Install edgeq again").line
 
 
 def wide_share(model: ir.Model, scheme: Scheme) -> float:
-    """The share of the activations' elements that a scheme has in 16 bits."""
+    """Return the share of the activations' elements that a scheme has in 16 bits."""
     every = {name_of(v): prod(sizes(v) or (1,)) for v in _activations(model) if v.producer() is not None}
     wide = every if ALL_NODES in scheme.wide else {name_of(value) for value in _wide(model, scheme)}
     return sum(size for name, size in every.items() if name in wide) / max(1, sum(every.values()))
@@ -165,7 +165,7 @@ def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
     nodes = frozenset(scheme.wide) - {ALL_NODES}
 
     def is_wide(value: ir.Value) -> bool:
-        """Whether a tensor is on 16 bits: its maker is named, or of an input all readers are."""
+        """Return whether a tensor is on 16 bits: its maker is named, or of an input all readers are."""
         maker = value.producer()
         among = [maker] if maker is not None else [reader for reader, _ in value.uses()]
         return bool(among) and all(node.name in nodes for node in among)
@@ -174,7 +174,7 @@ def _wide(model: ir.Model, scheme: Scheme) -> list[ir.Value]:
 
 
 def _activations(model: ir.Model) -> list[ir.Value]:
-    """The float tensors that are not constant."""
+    """Return the float tensors that are not constant."""
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     made = [value for node in model.graph for value in node.outputs]
     return [value for value in (*inputs, *made) if value.dtype in (None, ir.DataType.FLOAT)]
@@ -227,7 +227,7 @@ _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 
 def failing_node(model: Path, fails: Callable[[Path], bool], folder: Path) -> ir.Node | None:
-    """The first node with which a beginning of `model` fails as the whole does; None where none does.
+    """Return the first node with which a beginning of `model` fails as the whole does; None where none does.
 
     Args:
         model: a Q/DQ model, whose nodes are in order.
@@ -297,7 +297,7 @@ class Delegation:
         return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
 
     def _merged(self, node: ir.Node, taken: frozenset[str]) -> bool:
-        """Whether the quantizer removed `node` because the range of what it reads does its work."""
+        """Return whether the quantizer removed `node` because the range of what it reads does its work."""
         maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
         return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in taken
 
@@ -321,7 +321,7 @@ class Delegation:
         return tuple(found)
 
     def coverage(self) -> Coverage:
-        """The same in the terms of `edgeq.measure.coverage`."""
+        """Return the same in the terms of `edgeq.measure.coverage`."""
         macs, floats = node_macs(self.source), frozenset((*self.left, *self.floating))
         runs = [
             NodeRun(str(n.name), str(n.name), n.op_type, "float" if n in floats else "int8", macs.get(n.name or "", 0))
@@ -337,7 +337,7 @@ class Delegation:
 
 
 def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Coverage:
-    """What would run in int8 if the engine took every node; `absent`: why it was not asked."""
+    """Return what would run in int8 if the engine took every node; `absent`: why it was not asked."""
     everything = frozenset(str(node.name) for node in source.graph)
     found = Delegation(source, (everything,), reasons, "the model's pairs").coverage()
     return dataclasses.replace(found, basis="forecast", reason=absent)
@@ -375,7 +375,7 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
     """`error` with the node in it at which the engine fails, where it does so again."""
 
     def fails(beginning: Path) -> bool:
-        """Whether the engine refuses this beginning of the model."""
+        """Return whether the engine refuses this beginning of the model."""
         try:
             engines.assigned_nodes(engine, beginning)
         except EngineError:
@@ -409,16 +409,15 @@ _NEEDS = "Leave the scheme to the target: static Q/DQ, uint8 activations, int8 w
 
 
 @dataclass(frozen=True)
-class QnnBackend:
+class QnnBackend(Backend):
     """Attributes:
     target: what it builds for, whose [device] engine_options the simulator is set to; None: the engine's defaults.
     """
 
-    name: str = "qnn"
-    title: str = "Qualcomm's NPU, through ONNX Runtime"
-    simulated: bool = True
-    recoverable: bool = True
-    adopts_quantized: bool = False
+    name = "qnn"
+    title = "Qualcomm's NPU, through ONNX Runtime"
+    targeted = True
+    simulated = True
     target: Target | None = None
 
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> QnnBackend:
@@ -481,6 +480,10 @@ class QnnBackend:
             coverage=found.coverage(),
         )
 
+    def simulator(self) -> DeviceSimulator:
+        """Return the engine that this backend builds for, which simulates the hardware."""
+        return _simulated
+
     @property
     def _options(self) -> Mapping[str, str]:
         return self.target.device.get("engine_options", {}) if self.target is not None else {}
@@ -489,3 +492,10 @@ class QnnBackend:
         where = self.target.name if self.target is not None else self.name
         artifact = Artifact(model=model, scheme=scheme, provider=_CPU)
         return Alternative(f"{where}-cpu", "any CPU, the same Q/DQ model", 0, artifact)
+
+
+@contextmanager
+def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
+    engine = engine_for(target.backend, target.device.get("engine_options", {}))
+    with Engines() as engines:
+        yield lambda model, settings: engines.open(model, dataclasses.replace(settings, engine=engine))

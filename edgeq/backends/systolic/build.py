@@ -1,41 +1,400 @@
-"""From a prepared float model to a network: what the array and its core do in int8, what stays in float, and why."""
+"""From a prepared float model to a network: what the array and its core do in int8, what stays in float, and why.
+
+The model is taken at batch 1 and rewritten first: Reshapes bring operators into the shapes that the array takes, 2-D
+windows with the batch in front, and activations move to the layers that they can be fused into.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from edgeq.backends.systolic.fixed_batch import fixed_batch, part_of
-from edgeq.backends.systolic.network import (
-    AddLayer,
-    AverageLayer,
-    ClampLayer,
-    ConvLayer,
-    FcLayer,
-    Layer,
-    MoveLayer,
-    Network,
-    alternate,
-    layer_inputs,
-    layer_outputs,
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
+from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, MOVES, Windows, recognise
+from edgeq.errors import ModelError
+from edgeq.model.edit import Editor, insert_behind, part_of, to_bytes, to_proto
+from edgeq.model.graph import (
+    GraphIndex,
+    attributes,
+    bodies,
+    clamp_bounds,
+    constant,
+    constant_tensor,
+    constant_values,
+    is_constant,
+    is_op,
+    maker,
+    name_of,
+    node_input,
+    only_reader,
+    readers,
+    reads,
+    sizes,
 )
-from edgeq.backends.systolic.network import readers as layer_readers
-from edgeq.backends.systolic.program import Float
-from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, recognise
-from edgeq.backends.systolic.rewrite import rewrite
-from edgeq.model.edit import to_bytes
-from edgeq.model.graph import GraphIndex, constant, is_constant, name_of, only_reader, readers, reads, sizes
 from edgeq.model.int8_prediction import foreign, hazardous_nodes
 
-_ANCHORS = (ConvLayer, FcLayer)
+
+def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
+    """Return a clone of a prepared model with batch 1, shapes fixed as far as inference can tell, weights in memory.
+
+    Args:
+        path: the model's file, for messages.
+
+    Raises:
+        ModelError: an input's shape is not fixed apart from its batch, or the batch is fixed to more than one.
+    """
+    fixed = model.clone()
+    ir.external_data.load_to_model(fixed)
+    for value in fixed.graph.inputs:
+        if not value.is_initializer() and value.shape:
+            value.shape = _with_batch_one(value, path)
+    _make_constant_outputs(fixed)
+    infer_shapes(fixed)
+    return fixed
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Infer the shapes of all tensors of the main graph from those of its inputs, in place. Values of shape arithmetic
+    are propagated; what cannot be inferred has no shape afterwards."""
+    for node in model.graph:
+        for output in node.outputs:
+            output.shape = None
+    ShapeInferencePass(check_type=False, strict_mode=False)(model)
+
+
+def _make_constant_outputs(model: ir.Model) -> None:
+    """Let a node make each output that is a constant, in place: every output of the network is what a layer makes."""
+    editor = Editor(model)
+    for place, value in enumerate(model.graph.outputs):
+        tensor = constant_tensor(value)
+        if tensor is not None:
+            copy = editor.constant(f"{value.name}/constant", tensor)
+            made = editor.node("Identity", [copy], f"{value.name}/output", like=value)
+            name, value.name = value.name, editor.free_value_name(f"{value.name}/replaced")
+            made.name = name
+            model.graph.outputs[place] = made
+
+
+def _with_batch_one(value: ir.Value, path: Path) -> ir.Shape:
+    assert value.shape is not None
+    batch, *others = value.shape
+    if isinstance(batch, int) and batch != 1:
+        raise ModelError(
+            f"{path}: input {value.name!r} has the fixed batch {batch}",
+            "Export the model with batch 1 or an open batch: the array runs one sample at a time",
+        )
+    for axis, size in enumerate(others, 1):
+        if not isinstance(size, int):
+            raise ModelError(
+                f"{path}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})",
+                f"Give --fix {size.value or f'{value.name}:{axis}'}=SIZE: the array's tiles and addresses are laid out "
+                "beforehand, for every size but the batch's",
+            )
+    return ir.Shape([1, *others])
+
+
+_WINDOWED = ("AveragePool", "Conv", "GlobalAveragePool", "MaxPool")
+
+
+def two_dimensional(model: ir.Model) -> bool:
+    """Make a convolution or pooling of [1, C, L] one of [1, C, 1, L], in place, with the same values.
+
+    Returns:
+        Whether anything changed, as the other rewrites do.
+    """
+    editor = Editor(model)
+    changed = False
+    for node in list(model.graph):
+        source = node_input(node, 0)
+        if not is_op(node, *_WINDOWED) or len(node.outputs) > 1 or len(sizes(source) or ()) != 3:
+            continue
+        if node.op_type == "Conv":
+            weights = constant(node.inputs[1])
+            if weights is None:
+                continue
+            editor.set_input(node, 1, weights[:, :, None, :], f"{name_of(node.inputs[1])}/2d")
+        for name in ("kernel_shape", "strides", "dilations"):
+            if name in node.attributes:
+                node.attributes[name] = ir.AttrInt64s(name, [1, *attributes(node)[name]])
+        if "pads" in node.attributes:
+            begin, end = attributes(node)["pads"]
+            node.attributes["pads"] = ir.AttrInt64s("pads", [0, begin, 0, end])
+        # Sizes are left to be found: with ceil_mode, those that ONNX infers may be one off until `explicit_ceil`.
+        image = editor.constant(f"{node.name}/image", np.array([0, 0, 1, -1]))
+        node.replace_input_with(0, editor.node("Reshape", [source, image], f"{node.name}/as_image", before=node))
+        output = node.outputs[0]
+        line = editor.constant(f"{node.name}/line", np.array([0, 0, -1]))
+        last = editor.node("Reshape", [output, line], f"{node.name}/as_line", after=node)
+        insert_behind(output, last, last, editor.free_value_name(f"{name_of(output)}/2d"))
+        changed = True
+    return changed
+
+
+def batch_in_front(model: ir.Model) -> bool:
+    """Make a product of [rows, K] with constant weights one of [1, rows, K], and so sums and activations of such: ONNX
+    Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are no batch.
+    Values stay the same."""
+    editor = Editor(model)
+    in_front: dict[ir.Value, ir.Value] = {}
+    for node in list(model.graph):
+        if _is_product_of_rows(node):
+            first, made = _product(editor, node, in_front)
+        elif _is_of_rows(node, in_front):
+            read = [in_front.get(value, value) if value is not None else None for value in node.inputs]
+            like = next(in_front[value] for value in node.inputs if value in in_front)
+            name, kept = f"{node.name}/in_front", node.attributes
+            first = made = editor.node(node.op_type, read, name, before=node, like=like, attributes=kept)
+        else:
+            continue
+        flat = node.outputs[0]
+        columns = (sizes(flat) or (0,))[-1]
+        for reader in readers(flat):
+            shape = sizes(reader.outputs[0])
+            if is_op(reader, "Reshape") and shape is not None and shape[:1] == (1,):
+                editor.set_input(reader, 1, np.array(shape, np.int64), f"{reader.name}/shape")
+                reader.attributes.pop("allowzero", None)
+                reader.replace_input_with(0, made)
+        known = name_of(flat)
+        if readers(flat):
+            without = editor.constant(f"{node.name}/rows", np.array([-1, columns]))
+            rows = editor.node("Reshape", [made, without], f"{node.name}/flat", before=node, like=flat)
+            flat.replace_all_uses_with(rows)
+            in_front[rows] = made
+        model.graph.remove(node, safe=True)
+        # By the node's name it is excluded, and its multiply-accumulates are known; by the tensor's its range.
+        maker(first).name, made.name = node.name, known
+    if in_front:
+        RemoveUnusedNodesPass()(model)
+    return bool(in_front)
+
+
+def _product(editor: Editor, node: ir.Node, in_front: dict[ir.Value, ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """Return the product with the batch in front, and the sum of it and its bias."""
+    read, weights, bias, name = node.inputs[0], node.inputs[1], node_input(node, 2), node.name or ""
+    matrix = constant_values(weights)
+    assert read is not None
+    assert weights is not None
+    if read not in in_front:
+        in_front[read] = _with_batch(editor, node, read)
+    if node.attributes.get_int("transB", 0):
+        matrix = matrix.T
+        weights = editor.constant(f"{weights.name}/transposed", matrix)
+    product = editor.node(
+        "MatMul", [in_front[read], weights], f"{name}/product", before=node, dtype=node.outputs[0].dtype
+    )
+    product.shape = ir.Shape([*(sizes(in_front[read]) or ())[:-1], matrix.shape[1]])
+    if bias is None:
+        return product, product
+    return product, editor.node("Add", [product, bias], f"{name}/bias", before=node, like=product)
+
+
+def _is_product_of_rows(node: ir.Node) -> bool:
+    """Return whether it multiplies [rows, K] with constant weights and adds only one constant for each output."""
+    matrix = constant(node_input(node, 1)) if is_op(node, "Gemm", "MatMul") else None
+    shape = sizes(node.inputs[0])
+    if matrix is None or matrix.ndim != 2 or shape is None or len(shape) != 2 or shape[0] == 1:
+        return False
+    if any(value.is_graph_output() for value in (node.inputs[0], node.outputs[0]) if value is not None):
+        return False
+    if node.attributes.get_int("transA", 0) or any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta")):
+        return False  # preparation leaves factors only where a bias is computed (`model.gemm`)
+    outputs = matrix.shape[0] if node.attributes.get_int("transB", 0) else matrix.shape[1]
+    return node_input(node, 2) is None or _for_each_output(constant(node_input(node, 2)), outputs)
+
+
+def _is_of_rows(node: ir.Node, in_front: Mapping[ir.Value, ir.Value]) -> bool:
+    """Return whether it is an activation of rows that have the batch in front elsewhere, or a sum of such or with one
+    constant for each output."""
+    if not is_op(node, "Add", "Clip", "Relu") or node.outputs[0].is_graph_output():
+        return False
+    read = [value for value in node.inputs if value is not None and not is_constant(value)]
+    if not read or not all(value in in_front for value in read):
+        return False
+    if any(sizes(in_front[value]) != sizes(in_front[read[0]]) for value in read):
+        return False
+    shape = sizes(node.outputs[0])
+    if not shape or shape != sizes(read[0]):
+        return False
+    outputs = shape[-1]
+    return node.op_type != "Add" or all(_for_each_output(constant(v), outputs) for v in node.inputs if v not in read)
+
+
+def _for_each_output(values: NDArray[Any] | None, outputs: int) -> bool:
+    """Return whether a constant is one number, or a row of one for each output."""
+    return values is not None and (values.size == 1 or (values.shape[-1:] == (outputs,) and values.size == outputs))
+
+
+def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
+    """Return what a product reads, as [1, ..., K]: as it was before a Reshape to rows, where that is of this form."""
+    rows, inner = sizes(read) or (0, 0)
+    before, source = read.producer(), read
+    given = before.inputs[0] if before is not None and is_op(before, "Reshape") else None
+    shape = sizes(given) or ()
+    if given is not None and shape[:1] == (1,):
+        if shape[-1] == inner:
+            return given
+        source = given
+    whole = editor.constant(f"{node.name}/batch", np.array([1, rows, inner]))
+    made = editor.node("Reshape", [source, whole], f"{node.name}/in_front", before=node)
+    made.shape, made.type = ir.Shape([1, rows, inner]), read.type
+    # It may become integers, by the range under this name; without the batch nothing does.
+    made.name, read.name = read.name, editor.free_value_name(f"{read.name}/flat")
+    return made
+
+
+_SMALL = 4096
+_ACTIVATIONS = ("Relu", "Clip")
+
+
+def rewrite(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> None:
+    """Make the padding of pooling explicit, fold shape arithmetic, bring operators into the shapes that the array takes
+    (`two_dimensional`, `batch_in_front`), and move activations before the pooling or data movement that separates them
+    from the layer that they could be fused into.
+
+    Args:
+        wanted: which nodes may leave float.
+
+    Raises:
+        ModelError: an average pooling whose size ONNX and ONNX Runtime do not agree on.
+    """
+    first = partial(activations_first, wanted=wanted)
+    for change in (two_dimensional, explicit_ceil, fold_shapes, batch_in_front, first):
+        if change(model):
+            infer_shapes(model)
+
+
+def explicit_ceil(model: ir.Model) -> bool:
+    """Replace ceil_mode of pooling by padding at the end.
+
+    ONNX's shape inference counts windows that start in that padding, ONNX Runtime, correctly, leaves them out: without
+    ceil_mode, there is nothing to disagree on.
+
+    Raises:
+        ModelError: an average pooling of which they do not agree.
+    """
+    for node in model.graph:
+        if not is_op(node, "MaxPool", "AveragePool") or not node.attributes.get_int("ceil_mode", 0):
+            continue
+        shape = sizes(node.inputs[0])
+        if shape is None or len(shape) != 4:
+            continue
+        windows = Windows.of(node, shape)
+        pooled = windows.rounded_up(shape)
+        ends = windows.end_pads(shape, pooled)
+        if ends[0] <= windows.pads[2] and ends[1] <= windows.pads[3]:
+            node.attributes.pop("ceil_mode")  # every window ends within the padding that is there
+            infer_shapes(model)
+        elif node.op_type == "AveragePool":
+            if pooled != (sizes(node.outputs[0]) or ())[2:]:
+                raise ModelError(
+                    f"the size that {node.name!r} pools to is not the one that its shapes say",
+                    "Export it with ceil_mode = 0 and padding in its place",
+                )
+        elif len(node.outputs) == 1 and all(end < size for end, size in zip(ends, windows.kernel, strict=True)):
+            # Dilated windows can reach further; ONNX Runtime takes no padding as large as the window.
+            node.attributes["pads"] = ir.AttrInt64s("pads", [*windows.pads[:2], *ends])
+            for name in ("ceil_mode", "auto_pad"):
+                node.attributes.pop(name, None)
+            infer_shapes(model)
+    return False  # shapes are inferred behind each change: the next pooling may depend on it
+
+
+def fold_shapes(model: ir.Model) -> bool:
+    """Replace integers that follow from shapes alone by constants: with the batch fixed, every shape is known."""
+    editor = Editor(model)
+    folded = False
+    for node in list(model.graph):
+        values = _integers(model, node)
+        if values is None or values.size > _SMALL or values.dtype.kind not in "iub":
+            continue
+        node.outputs[0].replace_all_uses_with(editor.constant(name_of(node.outputs[0]), values))
+        model.graph.remove(node, safe=True)
+        folded = True
+    if folded:
+        RemoveUnusedNodesPass()(model)
+    return folded
+
+
+def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
+    """Return what a node computes from shapes and small integer constants; None where it reads anything else."""
+    if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+        return None
+    if node.op_type == "Shape" and (shape := sizes(node.inputs[0])) is not None:
+        a = attributes(node)
+        return np.array(shape, np.int64)[a.get("start", 0) : a.get("end")]
+    tensors = [constant_tensor(value) for value in node.inputs if value is not None]
+    if not tensors or node.op_type.startswith("Random") or any(bodies(node)):
+        return None
+    if not all(t is not None and t.size <= _SMALL and t.dtype.numpy().kind in "iub" for t in tensors):
+        return None
+    part = part_of(model, [node], (), node.outputs)
+    return np.asarray(next(iter(ReferenceEvaluator(to_proto(part)).run(None, {}))))
+
+
+def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> bool:
+    """Make X → MaxPool or data movement → Relu X → Relu → MaxPool or data movement, with the same values.
+
+    Past what stays in float nothing is moved: it may compute new values, and no range is known for what would be
+    between the two.
+
+    Args:
+        wanted: which nodes may leave float.
+    """
+    editor = Editor(model)
+    changed = False
+    while (found := next(filter(None, (_movable(model, node, wanted) for node in model.graph)), None)) is not None:
+        through, activation = found
+        source, between, last = through.inputs[0], through.outputs[0], activation.outputs[0]
+        assert source is not None
+        model.graph.remove(activation)
+        last.replace_all_uses_with(between, replace_graph_outputs=True)
+        model.graph.insert_before(through, activation)
+        activation.replace_input_with(0, source)
+        through.replace_input_with(0, last)
+        # The last tensor keeps its name, by which its range is known.
+        last.name, between.name = editor.free_value_name(f"{source.name}/{activation.op_type.lower()}"), last.name
+        changed = True
+    return changed
+
+
+def _movable(model: ir.Model, node: ir.Node, wanted: Callable[[ir.Node], bool]) -> tuple[ir.Node, ir.Node] | None:
+    """Return a data-movement or MaxPool node that has an int8 form and the activation behind it, where their order can
+    be swapped."""
+    if (node.op_type != "MaxPool" and node.op_type not in MOVES) or len(node.outputs) != 1:
+        return None
+    source, activation = node.inputs[0], only_reader(node.outputs[0])
+    if source is None or activation is None or activation.op_type not in _ACTIVATIONS or only_reader(source) is None:
+        return None
+    maker = source.producer()
+    if maker is None or maker.op_type in _ACTIVATIONS or not _spans_zero(activation):
+        return None
+    if not wanted(node) or not wanted(activation) or isinstance(recognise(model, node), str):
+        return None
+    return node, activation
+
+
+def _spans_zero(activation: ir.Node) -> bool:
+    """Return whether an activation leaves zero (padding) as it is and its bounds are constant."""
+    bounds = clamp_bounds(activation)
+    return bounds is not None and bounds[0] <= 0 <= bounds[1]
+
+
+_ANCHORS = (steps.Conv, steps.Fc)
 _SURROUNDED = "what it reads is in float, and quantizing it for this operator alone would gain nothing"
 
+_Item = TypeVar("_Item", bound=Layer | ir.Node)
 Found = dict[str, tuple[Layer, ...]]
 """Layers by node name; none where the node became part of the layer before it."""
 
@@ -48,7 +407,7 @@ def build_network(
     op_types: Collection[str] | None = None,
     hazards: Mapping[str, str] = MappingProxyType({}),
 ) -> Network:
-    """The layers of a prepared model, which is not changed.
+    """Return the layers of a prepared model, which is not changed.
 
     Args:
         path: the model's file, for messages.
@@ -63,23 +422,30 @@ def build_network(
     kept = {**dict.fromkeys(exclude, "excluded by request"), **hazardous_nodes(model, hazards)}
     rewrite(fixed, lambda node: not _unwanted(node, kept, op_types))
     index = GraphIndex(fixed)
-    found, reasons = _candidates(fixed, kept, op_types)
+    found: Found = {}
+    reasons: dict[str, str] = {}
+    for node in fixed.graph:
+        made = _unwanted(node, kept, op_types) or recognise(fixed, node)
+        if isinstance(made, str):
+            reasons[node.name or ""] = made
+        else:
+            found[node.name or ""] = made
     _fold_biases(index, found, reasons)
     _settle(index, found, reasons)
     layers = [layer for node in fixed.graph if node.name in found for layer in found[node.name]]
     layers = _fold_relus(layers, index.outputs)
     floats = [node for node in fixed.graph if node.name in reasons]
     ordered = alternate(layers, floats)
-    read = {name for layer in layers for name in layer_inputs(layer)}
+    read = {name for layer in layers for name in step_inputs(layer)}
     whole = tuple(
-        item if not isinstance(item, list) else _float_layer(fixed, item, read, reasons, number)
+        _float_layer(fixed, item, read, reasons, number) if isinstance(item, list) else item
         for number, item in enumerate(ordered)
     )
     shapes = {name: sizes(value) or () for name, value in index.values.items()}
     for layer in layers:
-        if isinstance(layer, AverageLayer):  # a tensor that the float model does not have
+        if isinstance(layer, steps.AveragePool):  # a tensor that the float model does not have
             shapes.setdefault(layer.output, (*shapes[layer.input][:2], 1, 1))
-    used = {*index.inputs, *(n for layer in whole for n in (*layer_inputs(layer), *layer_outputs(layer)))}
+    used = {*index.inputs, *(n for layer in whole for n in (*step_inputs(layer), *step_outputs(layer)))}
     return Network(
         inputs=index.inputs,
         outputs=index.outputs,
@@ -93,22 +459,8 @@ def _dtype(value: ir.Value | None) -> str:
     return "float32" if value is None or value.dtype is None else str(value.dtype.numpy().name)
 
 
-def _candidates(
-    model: ir.Model, kept: Mapping[str, str], op_types: Collection[str] | None
-) -> tuple[Found, dict[str, str]]:
-    found: Found = {}
-    reasons: dict[str, str] = {}
-    for node in model.graph:
-        layers = _unwanted(node, kept, op_types) or recognise(model, node)
-        if isinstance(layers, str):
-            reasons[node.name or ""] = layers
-        else:
-            found[node.name or ""] = layers
-    return found, reasons
-
-
 def _unwanted(node: ir.Node, kept: Mapping[str, str], op_types: Collection[str] | None) -> str:
-    """Why a node stays in float whatever it is; "" where it need not."""
+    """Return why a node stays in float whatever it is; "" where it need not."""
     if node.name is not None and node.name in kept:
         return kept[node.name]
     return foreign(node.op_type) if op_types is not None and node.op_type not in op_types else ""
@@ -131,7 +483,7 @@ def _settle(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
         first = found[name][0]
         sources = [value for value in node.inputs if value is not None and not is_constant(value)]
         worth = isinstance(first, _ANCHORS) or not integers.isdisjoint(sources)
-        reshapes = isinstance(first, MoveLayer) and first.index is None
+        reshapes = isinstance(first, steps.Rearrange) and first.index is None
         if not worth and (reshapes or all(value.is_graph_input() for value in sources)):
             worth = all(_wants_integers(found, value) for value in node.outputs if value.name)
         if worth:
@@ -155,15 +507,15 @@ def _wants_integers(found: Found, tensor: ir.Value) -> bool:
 
 
 def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> None:
-    """MatMul or Conv followed by an Add of one constant value a channel: the Add becomes bias, in place."""
+    """Make an Add of one constant value a channel behind a MatMul or Conv its bias, in place."""
     for node in index.graph:
         layers = found.get(node.name or "")
         layer = layers[0] if layers else None
-        following = only_reader(index.values[layer.output]) if isinstance(layer, FcLayer | ConvLayer) else None
+        following = only_reader(index.values[layer.output]) if isinstance(layer, steps.Fc | steps.Conv) else None
         name = following.name or "" if following is not None else ""
         if following is None or following.op_type != "Add" or reasons.get(name) != CONSTANT_OPERAND:
             continue
-        assert isinstance(layer, FcLayer | ConvLayer)
+        assert isinstance(layer, steps.Fc | steps.Conv)
         other = next(values for value in following.inputs if (values := constant(value)) is not None)
         if _per_channel(other, layer) and sizes(following.outputs[0]) == sizes(node.outputs[0]):
             del reasons[name]
@@ -173,29 +525,29 @@ def _fold_biases(index: GraphIndex, found: Found, reasons: dict[str, str]) -> No
             found[name] = ()
 
 
-def _per_channel(values: np.ndarray, layer: ConvLayer | FcLayer) -> bool:
-    """Whether a constant broadcasts to one value per output channel."""
+def _per_channel(values: np.ndarray, layer: Weighted) -> bool:
+    """Return whether a constant broadcasts to one value per output channel."""
     if values.size == 1:
         return True
     if values.size != len(layer.bias):
         return False
-    if isinstance(layer, ConvLayer):
+    if isinstance(layer, steps.Conv):
         return values.ndim >= 3 and int(values.shape[-3]) == values.size
     return int(values.shape[-1]) == values.size
 
 
 def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
-    """A Relu right behind a convolution, product or sum that only it reads becomes part of it."""
-    read = layer_readers(layers)
+    """Return the layers with each Relu folded into the convolution, product or sum that it alone reads."""
+    read = steps.readers(layers)
     folded: list[Layer] = []
     gone: set[str] = set()
     for layer in layers:
         if layer.name in gone:
             continue
-        if isinstance(layer, ConvLayer | FcLayer | AddLayer) and layer.output not in outputs:
+        if isinstance(layer, steps.Conv | steps.Fc | steps.ResidualAdd) and layer.output not in outputs:
             following = read[layer.output]
             clamp = following[0] if len(following) == 1 else None
-            if isinstance(clamp, ClampLayer) and clamp.low == 0 and math.isinf(clamp.high):
+            if isinstance(clamp, steps.Clamp) and clamp.low == 0 and math.isinf(clamp.high):
                 sources = (*layer.sources, *clamp.sources)
                 gone.add(clamp.name)
                 layer = dataclasses.replace(layer, relu=True, output=clamp.output, sources=sources)
@@ -205,8 +557,8 @@ def _fold_relus(layers: list[Layer], outputs: Collection[str]) -> list[Layer]:
 
 def _float_layer(
     model: ir.Model, nodes: list[ir.Node], read: Collection[str], reasons: Mapping[str, str], number: int
-) -> Float:
-    """Nodes that stay in float as one layer.
+) -> steps.Float:
+    """Return nodes that stay in float as one layer.
 
     Args:
         read: names of the tensors that layers in int8 read.
@@ -223,4 +575,55 @@ def _float_layer(
     kept = {node.name or "": reasons[node.name or ""] for node in nodes}
     content = to_bytes(part_of(model, nodes, inputs, outputs))
     names = tuple(map(name_of, inputs)), tuple(map(name_of, outputs))
-    return Float(f"float/{number}", *names, content, kept, tuple(kept))
+    return steps.Float(f"float/{number}", *names, content, kept, tuple(kept))
+
+
+def alternate(layers: Sequence[Layer], floats: Sequence[ir.Node]) -> list[Layer | list[ir.Node]]:
+    """Return all layers one by one, and float nodes in groups as large as dependences allow.
+
+    Greedy: everything of one kind that can run does before the kind changes. Both kinds are tried as the first; the
+    order with fewer groups wins.
+    """
+    made = {name for item in (*layers, *floats) for name in _writes(item)}
+    orders = [_greedy(layers, floats, made, floats_first) for floats_first in (False, True)]
+    return min(orders, key=lambda order: sum(isinstance(item, list) for item in order))
+
+
+def _greedy(
+    layers: Sequence[Layer], floats: Sequence[ir.Node], made: set[str], floats_first: bool
+) -> list[Layer | list[ir.Node]]:
+    known: set[str] = set()
+    remaining_layers, remaining_floats = list(layers), list(floats)
+    order: list[Layer | list[ir.Node]] = []
+    in_float = floats_first
+    while remaining_layers or remaining_floats:
+        if in_float:
+            group = _run(remaining_floats, known, made)
+            order += [group] if group else []
+        else:
+            order += _run(remaining_layers, known, made)
+        in_float = not in_float
+    return order
+
+
+def _run(waiting: list[_Item], known: set[str], made: set[str]) -> list[_Item]:
+    """Take out of `waiting` (in topological order) all that can run, in order, and add what they make to `known`."""
+    done, remaining = [], []
+    for item in waiting:
+        if all(name in known or name not in made for name in _reads(item)):
+            known.update(_writes(item))
+            done.append(item)
+        else:
+            remaining.append(item)
+    waiting[:] = remaining
+    return done
+
+
+def _reads(item: Layer | ir.Node) -> Sequence[str]:
+    return [name_of(value) for value in reads(item)] if isinstance(item, ir.Node) else step_inputs(item)
+
+
+def _writes(item: Layer | ir.Node) -> Sequence[str]:
+    if isinstance(item, ir.Node):
+        return [value.name for value in item.outputs if value.name]
+    return step_outputs(item)

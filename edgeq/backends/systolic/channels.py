@@ -1,58 +1,42 @@
-"""Which channels can be reordered together: the ties between the channel axes of tensors.
+"""Prepare the channels of a network for tiles that share a scale, and choose the scales of its tensors.
 
-A convolution or product with all its inputs absorbs an order of its input channels in its weights; depthwise layers,
-sums, pooling and clamps keep it. Where the order is visible outside (inputs and outputs of the model, float parts, data
-movement and concatenation of channels), it is not changed.
+The array works in tiles of DIM output channels, and each tile may have a scale of its own at no cost. In the given
+order, almost every tile has a channel with large weights; sorted by the range of their weights, channels of like range
+share a tile. The weights of the next layer are permuted to match: a convolution or product with all its inputs absorbs
+an order of its input channels in its weights; depthwise layers, sums, pooling and clamps keep it. Where the order is
+visible outside (inputs and outputs of the model, float parts, data movement and concatenation of channels), it is not
+changed.
 
-Weights that read nothing but zeros, set to zero.
+Weights that read nothing but zeros are set to zero. A channel whose largest possible result lies below its relu is 0
+whatever comes in. Batch normalization leaves such channels with weights of any size behind them, which nothing reads:
+in a tile of channels with one scale, they would take the bits of all others.
 
-A channel whose largest possible result lies below its relu is 0 whatever comes in. Batch normalization leaves such
-channels with weights of any size behind them, which nothing reads: in a tile of channels with one scale, they would
-take the bits of all others.
-
-Tensors behind a relu on all 256 integers, though zero points are 0.
-
-What is never negative uses half of the signed integers. Between layers with weights and no padding, the tensor less a
-constant can be stored in its place:
+Tensors behind a relu use all 256 integers, though zero points are 0. What is never negative uses half of the signed
+integers. Between layers with weights and no padding, the tensor less a constant can be stored in its place:
 
     relu(x) is stored as x - 128 s, s = largest / 255    saturation at -128 is the relu, or the Clip from 0
     the layer before adds -128 s to its bias, those that read it 128 Σ w of their integers: no operation more
 
 The steps are half as large. Padding with zeros would stand for 128 s, so a layer with padding reads it as it was.
-
-Output channels sorted by the range of their weights, so that the channels of one tile have like scales.
-
-The array works in tiles of DIM output channels, and each tile may have a scale of its own at no cost. In the given
-order, almost every tile holds a channel with large weights; sorted, channels of like range share a tile. The weights of
-the next layer are permuted to match.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.network import (
-    AddLayer,
-    AverageLayer,
-    ClampLayer,
-    ConvLayer,
-    FcLayer,
-    Layer,
-    MoveLayer,
-    Network,
-    integer_tensors,
-    layer_inputs,
-    layer_outputs,
-    readers,
-)
-from edgeq.backends.systolic.program import Concat, MaxPool
-from edgeq.backends.systolic.weights import tile_maxima
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
 from edgeq.calibrate.ranges import Range
+from edgeq.errors import CalibrationError
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -68,13 +52,13 @@ class ChannelGroup:
     """
 
     tensors: tuple[str, ...]
-    writers: tuple[ConvLayer | FcLayer, ...]
-    readers: tuple[tuple[ConvLayer | FcLayer, int], ...]
+    writers: tuple[Weighted, ...]
+    readers: tuple[tuple[Weighted, int], ...]
     fixed: str
 
 
 def channel_groups(network: Network) -> tuple[ChannelGroup, ...]:
-    """All groups, in the order of the network."""
+    """Return all groups, in the order of the network."""
     ties = _Ties(network)
     for layer in network.layers:
         ties.add(layer)
@@ -84,98 +68,80 @@ def channel_groups(network: Network) -> tuple[ChannelGroup, ...]:
 class _Ties:
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._tensors = [name for name in network.shapes if name in integer_tensors(network)]
-        self._parent = {name: name for name in self._tensors}
+        integers = network.integers
+        self._parent = {name: name for name in network.shapes if name in integers}
         self._fixed: dict[str, str] = {}
         self._flat: dict[str, tuple[str, int]] = {}
-        self._readers: list[tuple[str, ConvLayer | FcLayer, int]] = []
-        self._writers: list[tuple[str, ConvLayer | FcLayer]] = []
-        for name in (*network.inputs, *network.outputs):
-            self._fix(name, "it is an input or output of the model")
+        self._readers: list[tuple[str, tuple[Weighted, int]]] = []
+        self._writers: list[tuple[str, Weighted]] = []
+        self._fix((*network.inputs, *network.outputs), "it is an input or output of the model")
 
     def add(self, layer: Layer) -> None:
         """Record which channel axes a layer ties together, and which it fixes."""
-        if isinstance(layer, ConvLayer):
-            self._add_conv(layer)
-        elif isinstance(layer, FcLayer):
-            self._add_fc(layer)
-        elif isinstance(layer, AddLayer | MaxPool | AverageLayer | ClampLayer):
-            for name in layer_inputs(layer):
-                self._tie(name, layer.output)
-        elif isinstance(layer, Concat):
-            for name in (*layer.inputs, layer.output):
-                if layer.axis == 1:
-                    self._fix(name, f"{layer.name} concatenates its channels with others")
+        names = (*step_inputs(layer), *step_outputs(layer))
+        match layer:
+            case steps.Conv():
+                self._writers.append((layer.output, layer))
+                if layer.depthwise:
+                    self._tie(names)
+                elif layer.groups == 1:
+                    self._readers.append((layer.input, (layer, 1)))
                 else:
-                    self._tie(name, layer.output)
-        elif isinstance(layer, MoveLayer):
-            self._add_move(layer)
-        else:
-            for name in (*layer_inputs(layer), *layer_outputs(layer)):
-                self._fix(name, "a part in float reads or makes it")
+                    self._fix(names, f"{layer.name} is a grouped convolution")
+            case steps.Fc():
+                self._add_fc(layer)
+            case steps.Concat() if layer.axis == 1:
+                self._fix(names, f"{layer.name} concatenates its channels with others")
+            case steps.Rearrange():
+                self._add_move(layer)
+            case steps.Float():
+                self._fix(names, "a part in float reads or makes it")
+            case _:
+                self._tie(names)
 
     def groups(self) -> tuple[ChannelGroup, ...]:
-        """The groups that all layers so far leave, each with its layers."""
-        members: dict[str, list[str]] = {}
-        for name in self._tensors:
-            members.setdefault(self._root(name), []).append(name)
-        readers: dict[str, list[tuple[ConvLayer | FcLayer, int]]] = {}
-        for name, layer, repeat in self._readers:
-            readers.setdefault(self._root(name), []).append((layer, repeat))
-        writers: dict[str, list[ConvLayer | FcLayer]] = {}
-        for name, layer in self._writers:
-            writers.setdefault(self._root(name), []).append(layer)
-        fixed: dict[str, str] = {}
-        for name, reason in self._fixed.items():
-            if name in self._parent:
-                fixed.setdefault(self._root(name), reason)
+        """Return the groups that all layers so far leave, each with its layers."""
+        writers, readers = self._by_root(self._writers), self._by_root(self._readers)
+        fixed = self._by_root((name, why) for name, why in self._fixed.items() if name in self._parent)
         return tuple(
-            ChannelGroup(tuple(names), tuple(writers.get(root, ())), tuple(readers.get(root, ())), fixed.get(root, ""))
-            for root, names in members.items()
+            ChannelGroup(tuple(names), tuple(writers[root]), tuple(readers[root]), next(iter(fixed[root]), ""))
+            for root, names in self._by_root((name, name) for name in self._parent).items()
         )
 
-    def _add_conv(self, layer: ConvLayer) -> None:
-        self._writers.append((layer.output, layer))
-        if layer.depthwise:
-            self._tie(layer.input, layer.output)
-        elif layer.groups == 1:
-            self._readers.append((layer.input, layer, 1))
-        else:
-            for name in (layer.input, layer.output):
-                self._fix(name, f"{layer.name} is a grouped convolution")
+    def _by_root(self, items: Iterable[tuple[str, _Item]]) -> dict[str, list[_Item]]:
+        found: dict[str, list[_Item]] = defaultdict(list)
+        for name, item in items:
+            found[self._root(name)].append(item)
+        return found
 
-    def _add_fc(self, layer: FcLayer) -> None:
+    def _add_fc(self, layer: steps.Fc) -> None:
         self._writers.append((layer.output, layer))
         if len(self._network.shapes[layer.output]) != 2:
-            self._fix(layer.output, f"{layer.name} outputs rows")
-        source, repeat = self._flat.get(layer.input, (layer.input, 1))
+            self._fix([layer.output], f"{layer.name} outputs rows")
         if len(self._network.shapes[layer.input]) != 2:
-            self._fix(layer.input, f"{layer.name} reads rows")
+            self._fix([layer.input], f"{layer.name} reads rows")
         else:
-            self._readers.append((source, layer, repeat))
+            source, repeat = self._flat.get(layer.input, (layer.input, 1))
+            self._readers.append((source, (layer, repeat)))
 
-    def _add_move(self, layer: MoveLayer) -> None:
+    def _add_move(self, layer: steps.Rearrange) -> None:
         before, after = (self._network.shapes[name] for name in (layer.input, layer.output))
+        following = [reader for reader in self._network.layers if layer.output in step_inputs(reader)]
+        inside = layer.output not in self._network.outputs and all(isinstance(reader, steps.Fc) for reader in following)
         if layer.index is None and len(before) > 1 and len(after) > 1 and before[1] == after[1]:
-            self._tie(layer.input, layer.output)
-        elif (
-            layer.index is None
-            and len(after) == 2
-            and all(
-                isinstance(reader, FcLayer) for reader in self._network.layers if layer.output in layer_inputs(reader)
-            )
-            and layer.output not in self._network.outputs
-        ):
+            self._tie([layer.input, layer.output])
+        elif layer.index is None and len(after) == 2 and inside:
             self._flat[layer.output] = (layer.input, math.prod(before[2:]))
         else:
-            for name in (layer.input, layer.output):
-                self._fix(name, f"{layer.name} rearranges its channels")
+            self._fix([layer.input, layer.output], f"{layer.name} rearranges its channels")
 
-    def _fix(self, name: str, reason: str) -> None:
-        self._fixed.setdefault(name, reason)
+    def _fix(self, names: Iterable[str], reason: str) -> None:
+        for name in names:
+            self._fixed.setdefault(name, reason)
 
-    def _tie(self, left: str, right: str) -> None:
-        self._parent[self._root(right)] = self._root(left)
+    def _tie(self, names: Sequence[str]) -> None:
+        for name in names[:-1]:
+            self._parent[self._root(names[-1])] = self._root(name)
 
     def _root(self, name: str) -> str:
         while self._parent[name] != name:
@@ -197,31 +163,31 @@ def without_idle_weights(network: Network, scales: Mapping[str, float]) -> Netwo
     idle: dict[str, Channels] = {}  # by tensor: channels that are always zero
     layers: list[Layer] = []
     for layer in network.layers:
-        if isinstance(layer, ConvLayer | FcLayer):
+        if isinstance(layer, Weighted):
             layer = _silenced(layer, idle.get(layer.input))
             most = np.abs(layer.weights.reshape(len(layer.bias), -1)).sum(axis=1) * _LARGEST_INPUT * scales[layer.input]
             low[layer.output] = most + layer.bias <= 0
             if layer.relu:
                 idle[layer.output] = low[layer.output]
-        elif isinstance(layer, ClampLayer) and layer.low == 0 and layer.input in low:
+        elif isinstance(layer, steps.Clamp) and layer.low == 0 and layer.input in low:
             idle[layer.output] = low[layer.input]
-        elif isinstance(layer, ClampLayer | MaxPool | AverageLayer) and layer.input in idle:
-            if not isinstance(layer, ClampLayer) or layer.low <= 0 <= layer.high:
+        elif isinstance(layer, steps.Clamp | steps.MaxPool | steps.AveragePool) and layer.input in idle:
+            if not isinstance(layer, steps.Clamp) or layer.low <= 0 <= layer.high:
                 idle[layer.output] = idle[layer.input]
-        elif isinstance(layer, AddLayer) and layer.left in idle and layer.right in idle:
-            idle[layer_outputs(layer)[0]] = idle[layer.left] & idle[layer.right]
+        elif isinstance(layer, steps.ResidualAdd) and layer.left in idle and layer.right in idle:
+            idle[step_outputs(layer)[0]] = idle[layer.left] & idle[layer.right]
         layers.append(layer)
     return replace(network, layers=tuple(layers))
 
 
-def _silenced(layer: ConvLayer | FcLayer, idle: Channels | None) -> ConvLayer | FcLayer:
+def _silenced(layer: Weighted, idle: Channels | None) -> Weighted:
     """Return `layer` without the weights that read `idle` channels; as it is where it has groups of several."""
     if idle is None or not idle.any():
         return layer
     weights = layer.weights.copy()
-    if isinstance(layer, ConvLayer) and layer.depthwise:
+    if isinstance(layer, steps.Conv) and layer.depthwise:
         weights[idle] = 0.0
-    elif isinstance(layer, FcLayer) or layer.groups == 1:
+    elif isinstance(layer, steps.Fc) or layer.groups == 1:
         weights[:, idle] = 0.0
     return replace(layer, weights=weights)
 
@@ -231,85 +197,64 @@ _STEPS = 255
 _SUFFIX = "/offset"
 
 
-@dataclass(frozen=True)
-class Shifted:
-    """Attributes:
-    scales: of every integer tensor.
-    origins: by name of the tensor that is stored less 128 steps, the float model's.
-    """
-
-    network: Network
-    scales: Mapping[str, float]
-    origins: Mapping[str, str]
-
-
 def with_offsets(
     network: Network, scales: Mapping[str, float], ranges: Mapping[str, Range], *, powers_of_two: bool
-) -> Shifted:
-    """Return the network with tensors behind a relu stored less 128 steps of half the size, where they can be.
+) -> tuple[Network, dict[str, float]]:
+    """Return the network with tensors behind a relu stored less 128 steps of half the size, where they can be, and its
+    scales.
 
     Args:
         ranges: that the scales were chosen by; steps that have to stay do.
     """
-    read = readers(network.layers)
-    layers: dict[str, Layer] = {layer.name: layer for layer in network.layers}
-    shapes, dtypes, changed, origins = dict(network.shapes), dict(network.dtypes), dict(scales), {}
+    read = network.readers
+    layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
+    shapes, dtypes, changed, shifted = dict(network.shapes), dict(network.dtypes), dict(scales), {}
     for layer in network.layers:
-        clamp = _relu_behind(layer, network, read) if isinstance(layer, ConvLayer | FcLayer) else None
-        if not isinstance(layer, ConvLayer | FcLayer) or clamp is None:
+        clamp = _relu_behind(layer, network, read) if isinstance(layer, Weighted) else None
+        if not isinstance(layer, Weighted) or clamp is None:
             continue
         origin = clamp.output
         step = scales[origin] * 127 / _STEPS
         step = 2.0 ** math.ceil(math.log2(step)) if powers_of_two else float(np.float32(step))
         # What a Clip cuts off above has to be what saturation cuts off.
-        cut = isinstance(clamp, ClampLayer) and clamp.high < _STEPS * step * (1 - 1e-6)
+        cut = isinstance(clamp, steps.Clamp) and clamp.high < _STEPS * step * (1 - 1e-6)
         kept = origin in network.outputs or any(ranges[n].kept for n in (layer.output, origin) if n in ranges)
         if kept or cut or not read.get(origin) or not all(map(_absorbs, read[origin])):
             continue
         name = f"{origin}{_SUFFIX}"
         sources = layer.sources if clamp is layer else (*layer.sources, *clamp.sources)
-        maker = layers[layer.name]
-        assert isinstance(maker, ConvLayer | FcLayer)
-        bias = maker.bias - OFFSET * step
-        layers[layer.name] = replace(maker, output=name, bias=bias, relu=False, sources=sources)
+        bias = layers[layer.name].bias - OFFSET * step
+        layers[layer.name] = replace(layers[layer.name], output=name, bias=bias, relu=False, sources=sources)
         if clamp is not layer:
             del layers[clamp.name]
         for reader in read[origin]:
-            own = layers[reader.name]
-            assert isinstance(own, ConvLayer | FcLayer)
-            layers[reader.name] = replace(own, input=name, input_offset=OFFSET)
-        shapes[name], dtypes[name], changed[name], origins[name] = shapes[origin], dtypes[origin], step, origin
+            layers[reader.name] = replace(layers[reader.name], input=name)
+        shapes[name], dtypes[name], changed[name], shifted[name] = shapes[origin], dtypes[origin], step, origin
     remaining = tuple(layers[layer.name] for layer in network.layers if layer.name in layers)
-    return Shifted(replace(network, layers=remaining, shapes=shapes, dtypes=dtypes), changed, origins)
+    return replace(network, layers=remaining, shapes=shapes, dtypes=dtypes, shifted=shifted), changed
 
 
-def _relu_behind(
-    layer: ConvLayer | FcLayer, network: Network, read: Mapping[str, list[Layer]]
-) -> ConvLayer | FcLayer | ClampLayer | None:
+def _relu_behind(layer: Weighted, network: Network, read: Mapping[str, list[Layer]]) -> Weighted | steps.Clamp | None:
     """Return the layer itself where it ends in a relu, or the Clip from 0 that alone reads it; None without either."""
     if layer.relu:
         return layer
     behind = read.get(layer.output, [])
     alone = len(behind) == 1 and layer.output not in network.outputs
-    return next((r for r in behind if alone and isinstance(r, ClampLayer) and r.low == 0), None)
+    return next((r for r in behind if alone and isinstance(r, steps.Clamp) and r.low == 0), None)
 
 
 def _absorbs(layer: Layer) -> bool:
     """Return whether a layer can take an offset of what it reads into its bias."""
-    return isinstance(layer, FcLayer) or (isinstance(layer, ConvLayer) and not any(layer.pads))
+    return isinstance(layer, steps.Fc) or (isinstance(layer, steps.Conv) and not any(layer.pads))
 
 
 Order = NDArray[np.int64]
 
 
-def sort_channels(network: Network, dim: int) -> tuple[Network, dict[str, tuple[int, ...]]]:
-    """The network with channels in the order that suits tiles of `dim`.
-
-    Returns:
-        The network, and by tensor the original channel at each place, where it changed.
-    """
+def sort_channels(network: Network, dim: int) -> Network:
+    """Return the network with channels in the order that suits tiles of `dim`."""
     channels: dict[str, tuple[int, ...]] = {}
-    layers = {layer.name: layer for layer in network.layers}
+    layers: dict[str, Any] = {layer.name: layer for layer in network.layers}
     for group in channel_groups(network):
         order = best_order(group, dim)
         if order is None:
@@ -318,18 +263,16 @@ def sort_channels(network: Network, dim: int) -> tuple[Network, dict[str, tuple[
             channels[name] = tuple(order.tolist())
         for writer in group.writers:
             own = layers[writer.name]
-            assert isinstance(own, ConvLayer | FcLayer)
             layers[writer.name] = replace(own, weights=own.weights[order], bias=own.bias[order])
         for reader, repeat in group.readers:
             own = layers[reader.name]
-            assert isinstance(own, ConvLayer | FcLayer)
             inputs = (order[:, None] * repeat + np.arange(repeat)).ravel()
             layers[reader.name] = replace(own, weights=own.weights[:, inputs])
-    return replace(network, layers=tuple(layers[layer.name] for layer in network.layers)), channels
+    return replace(network, layers=tuple(layers[layer.name] for layer in network.layers), channels=channels)
 
 
 def best_order(group: ChannelGroup, dim: int) -> Order | None:
-    """The order that wastes the fewest bits over all layers of the group; None where it is the given one."""
+    """Return the order that wastes the fewest bits over all layers of the group; None where it is the given one."""
     if group.fixed or not group.writers or len(group.writers[0].weights) <= dim:
         return None
     ranges = [_log_ranges(layer) for layer in group.writers]
@@ -339,16 +282,101 @@ def best_order(group: ChannelGroup, dim: int) -> Order | None:
     return best if _waste(group.writers, best, dim) < _waste(group.writers, given, dim) else None
 
 
-def _log_ranges(layer: ConvLayer | FcLayer) -> NDArray[np.float64]:
+def _log_ranges(layer: Weighted) -> NDArray[np.float64]:
     largest = np.abs(layer.weights.reshape(len(layer.weights), -1)).max(axis=1)
     floor = max(float(largest.max(initial=0.0)) * 2.0**-16, 1e-30)
     return np.asarray(np.log2(np.maximum(largest, floor)), np.float64)
 
 
-def _waste(layers: Sequence[ConvLayer | FcLayer], order: Order, dim: int) -> float:
+def _waste(layers: Sequence[Weighted], order: Order, dim: int) -> float:
     """Bits, summed over layers and channels, that a channel has less than with a scale of its own."""
     total = 0.0
     for layer in layers:
         ranges = _log_ranges(layer)[order]
         total += float((np.log2(tile_maxima(2.0**ranges, dim)) - ranges).sum())
     return total
+
+
+_NOTHING = 1e-8
+
+
+def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_of_two: bool) -> dict[str, float]:
+    """Return the scale by tensor, float32 values: largest magnitude / 127, or 1 where there is nothing.
+
+    - Inputs and outputs of layers that pass integers on (pooling, clamps, concatenation, data movement) share the scale
+      of those tensors that other layers read: what is clipped or pooled away does not widen the range.
+    - The scale of a sum is at least that of both operands, or an operand would saturate before it is added. An operand
+      in which there is nothing has that of the sum.
+    - On an array that shifts, all scales are powers of two, so that their quotients are.
+
+    Raises:
+        CalibrationError: no range for a tensor.
+    """
+    groups = _groups(network)
+    used = _used(network)
+    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, steps.Clamp)}
+    scales: dict[str, float] = {}
+    empty: set[str] = set()
+    for members in {id(g): g for g in groups.values()}.values():
+        known = [name for name in members if name in ranges]
+        chosen = [name for name in known if name in used] or known
+        if not chosen:
+            raise CalibrationError(
+                f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
+            )
+        bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen)
+        scale = float(np.float32(bound / steps.LARGEST))
+        if bound <= _NOTHING:
+            empty.update(members)
+            scale = 1.0
+        elif powers_of_two:
+            scale = 2.0 ** math.ceil(math.log2(bound / steps.LARGEST))
+        scales.update(dict.fromkeys(members, scale))
+    additions = [layer for layer in network.layers if isinstance(layer, steps.ResidualAdd)]
+    changed = True
+    while changed:
+        changed = False
+        for layer in additions:
+            least = max((scales[name] for name in (layer.left, layer.right) if name not in empty), default=0.0)
+            if scales[layer.output] < least:
+                scales.update(dict.fromkeys(groups[layer.output], least))
+                empty.difference_update(groups[layer.output])
+                changed = True
+    # The last sums first: an empty one takes the scale of the sum that reads it before its own operands do.
+    widest = dict.fromkeys(empty, math.inf)
+    for layer in reversed(additions):
+        for name in {layer.left, layer.right} & empty:
+            widest[name] = min(widest[name], scales[layer.output])
+            scales.update(dict.fromkeys(groups[name], widest[name]))
+    return scales
+
+
+def _groups(network: Network) -> dict[str, list[str]]:
+    """Return tensor → all tensors of its scale, itself among them; one list object a group."""
+    groups: dict[str, list[str]] = {name: [name] for name in sorted(network.integers)}
+    for layer in network.layers:
+        if not isinstance(layer, steps.SAME_SCALE):
+            continue
+        first, *others = (*step_outputs(layer), *step_inputs(layer))
+        for other in others:
+            if groups[first] is not groups[other]:
+                joined = groups[first] + groups[other]
+                groups.update(dict.fromkeys(joined, joined))
+    return groups
+
+
+def _used(network: Network) -> set[str]:
+    """Return tensors that something other than `SAME_SCALE` layers reads."""
+    read = network.readers
+    return {
+        name
+        for name in network.integers
+        if name in network.outputs or not read[name] or any(not isinstance(r, steps.SAME_SCALE) for r in read[name])
+    }
+
+
+def tile_maxima(rows: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
+    """Return the largest magnitude of each tile of `dim` rows of [O, ...], repeated for each of its rows: [O]."""
+    largest = np.abs(rows.reshape(len(rows), -1)).max(axis=1, initial=0.0)
+    starts = np.arange(0, len(rows), dim)
+    return np.asarray(np.repeat(np.maximum.reduceat(largest, starts), np.diff([*starts, len(rows)])), np.float64)

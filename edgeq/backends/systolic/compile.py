@@ -1,4 +1,17 @@
-"""From a prepared model with its ranges to the integer program that loses least."""
+"""Compile a prepared model for an array: the integer program, and the files that are made from it.
+
+A program is lowered once, then fitted to samples where that brings its outputs closer to the float model's:
+
+- Weights are rounded for the least error of what a layer gives, instead of each weight's
+  (`edgeq.quantize.weight_only`). The integers that a layer reads in the program decide which errors matter, and what
+  the rounding does to the mean goes into the bias.
+- Biases are corrected. Rounding weights and clipping activations shift the mean of what a layer gives, and the shifts
+  add up. The program runs once over some samples; at each layer, fed by the corrected layers before it, the mean
+  difference from the float model goes into the int32 bias, channel by channel (Nagel et al. 2019, "Data-Free
+  Quantization Through Weight Equalization and Bias Correction", section 4.2, with data instead of their assumptions).
+  With y the float output behind the activation, z the integer one and p the share of z that is not cut, the shift is
+  one Newton step, (mean y - mean z) / p. Channels that are nearly always cut are left alone.
+"""
 
 from __future__ import annotations
 
@@ -14,121 +27,155 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.base import Artifact, check_names, refuse_wide, require_fields
+from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
+from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.channels import OFFSET, Shifted, sort_channels, with_offsets, without_idle_weights
-from edgeq.backends.systolic.dialect import write_dialect
-from edgeq.backends.systolic.estimate import coverage, place
-from edgeq.backends.systolic.lower import lower
-from edgeq.backends.systolic.network import (
-    SAME_SCALE,
-    AddLayer,
-    ClampLayer,
-    Floats,
-    Network,
-    integer_tensors,
-    layer_inputs,
-    layer_outputs,
-    readers,
+from edgeq.backends.systolic.channels import (
+    OFFSET,
+    activation_scales,
+    sort_channels,
+    with_offsets,
+    without_idle_weights,
 )
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Program, array_config
-from edgeq.backends.systolic.reference_model import host_reference_model, in_origin_order
-from edgeq.backends.systolic.save import save_program
-from edgeq.backends.systolic.simulate import Array, Simulator, channel_means, correct_biases, corrected_layers
-from edgeq.backends.systolic.weights import rounded_weights
+from edgeq.backends.systolic.emit_c.folder import with_c
+from edgeq.backends.systolic.estimate import coverage, place
+from edgeq.backends.systolic.lower import LARGEST_BIAS, lower
+from edgeq.backends.systolic.program import Array, Floats, Network, Program, Weighted
+from edgeq.backends.systolic.save import belongs_to_program, save_program
+from edgeq.backends.systolic.session import simulated_array
+from edgeq.backends.systolic.simulate import Simulator
+from edgeq.backends.systolic.to_onnx import host_reference_model, in_origin_order, write_dialect
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
-from edgeq.errors import CalibrationError, ModelError
+from edgeq.errors import ModelError
 from edgeq.hardware.target import Target
 from edgeq.model.edit import with_outputs
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import save_model
 from edgeq.model.macs import node_macs
-from edgeq.model.prepare import PreparedModel, open_in_memory
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.sessions import open_in_memory
+from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme
 
-LARGEST = 127
-_NOTHING = 1e-8
+Change = Callable[[Weighted, NDArray[Any]], Weighted]
+"""Gives a step in place of one, by what it reads: integers [N, ...]."""
+_MOST_TAPS = 1152
+"""Most taps of a layer whose weights are rounded: the time grows with the third power, and the gain falls."""
+_PATCHES_PER_TAP = 4
+_FEWEST, _MOST = 512, 8192
 
 
-def activation_scales(network: Network, ranges: Mapping[str, Range], *, powers_of_two: bool) -> dict[str, float]:
-    """Scale by tensor, float32 values; largest magnitude / 127, or 1 where there is nothing.
+def rounded_weights(network: Network) -> Change:
+    """Return what rounds a step's weights again.
 
-    - Inputs and outputs of layers that pass integers on (pooling, clamps, concatenation, data movement) share the scale
-      of those tensors that other layers read: what is clipped or pooled away does not widen the range.
-    - The scale of a sum is at least that of both operands, or an operand would saturate before it is added. An operand
-      in which there is nothing has that of the sum.
-    - On an array that shifts, all scales are powers of two, so that their quotients are.
-
-    Raises:
-        CalibrationError: no range for a tensor.
+    Args:
+        network: that the program was made from, with its weights in float.
     """
-    groups = _groups(network)
-    used = _used(network)
-    clamps = {layer.output: max(-layer.low, layer.high) for layer in network.layers if isinstance(layer, ClampLayer)}
-    scales: dict[str, float] = {}
-    empty: set[str] = set()
-    for members in {id(g): g for g in groups.values()}.values():
-        known = [name for name in members if name in ranges]
-        chosen = [name for name in known if name in used] or known
-        if not chosen:
-            raise CalibrationError(
-                f"tensor {members[0]!r} has no calibrated range", "Calibrate this model again, with all its tensors"
-            )
-        bound = max(min(ranges[name].bound, clamps.get(name, math.inf)) for name in chosen)
-        if bound <= _NOTHING:
-            empty.update(members)
-        scale = _scale(bound, powers_of_two)
-        scales.update(dict.fromkeys(members, scale))
-    additions = [layer for layer in network.layers if isinstance(layer, AddLayer)]
-    changed = True
-    while changed:
-        changed = False
-        for layer in additions:
-            least = max((scales[name] for name in (layer.left, layer.right) if name not in empty), default=0.0)
-            if scales[layer.output] < least:
-                scales.update(dict.fromkeys(groups[layer.output], least))
-                empty.difference_update(groups[layer.output])
-                changed = True
-    # The last sums first: an empty one takes the scale of the sum that reads it before its own operands do.
-    widest = dict.fromkeys(empty, math.inf)
-    for layer in reversed(additions):
-        for name in {layer.left, layer.right} & empty:
-            widest[name] = min(widest[name], scales[layer.output])
-            scales.update(dict.fromkeys(groups[name], widest[name]))
-    return scales
+    layers: Mapping[str, Weighted] = {layer.name: layer for layer in network.layers if isinstance(layer, Weighted)}
+
+    def rounded(step: Weighted, x: NDArray[Any]) -> Weighted:
+        """Return `step` with other integers where they are better for input `x`."""
+        layer = layers[step.name]
+        groups, outputs = getattr(step, "groups", 1), len(step.bias)
+        taps = step.weights[0].size
+        if taps > _MOST_TAPS:
+            return step
+        scales = steps.tile_values(step.tiles, "weight_scale").astype(np.float64)
+        wanted = (layer.weights.reshape(outputs, taps) / scales[:, None]).reshape(groups, -1, taps)
+        patches = _patches(step, x, groups)
+        mean = patches.mean(axis=1, keepdims=True)
+        centred = patches - mean
+        metric = damped(centred.transpose(0, 2, 1) @ centred / centred.shape[1], 1.0)
+        nearest = step.weights.reshape(wanted.shape).astype(np.int64)
+        found = round_rows(wanted, metric, np.array(-steps.LARGEST), np.array(steps.LARGEST))
+        better = squared(wanted - found, metric) < squared(wanted - nearest, metric)
+        chosen = np.where(better[..., None], found, nearest)
+        moved = ((nearest - chosen) * mean).sum(axis=2).ravel()
+        bias = np.clip(np.rint(step.bias + moved), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)
+        return replace(step, weights=chosen.reshape(step.weights.shape).astype(np.int8), bias=bias)
+
+    return rounded
 
 
-def _scale(bound: float, powers_of_two: bool) -> float:
-    if bound <= _NOTHING:
-        return 1.0
-    if powers_of_two:
-        return float(2.0 ** math.ceil(math.log2(bound / LARGEST)))
-    return float(np.float32(bound / LARGEST))
+def _patches(step: Weighted, x: NDArray[Any], groups: int) -> Floats:
+    """Return what some output positions read, at random: float64 [groups, positions, taps]."""
+    taps = step.weights[0].size
+    count = int(np.clip(_PATCHES_PER_TAP * taps, _FEWEST, _MOST))
+    random = np.random.default_rng(taps)
+    if isinstance(step, steps.Fc):
+        rows = x.reshape(-1, taps)
+        return np.asarray(rows[random.integers(0, len(rows), count)], np.float64)[None]
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(step.weights.shape[2:], step.dilations, strict=True)]
+    padded = np.pad(x, ((0, 0), (0, 0), (step.pads[0], step.pads[2]), (step.pads[1], step.pads[3])))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=(2, 3))
+    windows = windows[:, :, :: step.strides[0], :: step.strides[1], :: step.dilations[0], :: step.dilations[1]]
+    sample, row, column = (random.integers(0, windows.shape[axis], count) for axis in (0, 2, 3))
+    drawn = windows[sample, :, row, column].reshape(count, groups, taps)
+    return np.asarray(drawn.transpose(1, 0, 2), np.float64)
 
 
-def _groups(network: Network) -> dict[str, list[str]]:
-    """Tensor → all tensors of its scale, itself among them; one list object a group."""
-    groups: dict[str, list[str]] = {name: [name] for name in sorted(integer_tensors(network))}
-    for layer in network.layers:
-        if not isinstance(layer, SAME_SCALE):
-            continue
-        first, *others = (*layer_outputs(layer), *layer_inputs(layer))
-        for other in others:
-            if groups[first] is not groups[other]:
-                joined = groups[first] + groups[other]
-                groups.update(dict.fromkeys(joined, joined))
-    return groups
+_FLAT = 0.05
 
 
-def _used(network: Network) -> set[str]:
-    """Tensors that something other than `SAME_SCALE` layers reads."""
-    read = readers(network.layers)
-    return {
-        name
-        for name in integer_tensors(network)
-        if name in network.outputs or not read[name] or any(not isinstance(r, SAME_SCALE) for r in read[name])
-    }
+def corrected_layers(program: Program) -> dict[str, int]:
+    """Tensors of the float model whose means bias correction compares with, in the order of the program, and the axis
+    of their channels."""
+    layers = (step for step in program.steps if isinstance(step, Weighted))
+    return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
+
+
+def _channel_axis(step: Weighted) -> int:
+    """Of the output: a product may have several rows a sample in front of it."""
+    return 1 if isinstance(step, steps.Conv) else -1
+
+
+def correct_biases(
+    program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, first: Change | None = None
+) -> Program:
+    """`program` with the mean errors of its layers subtracted.
+
+    Args:
+        inputs: some samples [N, ...].
+        means: by name in `corrected_layers`, the float model's mean of each channel over the same samples.
+        first: changes each step before its bias is corrected.
+    """
+    simulator = Simulator(program, keep_sums=True)
+
+    def corrected(step: Weighted, x: Array) -> Weighted:
+        """`step` with its bias moved by the mean error of each output channel for input `x`, in units of the sums."""
+        step = first(step, x) if first is not None else step
+        tensor = program.tensors[step.output]
+        if tensor.origin not in means:
+            return step
+        y = simulator.compute(step, [x])
+        shift = _shift(np.moveaxis(y, _channel_axis(step), 0), means[tensor.origin], tensor, relu=step.relu)
+        if shift is None or len(shift) != len(step.bias):
+            return step
+        scale = program.tensors[step.input].scale
+        assert scale is not None
+        units = steps.tile_values(step.tiles, "weight_scale").astype(np.float64) * scale
+        bias = np.clip(np.rint(step.bias + shift / units), -LARGEST_BIAS, LARGEST_BIAS).astype(np.int32)
+        return replace(step, bias=bias)
+
+    return replace(program, steps=simulator.walk(inputs, corrected))
+
+
+def channel_means(values: Array, axis: int) -> Floats:
+    """float64 [channels]: mean over everything but the `axis` of the channels."""
+    return np.asarray(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).mean(axis=1, dtype=np.float64))
+
+
+def _shift(y: Array, mean: Floats, tensor: steps.Tensor, *, relu: bool) -> Floats | None:
+    """By how much the mean of each channel of `y`, [channels, ...], is to move; None where `mean` has others."""
+    if len(y) != len(mean):
+        return None
+    assert tensor.scale is not None
+    wanted = mean if tensor.channels is None else mean[list(tensor.channels)]
+    axes = tuple(range(1, y.ndim))
+    found = y.astype(np.float64).mean(axis=axes) * tensor.scale
+    free = ((y > (0 if relu else -128)) & (y < 127)).mean(axis=axes)
+    return np.where((free > _FLAT) & np.isfinite(wanted), (wanted - found) / np.maximum(free, _FLAT), 0.0)
 
 
 SAMPLES = 48
@@ -184,7 +231,7 @@ def compile_program(
     prepared: PreparedModel,
     ranges: Mapping[str, Range],
     scheme: Scheme,
-    array: ArrayConfig,
+    array: steps.ArrayConfig,
     samples: Samples | None = None,
 ) -> Program:
     """Quantize a prepared model for an array.
@@ -207,17 +254,17 @@ def compile_program(
     )
     shift = array.output_scale == "shift"
     scales = activation_scales(network, ranges, powers_of_two=shift)
-    shifted = with_offsets(without_idle_weights(network, scales), scales, ranges, powers_of_two=shift)
-    network, channels = sort_channels(shifted.network, array.dim)
+    network, scales = with_offsets(without_idle_weights(network, scales), scales, ranges, powers_of_two=shift)
+    network = sort_channels(network, array.dim)
     name = prepared.source.stem
-    plain = lower(name, network, shifted.scales, array, channels=channels)
+    plain = lower(name, network, scales, array)
     if samples is None:
         return plain
-    reference = observe(prepared.model, plain, samples, shifted)
+    reference = observe(prepared.model, plain, samples, network.shifted)
     best = _fitted(plain, network, reference)
     if not any(getattr(layer, "depthwise", False) for layer in network.layers) or best.sqnr_db >= _GOOD_ENOUGH:
         return best.program
-    apart = lower(name, network, shifted.scales, array, channels=channels, depthwise_tile=1)
+    apart = lower(name, network, scales, array, depthwise_tile=1)
     off = _fitted(apart, network, reference)
     return (off if off.sqnr_db >= best.sqnr_db + _WORTH_LEAVING else best).program
 
@@ -254,14 +301,14 @@ def _fitted(plain: Program, network: Network, reference: Reference) -> _Judged:
     return _Judged(best(reference), _decibels(powers[best]))
 
 
-def observe(model: ir.Model, program: Program, samples: Samples, shifted: Shifted) -> Reference:
+def observe(model: ir.Model, program: Program, samples: Samples, shifted: Mapping[str, str]) -> Reference:
     """Run the float model on samples spread over all of them (files are sorted, by class as often as not), as many as
     fit into memory."""
     size = 4 * sum(math.prod(t.shape) for t in program.tensors.values() if t.dtype == "int8")
     count = max(min(SAMPLES, _MEMORY // max(size, 1)), 1)
     outputs = GraphIndex(model).outputs
     made = {value.name for node in model.graph for value in node.outputs}
-    axes = {shifted.origins.get(name, name): axis for name, axis in corrected_layers(program).items()}
+    axes = {shifted.get(name, name): axis for name, axis in corrected_layers(program).items()}
     names = {name: axis for name, axis in axes.items() if name in made}
     observed = with_outputs(model, names)
     session = open_in_memory(observed)
@@ -279,9 +326,10 @@ def observe(model: ir.Model, program: Program, samples: Samples, shifted: Shifte
         for name in outputs:
             results[name].append(np.atleast_1d(fetched[name]))
     channels = {name: np.asarray(parts, np.float64) for name, parts in sums.items()}
-    for name, origin in shifted.origins.items():
+    scales = {tensor.origin: tensor.scale for tensor in program.tensors.values() if tensor.scale is not None}
+    for name, origin in shifted.items():
         if origin in channels:
-            channels[name] = channels[origin] - OFFSET * shifted.scales[name]
+            channels[name] = channels[origin] - OFFSET * scales[name]
     return Reference(
         {name: np.concatenate([np.atleast_1d(feed[name]) for feed in taken]) for name in program.inputs},
         {name: parts for name, parts in results.items() if parts[0].dtype == np.float32},
@@ -321,7 +369,7 @@ _FIELDS: Mapping[str, Any] = {
 _NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave the scheme to the target"
 
 
-class SystolicBackend:
+class SystolicBackend(Backend):
     """Builds integer programs for systolic arrays.
 
     Args:
@@ -330,8 +378,11 @@ class SystolicBackend:
 
     name = "systolic"
     title = "a systolic array: a static int8 program, with its simulator"
-    simulated = True
     adopts_quantized = True
+    targeted = True
+    simulated = True
+    recoverable = False
+    runs_engines = False
 
     def __init__(self, table: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._table = table
@@ -344,7 +395,7 @@ class SystolicBackend:
     def check(self, scheme: Scheme) -> None:
         """Refuse a scheme that the array cannot do. See `Backend.check`."""
         refuse_wide(scheme, self.title)
-        array_config(self._table)
+        steps.array_config(self._table)
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
 
     def build(
@@ -363,8 +414,8 @@ class SystolicBackend:
         """
         self.check(scheme)
         check_names(prepared, scheme.exclude)
-        program = compile_program(prepared, ranges, scheme, array_config(self._table), samples)
-        if not any(isinstance(step, Conv | Fc) for step in program.steps):
+        program = compile_program(prepared, ranges, scheme, steps.array_config(self._table), samples)
+        if not any(isinstance(step, Weighted) for step in program.steps):
             raise ModelError(
                 f"{prepared.source}: nothing in it runs on the array",
                 "Deploy the float model, exclude fewer nodes, or leave this target out",
@@ -390,3 +441,15 @@ class SystolicBackend:
             files=files,
             coverage=coverage(program, macs),
         )
+
+    def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
+        """Return `artifact` with the C of its program. See `Backend.with_companions`."""
+        return with_c(artifact, samples, folder, count=count)
+
+    def owns(self, place: Path) -> bool:
+        """Return whether `place` is a program, or a model beside one. See `Backend.owns`."""
+        return belongs_to_program(place)
+
+    def simulator(self) -> DeviceSimulator:
+        """Return what runs programs in the array's arithmetic, bit by bit."""
+        return simulated_array

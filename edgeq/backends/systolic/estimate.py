@@ -1,9 +1,8 @@
-"""Where each layer of a program runs: on the array, in integers on the core, or in float on the core.
+"""Say where each layer of a program runs, and estimate how long the array takes and what it moves.
 
-How long the array takes and what it moves, estimated from tile sizes alone. No cycle is simulated.
-
-For a product of I rows, J columns and depth K, cut into pieces of (i, j, k) tiles of DIM (`tiling`), with ⌈x⌉ counted
-in tiles of DIM and n = the number of pieces along an axis:
+Time is estimated from tile sizes alone; no cycle is simulated. For a product of I rows, J columns and depth K, cut into
+pieces of (i, j, k) tiles of DIM (`program.product_tiles`), with ⌈x⌉ counted in tiles of DIM and n = the number of
+pieces along an axis:
 
     compute cycles = ⌈I⌉ · ⌈J⌉ · ⌈K⌉ · DIM            one row of a tile a cycle; filling the array is hidden
     bytes in       = I·K · n_J + K·J · n_I + 4·J       each operand again for every piece along the other axis
@@ -21,129 +20,98 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from edgeq.backends.systolic.program import (
-    ArrayConfig,
-    Clamp,
-    Conv,
-    Dequantize,
-    Fc,
-    Float,
-    Program,
-    Quantize,
-    ResidualAdd,
-    Step,
-    product_tiles,
-)
-from edgeq.measure.coverage import Coverage, coverage_of
-from edgeq.measure.node_runs import Kind, NodeRun
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Program, Step, Weighted
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.edit import from_bytes
 from edgeq.util.records import written
-
-Place = Literal["array", "core", "float"]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """One layer: its place and multiply-accumulates for one sample; `depthwise` ones use one column of the array."""
-
-    name: str
-    kind: str
-    place: Place
-    macs: int
-    depthwise: bool
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Attributes:
-    layers: in the order of the program; conversions and clamps are none.
-    float_macs: of float nodes, by node name.
+    """Where a program's multiply-accumulates run.
+
+    Attributes:
+        macs: of one sample, float layers included.
+        array: those on the array.
+        depthwise: those of depthwise layers, wherever they run; such layers use one column of the array.
+        apart: those of each depthwise layer that runs on the core.
     """
 
-    layers: tuple[Placed, ...]
-    float_macs: Mapping[str, int]
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of one sample, float layers included."""
-        return sum(layer.macs for layer in self.layers)
+    macs: int
+    array: int
+    depthwise: int
+    apart: tuple[int, ...]
 
     @property
     def array_share(self) -> float:
-        """Share of multiply-accumulates on the array; 0 where there are none."""
-        return sum(layer.macs for layer in self.layers if layer.place == "array") / self.macs if self.macs else 0.0
-
-    @property
-    def depthwise_share(self) -> float:
-        """Share of multiply-accumulates in depthwise layers, wherever they run; 0 where there are none."""
-        return sum(layer.macs for layer in self.layers if layer.depthwise) / self.macs if self.macs else 0.0
+        """Return the share of multiply-accumulates on the array; 0 where there are none."""
+        return self.array / self.macs if self.macs else 0.0
 
     def sentence(self) -> str:
-        """A summary of one line for the user."""
+        """Return a summary of one line for the user."""
         text = f"{self.array_share:.1%} of the multiply-accumulates run on the array"
-        if self.depthwise_share:
-            off = [layer for layer in self.layers if layer.depthwise and layer.place == "core"]
-            share = sum(layer.macs for layer in off) / self.macs
-            text += f"; depthwise layers are {self.depthwise_share:.1%}, which fill one column of it"
-            if off:
-                text += f", and {len(off)} of them ({share:.1%}) run on the core, each channel with a scale of its own"
+        if self.depthwise:
+            text += f"; depthwise layers are {self.depthwise / self.macs:.1%}, which fill one column of it"
+        if self.apart:
+            share = f"{len(self.apart)} of them ({sum(self.apart) / self.macs:.1%})"
+            text += f", and {share} run on the core, each channel with a scale of its own"
         return text
 
 
 def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
-    """Where the layers of `program` run.
+    """Return where the layers of `program` run.
 
     Args:
         macs: multiply-accumulates of the float model's nodes (`edgeq.model.macs.node_macs`), for its float parts.
     """
-    layers = []
-    floats: dict[str, int] = {}
+    whole = array = depthwise = 0
+    apart = []
     for step in program.steps:
-        if isinstance(step, Quantize | Dequantize | Clamp):
-            continue
-        count = step_macs(program, step)
-        where: Place = "core"
-        if isinstance(step, Float):
-            own = {name: (macs or {}).get(name, 0) for name in step.reasons}
-            floats.update(own)
-            count, where = sum(own.values()), "float"
-        elif isinstance(step, Fc | ResidualAdd) or (isinstance(step, Conv) and on_array(step, program.array.dim)):
-            where = "array"
-        depthwise = isinstance(step, Conv) and step.depthwise
-        layers.append(Placed(step.name, type(step).__name__, where, count, depthwise))
-    return Placement(tuple(layers), floats)
+        count = sum((macs or {}).get(name, 0) for name in step.reasons) if isinstance(step, steps.Float) else 0
+        count += step_macs(program, step)
+        whole += count
+        inside = isinstance(step, steps.Fc) or (isinstance(step, steps.Conv) and on_array(step, program.array.dim))
+        array += count if inside else 0
+        if isinstance(step, steps.Conv) and step.depthwise:
+            depthwise += count
+            if not inside:
+                apart.append(count)
+    return Placement(whole, array, depthwise, tuple(apart))
 
 
-def on_array(step: Conv, dim: int) -> bool:
-    """Whether a convolution runs on the array: its tiles are as wide as that, but for the last."""
+def on_array(step: steps.Conv, dim: int) -> bool:
+    """Return whether a convolution runs on the array: its tiles are as wide as that, but for the last."""
     return all((tile.stop - tile.start) % dim == 0 for tile in step.tiles[:-1])
 
 
 def step_macs(program: Program, step: Step) -> int:
-    """Multiply-accumulates of one sample."""
-    if isinstance(step, Conv):
+    """Return the multiply-accumulates of one sample."""
+    if isinstance(step, steps.Conv):
         return math.prod(step.conv_shape) * int(step.weights[0].size)
-    if isinstance(step, Fc):
+    if isinstance(step, steps.Fc):
         return math.prod(program.tensors[step.output].shape) * int(step.weights.shape[1])
     return 0
 
 
 def coverage(program: Program, macs: Mapping[str, int]) -> Coverage:
-    """The program in the terms of `edgeq.measure.coverage`: integers wherever they are computed, and float nodes with
-    their reasons."""
+    """Return the program in the terms of `edgeq.measure.coverage`: integers wherever they are computed, and float nodes
+    with their reasons."""
     runs: list[NodeRun] = []
     reasons: dict[str, str] = {}
     for step in program.steps:
-        kind: Kind = "conversion" if isinstance(step, Quantize | Dequantize) else "int8"
-        if isinstance(step, Float):
+        kind = type(step).__name__
+        if isinstance(step, steps.Float):
             op_types = {node.name: node.op_type for node in from_bytes(step.model).graph}
             runs += [NodeRun(n, n, op_types.get(n, ""), "float", macs.get(n, 0)) for n in step.reasons]
             reasons |= step.reasons
-            continue
-        source = step.sources[0] if not isinstance(step, Quantize | Dequantize) and step.sources else step.name
-        runs.append(NodeRun(step.name, source, type(step).__name__, kind, step_macs(program, step)))
+        elif isinstance(step, steps.Quantize | steps.Dequantize):
+            runs.append(NodeRun(step.name, step.name, kind, "conversion", 0))
+        else:
+            source = step.sources[0] if step.sources else step.name
+            runs.append(NodeRun(step.name, source, kind, "int8", step_macs(program, step)))
     how = "the program that was compiled for the array"
     return coverage_of(runs, lambda run: reasons[run.name], basis="modelled", how=how)
 
@@ -176,25 +144,25 @@ class Estimate:
     """Layers on the array, in order. An estimate, by the formulas of this module."""
 
     layers: tuple[LayerEstimate, ...]
-    array: ArrayConfig
+    array: steps.ArrayConfig
 
     @property
     def cycles(self) -> int:
-        """Of all layers, one after the other."""
+        """Return those of all layers, one after the other."""
         return sum(layer.cycles for layer in self.layers)
 
     @property
     def traffic(self) -> int:
-        """Bytes between DRAM and the array's memories, over all layers."""
+        """Return the bytes between DRAM and the array's memories, over all layers."""
         return sum(layer.traffic for layer in self.layers)
 
     @property
     def utilisation(self) -> float:
-        """Of all layers together."""
+        """Return that of all layers together."""
         return sum(layer.macs for layer in self.layers) / (self.cycles * self.array.dim**2) if self.cycles else 0.0
 
     def __record__(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "estimate": True,
             "formula": "max(tiles computed · dim, bytes moved / bytes_per_cycle) a layer",
@@ -207,22 +175,22 @@ class Estimate:
 
 
 def estimate(program: Program) -> Estimate:
-    """Cycles, DRAM traffic and utilisation of every layer that runs on the array."""
+    """Return cycles, DRAM traffic and utilisation of every layer that runs on the array."""
     layers = []
     for step in program.steps:
-        if isinstance(step, Conv) and on_array(step, program.array.dim):
+        if isinstance(step, steps.Conv) and on_array(step, program.array.dim):
             layers.append(_conv(program, step))
-        elif isinstance(step, Fc):
+        elif isinstance(step, steps.Fc):
             outputs, depth = step.weights.shape
             rows = math.prod(program.tensors[step.output].shape) // outputs
             layers.append(_product(program, step, 1, rows, outputs, depth, rows * depth, rows * outputs))
-        elif isinstance(step, ResidualAdd):
+        elif isinstance(step, steps.ResidualAdd):
             size = math.prod(program.tensors[step.output].shape)
             layers.append(LayerEstimate(step.name, 0, -(-3 * size // BYTES_PER_CYCLE), 0, 3 * size, 0.0))
     return Estimate(tuple(layers), program.array)
 
 
-def _conv(program: Program, step: Conv) -> LayerEstimate:
+def _conv(program: Program, step: steps.Conv) -> LayerEstimate:
     _, outputs, rows, columns = step.conv_shape
     read = math.prod(program.tensors[step.input].shape) // step.groups
     written = math.prod(program.tensors[step.output].shape) // step.groups
@@ -231,10 +199,10 @@ def _conv(program: Program, step: Conv) -> LayerEstimate:
 
 
 def _product(
-    program: Program, step: Conv | Fc, groups: int, rows: int, columns: int, depth: int, read: int, written: int
+    program: Program, step: Weighted, groups: int, rows: int, columns: int, depth: int, read: int, written: int
 ) -> LayerEstimate:
     array = program.array
-    tiles = product_tiles(rows, columns, depth, array)
+    tiles = steps.product_tiles(rows, columns, depth, array)
     whole = [-(-size // array.dim) for size in (rows, columns, depth)]
     passes_i, passes_j = -(-whole[0] // tiles.i), -(-whole[1] // tiles.j)
     traffic = groups * (read * passes_j + depth * columns * passes_i + 4 * columns + written)

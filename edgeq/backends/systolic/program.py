@@ -1,7 +1,8 @@
 """The quantized integer program: what the array and the core beside it compute, step by step.
 
 Everything else is made from it: the simulator runs it; the dialect file, the reference model and the C bundle are
-translations of it. All of them give the same integers.
+translations of it. All of them give the same integers. Before scales are chosen, the same steps stand in a `Network`:
+with float64 weights and biases, without tiles and multipliers, on tensors that go by their float names.
 
 Notation: rne = round half to even; f32() = round to float32; sat8 = clamp to -128..127. Integer tensors are int8 with
 zero point 0: the real value is q · scale. Activations are NCHW (or [N, features]); shapes have batch 1 in front, and a
@@ -20,12 +21,8 @@ The step formulas (docs/systolic.md says where they come from):
     Rearrange     the same integers in other places
     Float         an ONNX model on float32 tensors
 
-One systolic array: its size, its memories, and how its output scale works. From a target's [systolic] table.
-
-How large products are cut into pieces that the array's memories hold.
-
-Sizes are in tiles of dim × dim elements. A product of [I, K] with [K, J] keeps a piece of both in the scratchpad and
-the int32 result in the accumulator:
+Products are cut into pieces that the array's memories can take. Sizes are in tiles of dim × dim elements. A product
+of [I, K] with [K, J] keeps a piece of both in the scratchpad and the int32 result in the accumulator:
 
     (I·K + K·J) · dim rows of scratchpad, I·J · dim rows of accumulator
 
@@ -39,16 +36,16 @@ keeps, for a piece of b images, orows × ocols outputs (before pooling), och out
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.errors import HardwareError
-from edgeq.model.edit import Editor, drop_unused_initializers
 from edgeq.model.quant_params import QuantParams
 
 OutputScale = Literal["float", "shift"]
@@ -89,7 +86,7 @@ class ArrayConfig:
 
 
 def array_config(table: Mapping[str, Any]) -> ArrayConfig:
-    """An `ArrayConfig` from a target's [systolic] table; what it leaves out is the generator's default.
+    """Return the `ArrayConfig` of a target's [systolic] table; what it leaves out is the generator's default.
 
     Raises:
         HardwareError: a value that no array has, or that does not go with the others; names the key.
@@ -97,19 +94,16 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
     for key, known in (("element_type", "int8"), ("accumulator_type", "int32")):
         if table.get(key, known) != known:
             raise HardwareError(f"[systolic] {key} is {table[key]!r}", f"Only {known} arrays can be built for")
-    scale = str(table.get("scale_type", "float32"))
-    if scale not in _SCALES:
-        raise HardwareError(f"[systolic] scale_type is {scale!r}", f"It can be {', '.join(_SCALES)}")
-    dataflow = str(table.get("dataflow", "WS"))
-    if dataflow not in ("WS", "OS"):
-        raise HardwareError(f"[systolic] dataflow is {dataflow!r}", "It can be WS, OS")
+    scale, dataflow = str(table.get("scale_type", "float32")), str(table.get("dataflow", "WS"))
+    for key, value, choices in (("scale_type", scale, [*_SCALES]), ("dataflow", dataflow, ["WS", "OS"])):
+        if value not in choices:
+            raise HardwareError(f"[systolic] {key} is {value!r}", f"It can be {', '.join(choices)}")
     dim = int(table.get("dim", ArrayConfig.dim))
-    if dim < 1:
-        raise HardwareError(f"[systolic] dim is {dim}", "It is a power of two up to 256")
+    row_bytes = max(dim, 1)
     return ArrayConfig(
         dim=dim,
-        scratchpad_rows=_rows(table, "scratchpad", dim, default_kib=256),
-        accumulator_rows=_rows(table, "accumulator", 4 * dim, default_kib=64),
+        scratchpad_rows=_rows(table, "scratchpad", row_bytes, default_kib=256),
+        accumulator_rows=_rows(table, "accumulator", 4 * row_bytes, default_kib=64),
         max_bytes=int(table.get("max_bytes", ArrayConfig.max_bytes)),
         output_scale=_SCALES[scale],
         dataflow="OS" if dataflow == "OS" else "WS",
@@ -117,27 +111,21 @@ def array_config(table: Mapping[str, Any]) -> ArrayConfig:
 
 
 def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib: int) -> int:
-    """Rows of a memory, from its size in KiB; row and bank counts that are given too have to agree with it."""
+    """Return the rows of a memory by its size in KiB; row and bank counts that are given too have to agree with it."""
     rows = int(table.get(f"{memory}_kib", default_kib)) * 1024 // row_bytes
-    declared = table.get("accumulator_rows") if memory == "accumulator" else _scratchpad_rows(table)
+    declared = table.get("accumulator_rows" if memory == "accumulator" else "scratchpad_bank_rows")
     if declared is None:
         return rows
-    if f"{memory}_kib" in table and int(declared) != rows:
+    declared = int(declared) * (int(table.get("scratchpad_banks", 4)) if memory == "scratchpad" else 1)
+    if f"{memory}_kib" in table and declared != rows:
         raise HardwareError(
             f"[systolic] {memory}_kib = {table[f'{memory}_kib']} is {rows} rows of {row_bytes} bytes, not {declared}",
             "Make size, rows and dim agree, or give only one of size and rows",
         )
-    return int(declared)
+    return declared
 
 
-def _scratchpad_rows(table: Mapping[str, Any]) -> int | None:
-    if "scratchpad_bank_rows" not in table:
-        return None
-    return int(table["scratchpad_bank_rows"]) * int(table.get("scratchpad_banks", 4))
-
-
-@dataclass(frozen=True)
-class ProductTiles:
+class ProductTiles(NamedTuple):
     """A piece of a product, in tiles of dim."""
 
     i: int
@@ -146,7 +134,7 @@ class ProductTiles:
 
 
 def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> ProductTiles:
-    """The largest piece that fits: it starts as a balanced one and grows a tile at a time in j, i and k."""
+    """Return the largest piece that fits. It starts as a balanced one and grows a tile at a time in j, i and k."""
     share = 2 if array.dataflow == "WS" else 1
     scratchpad = array.scratchpad_rows // share // array.dim
     accumulator = array.accumulator_rows // share // array.dim
@@ -156,7 +144,7 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
     tile[2] = max(min(whole[2], scratchpad // (tile[0] + tile[1])), 1)
 
     def fits(i: int, j: int, k: int) -> bool:
-        """Whether i x j tiles of the product, k deep, fit into accumulator and scratchpad; all in tiles of `dim`."""
+        """Return whether i x j tiles of the product, k deep, fit into accumulator and scratchpad."""
         return (i + j) * k <= scratchpad and i * j <= accumulator
 
     grown = True
@@ -170,6 +158,9 @@ def product_tiles(rows: int, columns: int, depth: int, array: ArrayConfig) -> Pr
     return ProductTiles(*tile)
 
 
+LEAST, LARGEST = -128, 127
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
 Int8s = NDArray[np.int8]
 Int32s = NDArray[np.int32]
 Pair = tuple[int, int]
@@ -198,7 +189,7 @@ class Tensor:
 
     @property
     def params(self) -> QuantParams:
-        """The scale (float32) and zero point 0 of an int8 tensor."""
+        """Return the scale (float32) and zero point 0 of an int8 tensor."""
         assert self.scale is not None
         return QuantParams(np.asarray(self.scale, np.float32), np.zeros((), np.int8), ir.DataType.INT8)
 
@@ -259,7 +250,7 @@ class Conv(Unary):
     """A 2-D convolution, with max pooling of its output where `pool` is set.
 
     Attributes:
-        weights: int8 [O, I / groups, kh, kw].
+        weights: int8 [O, I / groups, kh, kw]; float64 in a network, as `bias` is.
         bias: int32 [O] (zeros where the model has none); its scale is input scale · the tile's weight_scale.
         groups: 1, or I = O for depthwise, or between. Output channel o reads the input channels of group
             o // (O / groups).
@@ -272,22 +263,22 @@ class Conv(Unary):
         sources: names of the float model's nodes that it replaces.
     """
 
-    weights: Int8s
-    bias: Int32s
+    weights: Array
+    bias: Array
     groups: int
     strides: Pair
     dilations: Pair
     pads: Pads
-    tiles: tuple[Tile, ...]
-    relu: bool
-    pool: Pool | None
-    conv_shape: tuple[int, ...]
+    tiles: tuple[Tile, ...] = ()
+    relu: bool = False
+    pool: Pool | None = None
+    conv_shape: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
 
     @property
     def depthwise(self) -> bool:
-        """Whether each output channel reads one input channel of its own."""
-        return is_depthwise(self.groups, self.weights.shape)
+        """Return whether each output channel reads one input channel of its own."""
+        return self.groups > 1 and self.groups == len(self.weights) and self.weights.shape[1] == 1
 
 
 @dataclass(frozen=True)
@@ -304,10 +295,10 @@ class Fc(Unary):
         Others as in `Conv`.
     """
 
-    weights: Int8s
-    bias: Int32s
-    tiles: tuple[Tile, ...]
-    relu: bool
+    weights: Array
+    bias: Array
+    tiles: tuple[Tile, ...] = ()
+    relu: bool = False
     sources: tuple[str, ...] = ()
 
 
@@ -320,9 +311,9 @@ class ResidualAdd:
     left: str
     right: str
     output: str
-    left_multiplier: float
-    right_multiplier: float
-    relu: bool
+    left_multiplier: float = 1.0
+    right_multiplier: float = 1.0
+    relu: bool = False
     sources: tuple[str, ...] = ()
 
 
@@ -356,16 +347,17 @@ class AveragePool(Unary):
     kernel: Pair
     strides: Pair
     pads: Pads
-    multiplier: float
+    multiplier: float = 1.0
     sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Clamp(Unary):
-    """A Relu or Clip that was not fused into a layer, on integers; input and output have one scale."""
+    """A Relu or Clip that was not fused into a layer: min(max(x, low), high). Bounds are integers of the one scale of
+    input and output; in a network they are float values, infinite where a side is open."""
 
-    low: int
-    high: int
+    low: float
+    high: float
     sources: tuple[str, ...] = ()
 
 
@@ -387,7 +379,8 @@ class Rearrange(Unary):
     Attributes:
         index: int32 [elements of the output, without batch]: the place in the flattened input sample (without batch)
             that each element of the flattened output comes from; -1 is a zero. None: a plain reshape, nothing moves.
-        model: the same as a serialized ONNX model on int8 tensors of any batch, its input and output named as here.
+        model: the same as a serialized ONNX model on int8 tensors of any batch, its input and output named as here; in
+            a network it is on float32 tensors.
     """
 
     index: Int32s | None
@@ -412,7 +405,43 @@ class Float:
     sources: tuple[str, ...] = ()
 
 
-Step = Quantize | Dequantize | Conv | Fc | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
+Weighted = Conv | Fc
+Layer = Weighted | ResidualAdd | MaxPool | AveragePool | Clamp | Concat | Rearrange | Float
+Step = Quantize | Dequantize | Layer
+SAME_SCALE = (MaxPool, Clamp, Concat, Rearrange)
+"""Steps that pass integers on: their inputs and outputs share one scale."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers in an order in which they can run, before scales are chosen.
+
+    Attributes:
+        inputs, outputs: of the model.
+        shapes: of every tensor, batch 1.
+        dtypes: numpy names, of every tensor.
+        shifted: tensors that are stored less 128 steps, each with the tensor of the float model that it stands for.
+        channels: by tensor, the original channel at each place, where channels were reordered.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    layers: tuple[Layer, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    shifted: Mapping[str, str] = field(default_factory=dict)
+    channels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def readers(self) -> Mapping[str, list[Layer]]:
+        """Return the layers that read each tensor, in order; none for what nothing reads."""
+        return readers(self.layers)
+
+    @property
+    def integers(self) -> frozenset[str]:
+        """Return the tensors that exist as integers: those that a layer reads or writes that is not in float."""
+        layers = [layer for layer in self.layers if not isinstance(layer, Float)]
+        return frozenset(name for layer in layers for name in (*step_inputs(layer), *step_outputs(layer)))
 
 
 @dataclass(frozen=True)
@@ -434,13 +463,17 @@ class Program:
     notes: tuple[str, ...] = ()
 
 
-def is_depthwise(groups: int, weights: tuple[int, ...]) -> bool:
-    """Whether a convolution with weights of shape [O, I / groups, kh, kw] has one input channel an output channel."""
-    return groups > 1 and groups == weights[0] and weights[1] == 1
+def readers(layers: Iterable[Layer]) -> Mapping[str, list[Layer]]:
+    """Return the layers that read each tensor, in order; none for what nothing reads."""
+    found: dict[str, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        for name in dict.fromkeys(step_inputs(layer)):
+            found[name].append(layer)
+    return found
 
 
 def step_inputs(step: Step) -> tuple[str, ...]:
-    """Names of the tensors that a step reads."""
+    """Return the names of the tensors that a step reads."""
     if isinstance(step, ResidualAdd):
         return step.left, step.right
     if isinstance(step, Concat | Float):
@@ -449,58 +482,11 @@ def step_inputs(step: Step) -> tuple[str, ...]:
 
 
 def step_outputs(step: Step) -> tuple[str, ...]:
-    """Names of the tensors that a step writes."""
+    """Return the names of the tensors that a step writes."""
     return step.outputs if isinstance(step, Float) else (step.output,)
 
 
 def tile_values(tiles: tuple[Tile, ...], field: str) -> NDArray[np.float32]:
-    """float32 [O]: `field` ("multiplier" or "weight_scale") of every output channel."""
+    """Return `field` ("multiplier" or "weight_scale") of every output channel: float32 [O]."""
     counts = [tile.stop - tile.start for tile in tiles]
     return np.repeat(np.array([getattr(tile, field) for tile in tiles], np.float32), counts)
-
-
-def as_integers(part: ir.Model, source: str, target: str) -> ir.Model:
-    """A clone of a part that moves float values from one tensor to another, on int8; it pads with 0.
-
-    Args:
-        source, target: names that its input and output get.
-    """
-    changed = part.clone()
-    graph = changed.graph
-    for node in graph:
-        if node.op_type == "Pad":
-            node.resize_inputs(min(len(node.inputs), 2))
-    drop_unused_initializers(graph)
-    for value, name in ((graph.inputs[0], source), (graph.outputs[0], target)):
-        value.name, value.type = name, ir.TensorType(ir.DataType.INT8)
-    return changed
-
-
-def graft(editor: Editor, part: ir.Model, inputs: Mapping[str, ir.Value], prefix: str) -> dict[str, ir.Value]:
-    """Move the nodes and constants of a part to the end of the graph of `editor`; the part is empty after that.
-
-    Args:
-        inputs: the part's inputs by name.
-        prefix: put before the names of its constants.
-
-    Returns:
-        The part's outputs by name. They keep their names, as do the nodes and what is between them where the graph has
-        no other of that name: a Split comes once for each of its outputs.
-    """
-    graph = part.graph
-    for value in graph.inputs:
-        value.replace_all_uses_with(inputs[value.name or ""])
-    for value in graph.initializers.values():
-        if value.uses() and value.const_value is not None:
-            value.replace_all_uses_with(editor.constant(f"{prefix}/{value.name}", value.const_value))
-    outputs = {value.name or "": value for value in graph.outputs}
-    graph.outputs.clear()
-    nodes = list(graph)
-    for node in nodes:
-        node.name = editor.free_node_name(node.name or "")
-        for value in node.outputs:
-            if value.name and value.name not in outputs:
-                value.name = editor.free_value_name(value.name)
-    graph.remove(nodes)
-    editor.graph.extend(nodes)
-    return outputs

@@ -1,55 +1,40 @@
-"""Which layers a node of the float model becomes, or why it stays in float.
-
-Models that are quantized already (Q/DQ pairs from PyTorch, TFLite converters or quantization-aware training), taken
-back to float with the parameters of their quantization.
-
-Weights come back as they were rounded; `tiles` finds their grid again, so that a scale that the array can express
-is kept with its integers. Activation scales are kept where the zero point is 0; others become the symmetric scale that
-covers the same values, and a note states by how much the step grows. Where the integers began at zero, quantization was
-the ReLU (quantizers remove one that it makes superfluous), so that one comes back.
-"""
+"""Recognise the layers that a node of the float model becomes, or say why it stays in float."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgeq.backends.systolic.lower import MOVES, Windows, recognise_move, reshape_move
-from edgeq.backends.systolic.network import AddLayer, AverageLayer, ClampLayer, ConvLayer, FcLayer, Layer
-from edgeq.backends.systolic.program import Concat, MaxPool, Pads
-from edgeq.calibrate.ranges import Range
-from edgeq.errors import ModelError
-from edgeq.model.edit import Editor, replace_value
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Layer, Pads, Pair
+from edgeq.model.edit import part_of, to_bytes
 from edgeq.model.graph import (
     DATA_MOVEMENT,
     MAIN_DOMAINS,
     attributes,
     clamp_bounds,
     constant,
-    constant_values,
+    geometry,
     is_constant,
-    is_op,
-    is_quantized_operator,
     name_of,
     node_input,
     sizes,
 )
-from edgeq.model.load import read_model, save_model
-from edgeq.model.quant_params import QuantParams, params_of
+from edgeq.model.sessions import open_in_memory
+from edgeq.run.session import SessionSettings
 
 Found = tuple[Layer, ...] | str
 CONSTANT_OPERAND = "one operand is constant"
 
 
 def recognise(model: ir.Model, node: ir.Node) -> Found:
-    """The layers of one node of a model at batch 1 (see `fixed_batch`), or the reason why it has none."""
+    """Return the layers of one node of a model at batch 1 (see `fixed_batch`), or the reason why it has none."""
     if node.domain not in MAIN_DOMAINS:
         return f"{node.domain}.{node.op_type} is not a standard operator"
     made = [value for value in node.outputs if value.name]
@@ -79,23 +64,17 @@ def _conv(node: ir.Node) -> Found:
     if weights.ndim != 4:
         return f"it is a {weights.ndim - 2}-D convolution; the array's is 2-D"
     windows = Windows.of(node, _shape(node.inputs[0]), (weights.shape[2], weights.shape[3]))
-    layer = ConvLayer(
-        *_names(node),
-        weights.astype(np.float64),
-        np.zeros(len(weights)) if bias is None else bias.astype(np.float64),
-        node.attributes.get_int("group", 1),
-        windows.strides,
-        windows.dilations,
-        windows.pads,
-    )
-    return (layer,)
+    exact = weights.astype(np.float64), np.zeros(len(weights)) if bias is None else bias.astype(np.float64)
+    groups = node.attributes.get_int("group", 1)
+    return (steps.Conv(*_names(node), *exact, groups, windows.strides, windows.dilations, windows.pads),)
 
 
-def _gemm(node: ir.Node) -> Found:
-    weights = _constant(node, 1)
+def _product(node: ir.Node) -> Found:
+    weights, a = _constant(node, 1), attributes(node)
+    if node.op_type == "MatMul" and (weights is None or weights.ndim != 2):
+        return "it multiplies two activations; the array's weights are constant matrices here"
     if weights is None:
         return "its weights are computed, not constant"
-    a = attributes(node)
     if a.get("transA", 0):
         return "its first matrix is transposed"
     rows = (weights if a.get("transB", 0) else weights.T).astype(np.float64) * float(a.get("alpha", 1.0))
@@ -105,15 +84,7 @@ def _gemm(node: ir.Node) -> Found:
         if addend is None or (addend.ndim > 1 and addend.shape[0] != 1):
             return "its third matrix is not one constant row"
         bias = np.broadcast_to(addend.astype(np.float64).ravel(), (len(rows),)) * float(a.get("beta", 1.0))
-    return (FcLayer(*_names(node), rows, bias),)
-
-
-def _matmul(node: ir.Node) -> Found:
-    weights = _constant(node, 1)
-    if weights is None or weights.ndim != 2:
-        return "it multiplies two activations; the array's weights are constant matrices here"
-    rows = weights.T.astype(np.float64)
-    return (FcLayer(*_names(node), rows, np.zeros(len(rows))),)
+    return (steps.Fc(*_names(node), rows, bias),)
 
 
 def _add(node: ir.Node) -> Found:
@@ -124,7 +95,7 @@ def _add(node: ir.Node) -> Found:
         return CONSTANT_OPERAND
     if _shape(left) != _shape(right):
         return "its operands have different shapes"
-    return (AddLayer(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)
+    return (steps.ResidualAdd(_name(node), name_of(left), name_of(right), name_of(node.outputs[0])),)
 
 
 def _max_pool(node: ir.Node) -> Found:
@@ -137,7 +108,7 @@ def _max_pool(node: ir.Node) -> Found:
         return "with ceil_mode, its last windows reach further than padding can"
     windows = Windows.of(node, shape)
     pads = _reaching(windows, shape, pooled)
-    return (MaxPool(*_names(node), windows.kernel, windows.strides, windows.dilations, pads),)
+    return (steps.MaxPool(*_names(node), windows.kernel, windows.strides, windows.dilations, pads),)
 
 
 def _average_pool(node: ir.Node) -> Found:
@@ -151,30 +122,24 @@ def _average_pool(node: ir.Node) -> Found:
         return "windows at the border average fewer values, so that one multiplier does not suffice"
     if _reaching(windows, shape, pooled) != windows.pads:
         return "with ceil_mode, its last windows average fewer values, so that one multiplier does not suffice"
-    return (AverageLayer(*_names(node), windows.kernel, windows.strides, windows.pads),)
+    return (steps.AveragePool(*_names(node), windows.kernel, windows.strides, windows.pads),)
 
 
-def _global_average(node: ir.Node) -> Found:
-    shape = _shape(node.inputs[0])
-    return (_whole_average(*_names(node), shape),) if len(shape) == 4 else _not_2d(shape)
-
-
-def _reduce_mean(node: ir.Node) -> Found:
-    shape = _shape(node.inputs[0])
-    a = attributes(node)
-    axes = _constant(node, 1) if len(node.inputs) > 1 else a.get("axes")
-    if axes is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(axes)) != [2, 3]:
-        return "only a mean over rows and columns has an int8 form"
+def _mean(node: ir.Node) -> Found:
+    """Recognise a mean over rows and columns, without those axes where a ReduceMean drops them."""
+    shape, a = _shape(node.inputs[0]), attributes(node)
     name, source, output = _names(node)
-    if a.get("keepdims", 1):
-        return (_whole_average(name, source, output, shape),)
-    pooled = f"{output}/pooled"
-    average = _whole_average(name, source, pooled, shape)
+    if node.op_type == "GlobalAveragePool" and len(shape) != 4:
+        return _not_2d(shape)
+    if node.op_type == "ReduceMean":
+        axes = _constant(node, 1) if len(node.inputs) > 1 else a.get("axes")
+        if axes is None or len(shape) != 4 or sorted(int(i) % 4 for i in np.ravel(axes)) != [2, 3]:
+            return "only a mean over rows and columns has an int8 form"
+    pooled = output if a.get("keepdims", 1) else f"{output}/pooled"
+    average = steps.AveragePool(name, source, pooled, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
+    if pooled == output:
+        return (average,)
     return average, reshape_move(f"{name}/flat", pooled, output, _shape(node.outputs[0]))
-
-
-def _whole_average(name: str, source: str, output: str, shape: tuple[int, ...]) -> AverageLayer:
-    return AverageLayer(name, source, output, (shape[2], shape[3]), (1, 1), (0, 0, 0, 0))
 
 
 def _clamp(node: ir.Node) -> Found:
@@ -183,7 +148,7 @@ def _clamp(node: ir.Node) -> Found:
         return "its bounds are computed, not constant"
     if not bounds[0] <= 0 <= bounds[1]:
         return "zero is not between its bounds"
-    return (ClampLayer(*_names(node), *bounds),)
+    return (steps.Clamp(*_names(node), *bounds),)
 
 
 def _concat(node: ir.Node) -> Found:
@@ -192,7 +157,7 @@ def _concat(node: ir.Node) -> Found:
     axis = int(attributes(node)["axis"]) % len(_shape(node.outputs[0]))
     if axis == 0:
         return "it joins along the batch"
-    return (Concat(_name(node), tuple(map(name_of, node.inputs)), name_of(node.outputs[0]), axis),)
+    return (steps.Concat(_name(node), tuple(map(name_of, node.inputs)), name_of(node.outputs[0]), axis),)
 
 
 _KINDS: Mapping[str, Callable[[ir.Node], Found]] = {
@@ -201,11 +166,11 @@ _KINDS: Mapping[str, Callable[[ir.Node], Found]] = {
     "Clip": _clamp,
     "Concat": _concat,
     "Conv": _conv,
-    "Gemm": _gemm,
-    "GlobalAveragePool": _global_average,
-    "MatMul": _matmul,
+    "Gemm": _product,
+    "GlobalAveragePool": _mean,
+    "MatMul": _product,
     "MaxPool": _max_pool,
-    "ReduceMean": _reduce_mean,
+    "ReduceMean": _mean,
     "Relu": _clamp,
     "Sum": _add,
 }
@@ -225,7 +190,7 @@ def _constant(node: ir.Node, place: int) -> NDArray[Any] | None:
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...]:
-    """A shape that `recognise` found to be known."""
+    """Return a shape that `recognise` found to be known."""
     shape = sizes(value)
     assert shape is not None
     return shape
@@ -236,123 +201,132 @@ def _not_2d(shape: tuple[int, ...]) -> str:
 
 
 def _reaching(windows: Windows, shape: tuple[int, ...], pooled: tuple[int, ...]) -> Pads:
-    """The padding, with more at the bottom and right where the windows of the output reach further (ceil_mode)."""
+    """Return the padding, larger at the bottom and right where the output's windows reach further (ceil_mode)."""
     top, left, bottom, right = windows.pads
     ends = windows.end_pads(shape, pooled[2:])
     return top, left, max(bottom, ends[0]), max(right, ends[1])
 
 
-_LARGEST = 127
-_KEEP_SIGN = DATA_MOVEMENT | {"AveragePool", "GlobalAveragePool", "ReduceMean", "Concat"}
-_FLOAT_FIX = "Give the float32 model that it was made from"
-_PAIR = ("QuantizeLinear", "DequantizeLinear")
+# What MaxPool selects depends on the values; the array has steps of its own for it.
+MOVES = DATA_MOVEMENT - {"MaxPool"}
+_EXACT = 2**24
+
+
+_RESHAPE_OPSET = 13
+
+
+_RESHAPE_IR = 7
+
+
+def recognise_move(model: ir.Model, node: ir.Node) -> tuple[steps.Rearrange, ...] | str:
+    """Return the layers of a node of `MOVES`, one for each output, or why it stays in float."""
+    source = node.inputs[0]
+    if source is None or is_constant(source) or source.dtype != ir.DataType.FLOAT:
+        return "it moves no activations"
+    if any(value is not None and not is_constant(value) for value in node.inputs[1:]):
+        return "where it moves values to is computed, not constant"
+    problem = _rescales(node)
+    if problem:
+        return problem
+    shape = sizes(source)
+    assert shape is not None
+    outputs = tuple(value for value in node.outputs if value.name)
+    if math.prod(shape) >= _EXACT:
+        return "it moves too many values to follow"
+    # Moving the position of each value shows where it goes.
+    places = np.arange(1, math.prod(shape) + 1, dtype=np.float32).reshape(shape)
+    session = open_in_memory(part_of(model, [node], [source], outputs), SessionSettings(optimization="none"))
+    moved = session.run([name_of(value) for value in outputs], {name_of(source): places})
+    layers = []
+    for number, (output, values) in enumerate(zip(outputs, moved, strict=True)):
+        name = node.name or "" if len(outputs) == 1 else f"{node.name}/{number}"
+        index = values.astype(np.int32).ravel() - 1
+        if index.size == places.size and np.array_equal(index, np.arange(index.size)):
+            layers.append(reshape_move(name, name_of(source), name_of(output), values.shape))
+            continue
+        part = to_bytes(part_of(model, [node], [source], [output]))
+        layers.append(steps.Rearrange(name, name_of(source), name_of(output), index, part))
+    return tuple(layers)
+
+
+def reshape_move(name: str, source: str, output: str, shape: tuple[int, ...]) -> steps.Rearrange:
+    """Return the layer that reshapes each sample to `shape` (batch 1 in front)."""
+    target = ir.tensor(np.array([0, *shape[1:]], np.int64), name=f"{name}/shape")
+    before, after = (ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT)) for n in (source, output))
+    size = ir.Value(name=target.name, const_value=target)
+    reshape = ir.Node("", "Reshape", [before, size], outputs=[after], name=name)
+    opsets = {"": _RESHAPE_OPSET}
+    graph = ir.Graph([before], [after], nodes=[reshape], initializers=[size], opset_imports=opsets, name="part")
+    return steps.Rearrange(name, source, output, None, to_bytes(ir.Model(graph, ir_version=_RESHAPE_IR)))
+
+
+def _rescales(node: ir.Node) -> str:
+    """Return why a node does more than move values; "" where it does not."""
+    if node.op_type == "Pad" and node.attributes.get_string("mode", "constant") == "constant":
+        value = constant(node_input(node, 2))
+        if value is not None and value.size and float(value.reshape(-1)[0]) != 0:
+            return "it pads with a value other than zero"
+    if node.op_type == "Resize" and (mode := node.attributes.get_string("mode", "nearest")) != "nearest":
+        return f"its mode is {mode}; only nearest works on integers"
+    crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
+    if crops and node.attributes.get_float("extrapolation_value", 0.0) != 0:
+        return "outside of the image it has a value other than zero"
+    return ""
 
 
 @dataclass(frozen=True)
-class Adoption:
-    """A quantized model that was taken back to float.
+class Windows:
+    """How windows lie on an image; pairs are (rows, columns).
 
     Attributes:
-        model: file of the float model.
-        ranges: by tensor, the symmetric range that covers what its quantization kept.
-        notes: what changed, quantified.
+        pads: (top, left, bottom, right).
     """
 
-    model: Path
-    ranges: Mapping[str, Range]
-    notes: tuple[str, ...]
+    kernel: Pair
+    strides: Pair
+    dilations: Pair
+    pads: Pads
+
+    @classmethod
+    def of(cls, node: ir.Node, shape: tuple[int, ...], kernel: Pair | None = None) -> Windows:
+        """Return the windows of a 2-D convolution or pooling, auto_pad worked out.
+
+        Args:
+            shape: of its input, [1, C, H, W].
+            kernel: of a convolution, as its weights have it; else the attribute says.
+        """
+        kernel = kernel or _pair(attributes(node)["kernel_shape"])
+        known = geometry(node, shape[2:], kernel)
+        (top, bottom), (left, right) = known.pads
+        return cls(kernel, _pair(known.strides), _pair(known.dilations), (top, left, bottom, right))
+
+    @property
+    def regular(self) -> bool:
+        """Whether the array's convolution calls take them: square, equal strides, no dilation, four equal pads smaller
+        than the kernel."""
+        square = self.kernel[0] == self.kernel[1] and self.strides[0] == self.strides[1] and len(set(self.pads)) == 1
+        return square and self.dilations == (1, 1) and self.pads[0] < self.kernel[0]
+
+    def rounded_up(self, shape: tuple[int, ...]) -> Pair:
+        """Rows and columns behind a pooling with ceil_mode; no window starts beyond the input and the padding before
+        it."""
+        found = []
+        for axis in (0, 1):
+            before, stride = shape[2 + axis] + self.pads[axis], self.strides[axis]
+            extent = before + self.pads[2 + axis] - (self.kernel[axis] - 1) * self.dilations[axis] - 1
+            count = -(-extent // stride)
+            found.append((count if count * stride < before else count - 1) + 1)
+        return found[0], found[1]
+
+    def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:
+        """Padding at the bottom and right that an output of `size` rows and columns needs."""
+        ends = []
+        for axis in (0, 1):
+            last = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1
+            ends.append(max(last - shape[2 + axis] - self.pads[axis], 0))
+        return ends[0], ends[1]
 
 
-def adopt(source: Path, destination: Path) -> Adoption:
-    """Write `source`, a Q/DQ model, without its conversions to `destination`.
-
-    Raises:
-        ModelError: it is quantized in another form (QLinearConv and the like), or with parameters that are computed.
-    """
-    model = read_model(source)
-    editor = Editor(model)
-    found: dict[ir.Value, QuantParams] = {}
-    relus: dict[ir.Value, ir.Value] = {}
-    for node in list(model.graph):
-        if node.op_type not in _PAIR and is_quantized_operator(node.op_type):
-            raise ModelError(f"{source}: {node.op_type} {node.name!r} is no Q/DQ pair", _FLOAT_FIX)
-        if not is_op(node, "DequantizeLinear"):
-            continue
-        params = params_of(node)
-        if params is None:
-            raise ModelError(f"{source}: the scale of {node.name!r} is computed", _FLOAT_FIX)
-        if is_constant(node.inputs[0]):
-            _bypass(editor, node, editor.constant(node.outputs[0].name or "", _dequantized(node, params)))
-            continue
-        origin = _origin(node, params, source)
-        if params.zero_point == params.low and not _nonnegative(origin):
-            if origin not in relus:
-                relus[origin] = editor.node("Relu", [origin], f"{origin.name}/floor", before=node, like=origin)
-            origin = relus[origin]
-        _bypass(editor, node, origin)
-        found[origin] = params
-    RemoveUnusedNodesPass()(model)
-    save_model(model, destination)
-    steps = {value.name or "": params for value, params in found.items()}
-    return Adoption(destination, {name: _covered(params) for name, params in steps.items()}, _notes(steps))
-
-
-def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
-    """The float tensor that the pair of a DequantizeLinear quantizes."""
-    pair = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if pair is None or not is_op(pair, "QuantizeLinear") or pair.inputs[0] is None:
-        raise ModelError(f"{source}: DequantizeLinear {node.name!r} has no QuantizeLinear before it", _FLOAT_FIX)
-    if params.per_channel:
-        raise ModelError(f"{source}: {node.name!r} has one scale a channel for an activation", _FLOAT_FIX)
-    return pair.inputs[0]
-
-
-def _bypass(editor: Editor, node: ir.Node, value: ir.Value) -> None:
-    """Let `value` be read in place of a node's output, which keeps its name where the model gives it."""
-    output = node.outputs[0]
-    for reader, place in tuple(output.uses()):
-        reader.replace_input_with(place, value)
-    if output.is_graph_output():
-        replace_value(output, editor.node("Identity", [value], f"{output.name}/float", before=node))
-
-
-def _nonnegative(tensor: ir.Value | None) -> bool:
-    """Whether a tensor has no negative values in the graph as it is now."""
-    node = tensor.producer() if tensor is not None else None
-    if node is None:
-        return False
-    if node.op_type in ("Relu", "Sigmoid", "Softmax"):
-        return True
-    if node.op_type not in _KEEP_SIGN:
-        return False
-    return all(_nonnegative(value) for value in (node.inputs if node.op_type == "Concat" else node.inputs[:1]))
-
-
-def _covered(params: QuantParams) -> Range:
-    # -128 of a symmetric int8 scale is not worth a larger step.
-    symmetric = params.dtype == ir.DataType.INT8 and not params.zero_point.any()
-    low, high = replace(params, narrow=symmetric).range
-    bound = max(-low, high)
-    return Range(-bound, bound, kept=True)
-
-
-def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
-    notes = []
-    growth = {name: _covered(params).high / _LARGEST / params.scale.item() for name, params in steps.items()}
-    grown = {name: factor for name, factor in growth.items() if factor > 1.001}
-    same = len(steps) - len(grown)
-    if same:
-        notes.append(f"{same} activation scales of the quantized model are kept")
-    if grown:
-        worst = max(grown, key=lambda name: grown[name])
-        notes.append(
-            f"WARNING: {len(grown)} activations are asymmetric or uint8, which the array is not: their steps grow by "
-            f"{np.mean(list(grown.values())):.2f} times, at most {grown[worst]:.2f} times ({worst})"
-        )
-    return tuple(notes)
-
-
-def _dequantized(node: ir.Node, params: QuantParams) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """The float32 weights; products are rounded once, int32 biases included."""
-    exact = replace(params, scale=params.scale.astype(np.float64))
-    return exact.dequantize(constant_values(node.inputs[0])).astype(np.float32)
+def _pair(values: Sequence[int]) -> Pair:
+    rows, columns = values
+    return rows, columns

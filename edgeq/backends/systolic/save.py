@@ -22,6 +22,7 @@ from edgeq.errors import BundleError
 from edgeq.util.ownership import is_plain
 from edgeq.util.records import parse, plain
 
+SUFFIX = ".program.npz"
 FORMAT = 1
 _STEPS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Step)}
 _MAIN = "program"
@@ -66,7 +67,7 @@ def save_program(program: Program, path: Path) -> None:
 
 
 def is_program(path: Path) -> bool:
-    """Whether `path` is a file of the form that `save_program` writes."""
+    """Return whether `path` is a file of the form that `save_program` writes."""
     if not is_plain(path):
         return False
     try:
@@ -77,11 +78,11 @@ def is_program(path: Path) -> bool:
 
 
 def belongs_to_program(path: Path) -> bool:
-    """Whether `path` is a program, or a model that lies beside the program of the same stem, as `build` leaves them."""
+    """Return whether `path` is a program, or a model beside the program of the same stem, as `build` leaves them."""
     if path.name.endswith(".program.npz"):
         return is_program(path)
     stem = path.stem.removesuffix(".dialect")
-    if path.suffix != ".onnx" or not is_plain(path) or not is_program(path.with_name(f"{stem}.program.npz")):
+    if path.suffix != ".onnx" or not is_plain(path) or not is_program(path.with_name(f"{stem}{SUFFIX}")):
         return False
     try:
         # Not `load_model`: the dialect has an operator that ONNX does not know.
@@ -91,7 +92,7 @@ def belongs_to_program(path: Path) -> bool:
 
 
 def load_program(path: Path) -> Program:
-    """The inverse of `save_program`.
+    """Read a program that `save_program` wrote.
 
     Raises:
         BundleError: no such file, or not a program of this format.

@@ -1,45 +1,211 @@
 """Run a program with the array's own integers, bit by bit. What is not modelled is time; see `estimate`.
 
-Bias correction: each layer's mean error, channel by channel, is subtracted where it arises.
-
-Rounding weights and clipping activations shift the mean of what a layer gives, and the shifts add up. The program runs
-once over some samples; at each layer, fed by the corrected layers before it, the mean difference from the float model
-goes into the int32 bias (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
-section 4.2, with data instead of their assumptions). With y the float output behind the activation, z the integer one
-and p the share of z that is not cut, the shift is one Newton step, (mean y - mean z) / p. Channels that are nearly
-always cut are left alone.
+Modelled are int8 operands, int32 accumulators that wrap, the float32 multiplier with one rounding of the product,
+rounding half to even (or as the header's macro does), saturation, relu and max pooling on the way out; on request the
+output-stationary array, whose partial sums leave it with 20 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.integer_steps import IntegerSteps, LayerRun, Rounding
-from edgeq.backends.systolic.program import (
-    Conv,
-    Dataflow,
-    Fc,
-    Float,
-    Program,
-    Step,
-    Tensor,
-    step_inputs,
-    step_outputs,
-    tile_values,
-)
-from edgeq.backends.systolic.weights import Change
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Array, Int8s, Pair, Program, Step, Weighted, step_inputs, step_outputs
 from edgeq.errors import DataError
 from edgeq.run.session import SessionSettings, open_session
 
-Array = NDArray[Any]
+_FLOAT32_EXACT = 2**24
+_LARGEST_INPUT = 128
+PARTIAL_BITS = 20
+"""Width of a partial sum that leaves an output-stationary array."""
+
+
+def exact_type(weights: Int8s) -> type[np.floating[Any]]:
+    """Return the narrowest floating-point type in which no partial sum of products with [O, ...] weights can round."""
+    sums = np.abs(weights.reshape(len(weights), -1).astype(np.int64)).sum(axis=1)
+    return np.float32 if int(sums.max(initial=0)) * _LARGEST_INPUT < _FLOAT32_EXACT else np.float64
+
+
+def convolve(
+    x: Int8s, weights: Int8s, groups: int, strides: Pair, dilations: Pair, pads: steps.Pads, *, k_tile: int = 0
+) -> NDArray[Any]:
+    """Σ a·w of int8 [N, I, H, W] with int8 [O, I / groups, kh, kw]: [N, O, rows, columns], exact, as a float array.
+
+    Args:
+        k_tile: 0, or the depth (in order kh, kw, channel) after which partial sums are cut to 20 bits.
+    """
+    kind = exact_type(weights)
+    padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(kind)
+    outputs, depth, kh, kw = weights.shape
+    rows, columns = (
+        (size - (k - 1) * dilation - 1) // stride + 1
+        for size, k, stride, dilation in zip(padded.shape[2:], (kh, kw), strides, dilations, strict=True)
+    )
+    spans = _spans((kh, kw), strides, dilations, (rows, columns))
+    if depth == 1 and groups == outputs == x.shape[1] and not k_tile:
+        total = np.zeros((len(x), outputs, rows, columns), kind)
+        for i, j, vertical, horizontal in spans:
+            total += padded[:, :, vertical, horizontal] * weights[:, 0, i, j].astype(kind)[:, None, None]
+        return total
+    # One product for all samples: BLAS would start its threads for each.
+    channels_first = padded.transpose(1, 0, 2, 3)
+    patches = np.empty((kh * kw, x.shape[1], len(x), rows, columns), kind)
+    for tap, (_, _, vertical, horizontal) in enumerate(spans):
+        patches[tap] = channels_first[:, :, vertical, horizontal]
+    share = outputs // groups
+    made = np.empty((outputs, len(x), rows, columns), kind)
+    for group in range(groups):
+        own = patches[:, group * depth : (group + 1) * depth]
+        taps = weights[group * share : (group + 1) * share].transpose(0, 2, 3, 1).reshape(share, -1).astype(kind)
+        product = multiply(taps, own.reshape(kh * kw * depth, -1), k_tile)
+        made[group * share : (group + 1) * share] = product.reshape(share, len(x), rows, columns)
+    return made.transpose(1, 0, 2, 3)
+
+
+def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArray[Any]:
+    """left [M, K] @ right [..., K, P], with partial sums of `k_tile` products cut to 20 bits where that is not 0."""
+    if not k_tile:
+        return np.asarray(left @ right)
+    limit = 2 ** (PARTIAL_BITS - 1) - 1
+    parts = (
+        np.clip(left[:, start : start + k_tile] @ right[..., start : start + k_tile, :], -limit - 1, limit)
+        for start in range(0, left.shape[1], k_tile)
+    )
+    return np.asarray(sum(parts))
+
+
+def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
+    """Exact sums plus bias (which broadcasts) as the int32 accumulator holds them, and how many of them wrapped."""
+    if sums.dtype == np.float32:
+        # Below 2^24 in magnitude: only a large bias can carry a sum out of int32.
+        largest = int(np.abs(bias.astype(np.int64)).max(initial=0)) + _FLOAT32_EXACT
+        if largest < 2**31:
+            accumulator = sums.astype(np.int32)
+            accumulator += bias
+            return accumulator, 0
+    wide = sums.astype(np.int64) + bias
+    accumulator = wide.astype(np.int32)
+    return accumulator, int(np.count_nonzero(accumulator != wide))
+
+
+def largest_in_windows(
+    x: Int8s, kernel: Pair, strides: Pair, dilations: Pair, pads: steps.Pads, size: Sequence[int], *, fill: int = -128
+) -> Int8s:
+    """Max pooling to `size` (rows, columns); `fill` stands in the padding."""
+    padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])), constant_values=fill)
+    best: Int8s | None = None
+    for _, _, vertical, horizontal in _spans(kernel, strides, dilations, (size[0], size[1])):
+        window = padded[:, :, vertical, horizontal]
+        best = window.copy() if best is None else np.maximum(best, window, out=best)
+    assert best is not None
+    return best
+
+
+def sum_windows(x: Int8s, kernel: Pair, strides: Pair, pads: steps.Pads, size: Sequence[int]) -> steps.Int32s:
+    """Sums over windows of the zero-padded input."""
+    padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(np.int32)
+    if kernel == padded.shape[2:]:
+        return np.asarray(padded.sum(axis=(2, 3), keepdims=True, dtype=np.int32), np.int32)
+    total = np.zeros((*x.shape[:2], *size), np.int32)
+    for _, _, vertical, horizontal in _spans(kernel, strides, (1, 1), (size[0], size[1])):
+        total += padded[:, :, vertical, horizontal]
+    return total
+
+
+def _spans(kernel: Pair, strides: Pair, dilations: Pair, size: Pair) -> list[tuple[int, int, slice, slice]]:
+    """(row tap, column tap, the rows it reads, the columns it reads) of every tap."""
+
+    def span(tap: int, axis: int) -> slice:
+        """Return the input positions that one kernel tap reads along one axis (0: rows, 1: columns)."""
+        start = tap * dilations[axis]
+        return slice(start, start + (size[axis] - 1) * strides[axis] + 1, strides[axis])
+
+    return [(i, j, span(i, 0), span(j, 1)) for i in range(kernel[0]) for j in range(kernel[1])]
+
+
+Rounding = Literal["even", "header"]
+"""How products with a float32 scale become integers.
+
+- "even": round half to even; the hardware, and ONNX Runtime.
+- "header": the macro of gemmini.h, which the CPU mode and the instruction-set simulator use. It rounds by truncating
+  v ± 1 in float32, which differs from "even" in exactly the float32 values just below a power of two.
+"""
+
+_POWERS = 7
+
+
+def rescale(accumulator: NDArray[np.int32], multiplier: Any, *, rounding: Rounding = "even") -> NDArray[np.float32]:
+    """R(f32(f32(accumulator) · multiplier)), not saturated; `multiplier` is float32 and broadcasts."""
+    product: NDArray[np.float32] = accumulator.astype(np.float32)
+    np.multiply(product, multiplier, out=product)
+    return round_values(product, rounding=rounding)
+
+
+def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") -> NDArray[np.float32]:
+    """R(values). May work in place."""
+    if rounding == "even":
+        np.rint(values, out=values)
+        return values
+    rounded: NDArray[np.float32] = values.copy()
+    np.rint(values, out=rounded)
+    # v ± 1 rounds up to 2^k + 1 there; from 2^7 on, both answers saturate.
+    for power in range(_POWERS):
+        below = np.nextafter(np.float32(2**power), np.float32(0))
+        for sign in (1, -1):
+            rounded[values == sign * below] = sign * (2**power + 1)
+    return np.asarray(rounded, np.float32)
+
+
+def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Accumulators divided by 2^shifts (which broadcast), half to even, in integers; negative shifts multiply."""
+    wide = accumulator.astype(np.int64) << np.maximum(-shifts, 0)
+    down = np.broadcast_to(np.maximum(shifts, 0), wide.shape)
+    floor = wide >> down
+    remaining = wide - (floor << down)
+    half = np.where(down > 0, np.int64(1) << np.maximum(down - 1, 0), np.int64(1))
+    up = (remaining > half) | ((remaining == half) & (floor & 1 == 1))
+    return np.asarray(floor + (up & (down > 0)), np.float32)
+
+
+def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.int8]:
+    """sat8, and max(·, 0) with `relu`."""
+    np.clip(values, 0 if relu else -128, 127, out=values)
+    return values.astype(np.int8)
+
+
 Values = Array | list[Array]
 """Samples of a tensor, one after the other in front; where the tensor has no batch there, a list of them."""
 _BATCH = 32
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """What happened in one step that accumulates or adds, over all samples.
+
+    Attributes:
+        values: results before pooling.
+        overflows: accumulators that left int32 and wrapped.
+        saturated: results that were cut to -128 or 127.
+    """
+
+    name: str
+    values: int = 0
+    overflows: int = 0
+    saturated: int = 0
+
+    @property
+    def saturation(self) -> float:
+        """Return the share of results that were cut."""
+        return self.saturated / self.values if self.values else 0.0
+
+
+Runs = dict[str, LayerRun]
 
 
 @dataclass(frozen=True)
@@ -61,23 +227,24 @@ class Simulator:
     Args:
         rounding: "even" is the hardware; "header" the C macro of gemmini.h, which its CPU mode uses.
         dataflow: "OS" cuts each partial sum to 20 bits.
-        keep_sums: see `IntegerSteps`.
-
-    Attributes:
-        steps: runs single steps.
+        keep_sums: whether the sums of the last convolution are kept, for running it again with another bias.
     """
 
     def __init__(
-        self, program: Program, *, rounding: Rounding = "even", dataflow: Dataflow = "WS", keep_sums: bool = False
+        self, program: Program, *, rounding: Rounding = "even", dataflow: steps.Dataflow = "WS", keep_sums: bool = False
     ) -> None:
         self.program = program
-        self.steps = IntegerSteps(program, rounding=rounding, dataflow=dataflow, keep_sums=keep_sums)
+        self._tensors, self._array = program.tensors, program.array
+        self._rounding, self._dataflow = rounding, dataflow
+        self._keep_sums = keep_sums
+        self._sums: tuple[Array, Array, Array] | None = None
         self._sessions = {
             step.name: open_session(step.model, SessionSettings(intra_op_threads=1))
             for step in program.steps
-            if isinstance(step, Float)
+            if isinstance(step, steps.Float)
         }
-        self._last_use = _last_uses(program)
+        self._last_use = {name: number for number, step in enumerate(program.steps) for name in step_inputs(step)}
+        self._last_use |= dict.fromkeys(program.outputs, len(program.steps))
 
     def run(self, inputs: Mapping[str, Array], *, keep: Sequence[str] | None = None, batch: int = _BATCH) -> Simulation:
         """Run samples [N, ...]; [N] of an input without axes.
@@ -90,30 +257,20 @@ class Simulator:
             DataError: an input is missing or does not have the model's shape or type.
         """
         count = self._check(inputs)
-        named = self.program.outputs if keep is None else self.program.tensors if "*" in keep else keep
-        wanted = tuple(dict.fromkeys(named))
-        parts: dict[str, list[Array]] = {name: [] for name in wanted}
-        totals: dict[str, LayerRun] = {}
+        named = self.program.outputs if keep is None else self._tensors if "*" in keep else keep
+        parts: dict[str, list[Array]] = {name: [] for name in named}
+        runs: Runs = {}
         for start in range(0, count, batch):
             values = self._values({name: inputs[name][start : start + batch] for name in self.program.inputs})
-            runs: list[LayerRun] = []
             for number, step in enumerate(self.program.steps):
-                self._run(number, step, values, runs, wanted)
-            for name in wanted:
+                self._run(number, step, values, runs, parts)
+            for name, part in parts.items():
                 found = values[name]
                 # A value without axes has no batch either: one for each sample, then.
-                parts[name] += map(np.atleast_1d, found) if isinstance(found, list) else [found]
-            for run in runs:
-                before = totals.get(run.name, LayerRun(run.name, 0, 0, 0))
-                totals[run.name] = LayerRun(
-                    run.name,
-                    before.values + run.values,
-                    before.overflows + run.overflows,
-                    before.saturated + run.saturated,
-                )
-        return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(totals.values()))
+                part += map(np.atleast_1d, found) if isinstance(found, list) else [found]
+        return Simulation({name: np.concatenate(part) for name, part in parts.items()}, tuple(runs.values()))
 
-    def walk(self, inputs: Mapping[str, Array], change: Callable[[Conv | Fc, Array], Conv | Fc]) -> tuple[Step, ...]:
+    def walk(self, inputs: Mapping[str, Array], change: Callable[[Weighted, Array], Weighted]) -> tuple[Step, ...]:
         """Run all samples at once, each Conv and Fc as `change` (given the step and what it reads) makes it.
 
         Returns:
@@ -121,36 +278,71 @@ class Simulator:
         """
         self._check(inputs)
         values = self._values(inputs)
-        steps: list[Step] = []
+        ran: list[Step] = []
         for number, step in enumerate(self.program.steps):
-            if isinstance(step, Conv | Fc):
+            if isinstance(step, Weighted):
                 step = change(step, np.asarray(values[step.input]))
-            steps.append(step)
-            self._run(number, step, values, [], ())
-        return tuple(steps)
+            ran.append(step)
+            self._run(number, step, values, {}, ())
+        return tuple(ran)
 
-    def _run(
-        self, number: int, step: Step, values: dict[str, Values], runs: list[LayerRun], wanted: Sequence[str]
-    ) -> None:
+    def compute(self, step: Step, read: list[Array], runs: Runs | None = None) -> Array:
+        """Return the output of a step that is not in float.
+
+        Args:
+            read: its inputs, [N, ...] each.
+            runs: gets a report by the step's name, where it accumulates or adds.
+        """
+        runs = {} if runs is None else runs
+        x = read[0]
+        output = self._tensors[step_outputs(step)[0]]
+        match step:
+            case steps.Quantize():
+                return output.params.quantize(x)
+            case steps.Dequantize():
+                return self._tensors[step.input].params.dequantize(x)
+            case steps.Conv():
+                return self._conv(step, x, runs)
+            case steps.Fc():
+                return self._fc(step, x, runs)
+            case steps.ResidualAdd():
+                return self._add(step, x, read[1], runs)
+            case steps.MaxPool():
+                return largest_in_windows(x, step.kernel, step.strides, step.dilations, step.pads, output.shape[2:])
+            case steps.AveragePool():
+                sums = sum_windows(x, step.kernel, step.strides, step.pads, output.shape[2:])
+                return saturate(rescale(sums, np.float32(step.multiplier)))
+            case steps.Clamp():
+                return np.clip(x, np.int8(step.low), np.int8(step.high))
+            case steps.Concat():
+                return np.concatenate(read, axis=step.axis)
+            case steps.Rearrange():
+                if step.index is not None:
+                    x = np.where(step.index < 0, np.int8(0), x.reshape(len(x), -1)[:, step.index])
+                return x.reshape(len(x), *output.shape[1:])
+        raise TypeError(f"{type(step).__name__} is no integer step")
+
+    def _run(self, number: int, step: Step, values: dict[str, Values], runs: Runs, wanted: Collection[str]) -> None:
         """Add what a step makes to `values`, and drop what nothing reads any more."""
-        if isinstance(step, Float):
+        if isinstance(step, steps.Float):
             values.update(self._float(step, values))
         else:
             read = [np.asarray(values[name]) for name in step_inputs(step)]
-            values[step_outputs(step)[0]] = self.steps.run(step, read, runs)
+            values[step_outputs(step)[0]] = self.compute(step, read, runs)
         for name in step_inputs(step):
             if self._last_use[name] == number and name not in wanted:
                 values.pop(name, None)
 
     def _values(self, inputs: Mapping[str, Array]) -> dict[str, Values]:
         """Return samples as steps read them: a list where the model's input has no axis for them."""
-        shapes = {name: self.program.tensors[name].shape for name in inputs}
+        shapes = {name: self._tensors[name].shape for name in inputs}
         return {name: value if shapes[name] else [np.asarray(v) for v in value] for name, value in inputs.items()}
 
     def _check(self, inputs: Mapping[str, Array]) -> int:
+        """Return the number of samples."""
         counts = set()
         for name in self.program.inputs:
-            tensor = self.program.tensors[name]
+            tensor = self._tensors[name]
             if name not in inputs:
                 raise DataError(f"input {name!r} is missing", f"The program takes {', '.join(self.program.inputs)}")
             value = inputs[name]
@@ -164,8 +356,8 @@ class Simulator:
             raise DataError("the inputs have no or differing numbers of samples", "Give as many of each")
         return counts.pop()
 
-    def _float(self, step: Float, values: Mapping[str, Values]) -> dict[str, Values]:
-        """Sample by sample: a float part may hold the batch of 1 in its constants."""
+    def _float(self, step: steps.Float, values: Mapping[str, Values]) -> dict[str, Values]:
+        """Run a float part sample by sample: it may have the batch of 1 in its constants."""
         session = self._sessions[step.name]
         # A part may read nothing but constants.
         count = len(values[step.inputs[0]] if step.inputs else next(iter(values.values())))
@@ -175,9 +367,89 @@ class Simulator:
         ]
         made = {name: [row[place] for row in rows] for place, name in enumerate(step.outputs)}
         return {
-            name: np.concatenate(found) if self.program.tensors[name].shape[:1] == (1,) else found
+            name: np.concatenate(found) if self._tensors[name].shape[:1] == (1,) else found
             for name, found in made.items()
         }
+
+    def _conv(self, step: steps.Conv, x: Int8s, runs: Runs) -> Int8s:
+        # A step that is run again with another bias has the same sums.
+        if self._sums is not None and self._sums[0] is x and self._sums[1] is step.weights:
+            sums = self._sums[2]
+        else:
+            sums = self._convolved(step, x)
+            self._sums = (x, step.weights, sums) if self._keep_sums else None
+        y = self._finish(step, sums, (-1, 1, 1), runs)
+        if step.pool is None:
+            return y
+        p = step.pool
+        size = self._tensors[step.output].shape[2:]
+        return largest_in_windows(
+            y, (p.size, p.size), (p.stride, p.stride), (1, 1), (p.padding,) * 4, size, fill=0 if p.padding else -128
+        )
+
+    def _convolved(self, step: steps.Conv, x: Int8s) -> Array:
+        """Return the sums. Output stationary, they come from one product for each group of channels and each tile with
+        its own scale."""
+        if self._dataflow == "WS":
+            return convolve(x, step.weights, step.groups, step.strides, step.dilations, step.pads)
+        depth = step.weights.shape[1]
+        parts = []
+        for start, stop in _slices(step.tiles, len(step.bias) // step.groups):
+            group = start * step.groups // len(step.bias)
+            own, weights = x[:, group * depth : (group + 1) * depth], step.weights[start:stop]
+            k_tile = self._k_tile(step.conv_shape[2] * step.conv_shape[3], stop - start, weights[0].size)
+            parts.append(convolve(own, weights, 1, step.strides, step.dilations, step.pads, k_tile=k_tile))
+        return np.concatenate(parts, axis=1)
+
+    def _fc(self, step: steps.Fc, x: Int8s, runs: Runs) -> Int8s:
+        outputs, depth = step.weights.shape
+        kind = exact_type(step.weights)
+        matrix = x.reshape(-1, depth).astype(kind)
+        weights, rows = step.weights.astype(kind), len(matrix) // len(x)
+        slices = [(0, outputs)] if self._dataflow == "WS" else _slices(step.tiles, outputs)
+        parts = [
+            multiply(weights[start:stop], matrix.T, self._k_tile(rows, stop - start, depth)) for start, stop in slices
+        ]
+        y = self._finish(step, np.concatenate(parts).T, (-1,), runs)
+        return y.reshape(len(x), *self._tensors[step.output].shape[1:])
+
+    def _k_tile(self, rows: int, columns: int, depth: int) -> int:
+        if self._dataflow == "WS":
+            return 0
+        return steps.product_tiles(rows, columns, depth, self._array).k * self._array.dim
+
+    def _finish(self, step: Weighted, sums: Array, shape: tuple[int, ...], runs: Runs) -> Int8s:
+        """Add the bias to sums, rescale and saturate them.
+
+        Args:
+            shape: of a value for each output channel, to broadcast.
+        """
+        accumulator, overflows = wrapped(sums, step.bias.reshape(shape))
+        multipliers = steps.tile_values(step.tiles, "multiplier").reshape(shape)
+        if self._array.output_scale == "shift":
+            scaled = shift_right(accumulator, -np.log2(multipliers).astype(np.int64))
+        else:
+            scaled = rescale(accumulator, multipliers, rounding=self._rounding)
+        return self._saturated(step, scaled, overflows, runs)
+
+    def _add(self, step: steps.ResidualAdd, left: Int8s, right: Int8s, runs: Runs) -> Int8s:
+        parts = [
+            np.clip(round_values(x.astype(np.float32) * np.float32(factor), rounding=self._rounding), -128, 127)
+            for x, factor in ((left, step.left_multiplier), (right, step.right_multiplier))
+        ]
+        return self._saturated(step, parts[0] + parts[1], 0, runs)
+
+    def _saturated(
+        self, step: steps.Conv | steps.Fc | steps.ResidualAdd, results: NDArray[np.float32], overflows: int, runs: Runs
+    ) -> Int8s:
+        """Saturate results, and count in `runs` what that cuts."""
+        cut = int(np.count_nonzero(results > 127))
+        if not step.relu:
+            cut += int(np.count_nonzero(results < -128))
+        seen = runs.get(step.name, LayerRun(step.name))
+        counts = seen.values + results.size, seen.overflows + overflows, seen.saturated + cut
+        runs[step.name] = LayerRun(step.name, *counts)
+        return saturate(results, relu=step.relu)
 
 
 def simulate(
@@ -186,7 +458,7 @@ def simulate(
     *,
     keep: Sequence[str] | None = None,
     rounding: Rounding = "even",
-    dataflow: Dataflow = "WS",
+    dataflow: steps.Dataflow = "WS",
 ) -> Simulation:
     """Run `program` on samples [N, ...]. See `Simulator.run`; use a `Simulator` to run the same program often.
 
@@ -201,76 +473,7 @@ def _sample(values: Values, place: int) -> Array:
     return values[place] if isinstance(values, list) else values[place : place + 1]
 
 
-def _last_uses(program: Program) -> dict[str, int]:
-    last = dict.fromkeys(program.tensors, -1)
-    for number, step in enumerate(program.steps):
-        for name in step_inputs(step):
-            last[name] = number
-    for name in program.outputs:
-        last[name] = len(program.steps)
-    return last
-
-
-Floats = NDArray[np.float64]
-_FLAT = 0.05
-_LARGEST = 2.0**30
-
-
-def corrected_layers(program: Program) -> dict[str, int]:
-    """Tensors of the float model whose means bias correction compares with, in the order of the program, and the axis
-    of their channels."""
-    layers = (step for step in program.steps if isinstance(step, Conv | Fc))
-    return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
-
-
-def _channel_axis(step: Conv | Fc) -> int:
-    """Of the output: a product may have several rows a sample in front of it."""
-    return 1 if isinstance(step, Conv) else -1
-
-
-def correct_biases(
-    program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, first: Change | None = None
-) -> Program:
-    """`program` with the mean errors of its layers subtracted.
-
-    Args:
-        inputs: some samples [N, ...].
-        means: by name in `corrected_layers`, the float model's mean of each channel over the same samples.
-        first: changes each step before its bias is corrected.
-    """
-    simulator = Simulator(program, keep_sums=True)
-
-    def corrected(step: Conv | Fc, x: Array) -> Conv | Fc:
-        """`step` with its bias moved by the mean error of each output channel for input `x`, in units of the sums."""
-        step = first(step, x) if first is not None else step
-        tensor = program.tensors[step.output]
-        if tensor.origin not in means:
-            return step
-        y = simulator.steps.run(step, [x])
-        shift = _shift(np.moveaxis(y, _channel_axis(step), 0), means[tensor.origin], tensor, relu=step.relu)
-        if shift is None or len(shift) != len(step.bias):
-            return step
-        scale = program.tensors[step.input].scale
-        assert scale is not None
-        units = tile_values(step.tiles, "weight_scale").astype(np.float64) * scale
-        bias = np.clip(np.rint(step.bias + shift / units), -_LARGEST, _LARGEST).astype(np.int32)
-        return replace(step, bias=bias)
-
-    return replace(program, steps=simulator.walk(inputs, corrected))
-
-
-def channel_means(values: Array, axis: int) -> Floats:
-    """float64 [channels]: mean over everything but the `axis` of the channels."""
-    return np.asarray(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).mean(axis=1, dtype=np.float64))
-
-
-def _shift(y: Array, mean: Floats, tensor: Tensor, *, relu: bool) -> Floats | None:
-    """By how much the mean of each channel of `y`, [channels, ...], is to move; None where `mean` has others."""
-    if len(y) != len(mean):
-        return None
-    assert tensor.scale is not None
-    wanted = mean if tensor.channels is None else mean[list(tensor.channels)]
-    axes = tuple(range(1, y.ndim))
-    found = y.astype(np.float64).mean(axis=axes) * tensor.scale
-    free = ((y > (0 if relu else -128)) & (y < 127)).mean(axis=axes)
-    return np.where((free > _FLAT) & np.isfinite(wanted), (wanted - found) / np.maximum(free, _FLAT), 0.0)
+def _slices(tiles: tuple[steps.Tile, ...], group: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of the output channels of each tile within each group of `group` channels."""
+    edges = {0, *(tile.stop for tile in tiles), *range(group, tiles[-1].stop + 1, group)}
+    return list(itertools.pairwise(sorted(edges)))

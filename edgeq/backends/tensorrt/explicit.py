@@ -1,4 +1,6 @@
-"""Where Q/DQ pairs go, decided on the float graph, each place with its reason.
+"""Write a float model for TensorRT: with Q/DQ pairs and the rest in 16 bits, or beside a calibration table.
+
+Pairs are placed on the float graph, each place with its reason:
 
 - Both operands of a weighted layer are quantized (Conv, ConvTranspose, Gemm, MatMul), its output and its bias are not:
   TensorRT fuses the pair in front into the layer, and what follows (BatchNormalization, an activation) behind it.
@@ -8,25 +10,26 @@
   those.
 - Nothing else is quantized, nor a tensor whose range cuts off so much that int8 would lose it.
 
-Biases of int8 layers, in a form that ONNX Runtime leaves as it is.
+They are symmetric int8 with zero point 0: scale = largest magnitude / 127; q = round to nearest even(x / scale), kept
+in -127..127 for weights, which have a scale a channel. Scales are rounded up to a value that the 16-bit type of the
+rest of the graph has, because the file has them in that type, and weights are rounded by that value.
 
-At load, before any provider sees the graph, ONNX Runtime's WeightBiasQuantization divides the bias of a Conv,
-ConvTranspose or Gemm behind a Q/DQ pair by the product of the layer's scales and makes it int32. It divides in the type
-of the bias: float16 overflows where the bias is over 65504 steps, and the layer is lost. TensorRT takes no int32 bias
-either. The optimizer matches a constant bias with one axis, so
+Biases of int8 layers get a form that ONNX Runtime leaves as it is. At load, before any provider sees the graph, its
+WeightBiasQuantization divides the bias of a Conv, ConvTranspose or Gemm behind a Q/DQ pair by the product of the
+layer's scales and makes it int32. It divides in the type of the bias: float16 overflows where the bias is over 65504
+steps, and the layer is lost. TensorRT takes no int32 bias either. The optimizer matches a constant bias with one axis,
+so
 
 - a Gemm's bias gets a second axis;
 - a convolution's bias becomes the shift of a BatchNormalization behind it. Networks that were trained with Q/DQ pairs
   reach TensorRT in that form, and TensorRT folds the node into the convolution.
 
-Q/DQ pairs written into a graph: symmetric int8, zero point 0, weights as integers with a scale a channel.
+What is not in int8 is cast to 16 bits in the graph itself, where calibration says that it fits. A node computes in 16
+bits if its operator takes them, no tensor that it reads or makes was seen to be larger than the type's limit, and none
+of its constants leaves the type's range or vanishes in it. Every other node stays in float32 with its reason, and Cast
+nodes stand where the two meet. Inputs and outputs of the graph keep their types.
 
-Formulas: scale = largest magnitude / 127; q = round to nearest even(x / scale), kept in -127..127 for weights. Scales
-are rounded up to a value that the 16-bit type of the rest of the graph holds, because the file has them in that type,
-and weights are rounded by that value.
-
-Implicit quantization: a float model in which every tensor has a shape and a range, and a table of those ranges.
-
+With implicit quantization, the float model has a shape and a range for every tensor, and a table of those ranges:
 TensorRT chooses by itself what runs in int8. Up to version 10 only; Q/DQ and a table exclude each other.
 """
 
@@ -35,47 +38,51 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
-from edgeq_device.version import parse_version
+from edgeq_device.engines import parse_version
 from numpy.typing import NDArray
 
-from edgeq.backends.tensorrt.facts import facts
+from edgeq.backends.tensorrt.options import facts
 from edgeq.calibrate.ranges import Range, quantizable_tensors
 from edgeq.calibrate.table import CACHE, FLATBUFFERS, JSON, write_native, write_tables
 from edgeq.errors import CalibrationError, HardwareError, ModelError
 from edgeq.model.edit import Editor, drop_unused_initializers, insert_behind
 from edgeq.model.graph import (
+    MAIN_DOMAINS,
     GraphIndex,
+    bodies,
     channel_axis,
     constant,
     constant_values,
     is_op,
+    maker,
     name_of,
     node_input,
     only_reader,
+    opset_of,
 )
 from edgeq.model.int8_prediction import DEFAULT, NodeContext, Rule, explain_float, foreign, known_sizes
 from edgeq.model.load import is_quantized
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import element_types, write_shapes
+from edgeq.quantize.qdq import insert_pair, restore_constant, scale_and_zero
 from edgeq.scheme import FloatType
 
 ADD = "Add"
 _AFTER = "after-quantized"
 
 
-@dataclass(frozen=True)
-class Edge:
-    """One operand that is quantized: input `place` of `node` reads `tensor`; `why` says what that is good for."""
+class Edge(NamedTuple):
+    """One operand that is quantized: input `place` of `node` reads `tensor`."""
 
     node: str
     place: int
     tensor: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -147,8 +154,7 @@ def plan_placement(
             reasons[name] = reason
             continue
         layers.add(node)
-        why = f"{node.op_type} {name} reads it in int8"
-        edges.extend(Edge(name, place, tensor, why) for place, tensor in enumerate(operands))
+        edges.extend(Edge(name, place, tensor) for place, tensor in enumerate(operands))
     depth = _depths(model)
     if rules.get(ADD, rules[DEFAULT]).int8 and (op_types is None or ADD in op_types):
         for node in model.graph:
@@ -166,7 +172,7 @@ def _too_wide(share: float) -> str:
 def _skip_branch(
     node: ir.Node, layers: Collection[ir.Node], depth: Mapping[ir.Value, int], index: GraphIndex
 ) -> Edge | None:
-    """The operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
+    """Return the operand of a residual Add that is quantized, or None where the Add fuses into no int8 layer."""
     values = [value for value in node.inputs if value is not None]
     if not is_op(node, ADD) or len(set(values)) != 2:
         return None
@@ -180,10 +186,7 @@ def _skip_branch(
         return None
     # Of two branches that end in a layer, the shorter one is the skip.
     main = max(mains, key=lambda place: depth[values[place]])
-    layer = makers[main]
-    assert layer is not None
-    why = f"skip branch of Add {node.name}, which fuses into {layer.op_type} {layer.name}"
-    return Edge(str(node.name), 1 - main, name_of(values[1 - main]), why)
+    return Edge(str(node.name), 1 - main, name_of(values[1 - main]))
 
 
 def _depths(model: ir.Model) -> dict[ir.Value, int]:
@@ -253,7 +256,7 @@ def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: Flo
 
 
 def weight_axis(node: ir.Node, rank: int) -> int | None:
-    """The axis of a weight, input 1 of `node`, along which its outputs lie; None where there is none to scale by."""
+    """Return the axis of a weight, input 1 of `node`, along which its outputs lie; None where there is none."""
     if node.op_type == "MatMul" and rank != 2:
         return None
     return channel_axis(node) % rank
@@ -270,56 +273,32 @@ def insert_pairs(
     missing = next((name for name in plan.activations if name not in ranges), None)
     if missing is not None:
         raise CalibrationError(f"tensor {missing!r} has no range", "The calibration is not of this model: run it again")
-    writer = _Writer(model, ranges, per_channel, float_type)
+    editor = Editor(model)
     nodes = {node.name: node for node in model.graph}
+    made: dict[tuple[str, int | None], ir.Value] = {}
+    inserted: list[ir.Value] = []
     for edge in plan.edges:
-        node = nodes[edge.node]
-        write = writer.weight if edge.tensor in plan.weights else writer.activation
-        node.replace_input_with(edge.place, write(node, edge.place, edge.tensor))
+        node, tensor = nodes[edge.node], edge.tensor
+        value = node.inputs[edge.place]
+        assert value is not None
+        weight = constant_values(value) if tensor in plan.weights else None
+        # Two layers may read one weight along different axes.
+        axis = weight_axis(node, weight.ndim) if weight is not None and per_channel and edge.place == 1 else None
+        if (tensor, axis) not in made:
+            if weight is None:
+                scale = stored_scale(ranges[tensor].bound, float_type)
+                params = QuantParams(scale, np.zeros((), np.int64), ir.DataType.INT8)
+                inserted += insert_pair(editor, value, params, before=node)
+            else:
+                name = tensor if all(tensor != known for known, _ in made) else f"{tensor}_along_{axis}"
+                params = weight_params(weight, axis, float_type)
+                scale_and_zero(editor, name, params)  # files list them in front of the integers
+                inserted.append(restore_constant(editor, name, weight, params, node))
+            made[tensor, axis] = inserted[-1]
+        node.replace_input_with(edge.place, made[tensor, axis])
+    for value in inserted:  # the type of a scale decides, which may become one of 16 bits
+        value.type = value.shape = None
     drop_unused_initializers(model.graph)
-
-
-class _Writer:
-    def __init__(self, model: ir.Model, ranges: Mapping[str, Range], per_channel: bool, float_type: FloatType) -> None:
-        self._editor = Editor(model)
-        self._ranges, self._per_channel, self._float_type = ranges, per_channel, float_type
-        self._made: dict[tuple[str, int | None], ir.Value] = {}
-
-    def activation(self, node: ir.Node, place: int, tensor: str) -> ir.Value:
-        """The tensor behind its pair, which is made at the first call, in front of `node`."""
-        if (tensor, None) not in self._made:
-            parameters = self._parameters(tensor, stored_scale(self._ranges[tensor].bound, self._float_type))
-            value = node.inputs[place]
-            for op_type, output in (("QuantizeLinear", QUANTIZED), ("DequantizeLinear", RESTORED)):
-                self._made[tensor, None] = value = self._editor.node(
-                    op_type, [value, *parameters], f"{tensor}_{op_type}", output=tensor + output, before=node
-                )
-        return self._made[tensor, None]
-
-    def weight(self, node: ir.Node, place: int, tensor: str) -> ir.Value:
-        """The weight restored from its integers, which are made at the first call, in front of `node`."""
-        values = constant_values(node.inputs[place])
-        axis = weight_axis(node, values.ndim) if self._per_channel and place == 1 else None
-        key = (tensor, -1 if axis is None else axis)
-        if key not in self._made:
-            params = weight_params(values, axis, self._float_type)
-            # Two layers may read one weight along different axes.
-            name = tensor if all(tensor != known for known, _ in self._made) else f"{tensor}_along_{axis}"
-            parameters = self._parameters(name, params.scale.astype(np.float32))
-            integers = self._editor.constant(f"{name}_quantized", params.quantize(values))
-            self._made[key] = self._editor.node(
-                "DequantizeLinear",
-                [integers, *parameters],
-                f"{name}_DequantizeLinear",
-                output=name + RESTORED,
-                before=node,
-                attributes={} if axis is None else {"axis": axis},
-            )
-        return self._made[key]
-
-    def _parameters(self, name: str, scale: NDArray[Any]) -> tuple[ir.Value, ir.Value]:
-        zero = np.zeros(scale.shape, np.int8)
-        return self._editor.constant(f"{name}_scale", scale), self._editor.constant(f"{name}_zero_point", zero)
 
 
 NATIVE = "calibration.tensorrt"
@@ -337,11 +316,11 @@ def check_version(tensorrt: str, where: str) -> None:
     known = facts()
     if not tensorrt:
         raise HardwareError(
-            f"{where} does not say which TensorRT it has: {known.table_reason}",
+            f"{where} does not say which TensorRT it has: {known.table['reason']}",
             "Name a target with `runtime.tensorrt`, or leave --format QDQ",
         )
-    if parse_version(tensorrt) >= parse_version(known.table_below_tensorrt):
-        raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table_reason}", known.table_fix)
+    if parse_version(tensorrt) >= parse_version(known.table["below_tensorrt"]):
+        raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table['reason']}", known.table["fix"])
 
 
 def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, tensorrt: str) -> tuple[str, ...]:
@@ -375,3 +354,239 @@ def native_version(version: str) -> str:
     """TensorRT's version as the first line of its cache spells it: "8.6.1" → "8601", "10.3" → "100300"."""
     major, minor, patch = (*parse_version(version), 0, 0)[:3]
     return f"{major}{minor:02}{patch:02}" if major >= 10 else f"{major}{minor}{patch:02}"
+
+
+_FLOAT = ir.DataType.FLOAT
+_Q, _DQ, _CAST = "QuantizeLinear", "DequantizeLinear", "Cast"
+# They read any type as it comes.
+_INDIFFERENT = frozenset({_Q, _CAST, "Shape", "Size"})
+_TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
+
+
+Slots = tuple[tuple[bool, ...], tuple[bool, ...]]
+"""The inputs and outputs of a node that may be in 16 bits, by place."""
+
+
+def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range]) -> dict[str, str]:
+    """Cast `model` in place.
+
+    Args:
+        half: "float16" or "bfloat16".
+        observed: smallest and largest value that calibration saw, by tensor.
+
+    Returns:
+        Node name → why it stays in float32, for those with float data.
+    """
+    caster = _Caster(model, half, observed)
+    reasons = caster.decide()
+    caster.rewrite({str(node.name) for node in model.graph} - set(reasons))
+    return reasons
+
+
+class _Caster:
+    def __init__(self, model: ir.Model, half: str, observed: Mapping[str, Range]) -> None:
+        self._model, self._half = model, half
+        self._type = ir.DataType[half.upper()]
+        self._limit = facts().rest[half].limit
+        self._observed = observed
+        self._types = element_types(model)
+        self._captured = GraphIndex(model).captured
+        self._opset = opset_of(model)
+        self._slots = {node: self._slots_of(node) for node in model.graph}
+        self._editor = Editor(model)
+
+    # What computes in which type.
+
+    def decide(self) -> dict[str, str]:
+        """Node name → why it stays in float32."""
+        reasons = {}
+        for node in self._model.graph:
+            floats = any(self._is_float(value) for value in (*node.inputs, *node.outputs))
+            if floats and node.op_type not in (_Q, _DQ):
+                reason = self._why_not(node)
+                if reason:
+                    reasons[str(node.name)] = reason
+        for node in self._model.graph:
+            self._keep_together(node, reasons)
+        return reasons
+
+    def _keep_together(self, add: ir.Node, reasons: dict[str, str]) -> None:
+        """Give a residual Add and the layer that it fuses into one type: a Cast between them would part them."""
+        makers = [value.producer() for value in add.inputs if value is not None]
+        if add.op_type != ADD or sum(is_op(maker, _DQ) for maker in makers) != 1:
+            return
+        pair = [str(node.name) for node in (add, *makers) if node is not None and not is_op(node, _DQ)]
+        reason = next((reasons[name] for name in pair if name in reasons), None)
+        if reason is not None:
+            for name in pair:
+                reasons.setdefault(name, reason)
+
+    def _why_not(self, node: ir.Node) -> str:
+        reads, makes = self._slots[node]
+        if _has_body(node):
+            return "stays in fp32: its body is left as it is"
+        if self._other_than_tensors(node):
+            return "stays in fp32: what it reads or makes is no tensor, and keeps the type of its elements"
+        if node.domain not in MAIN_DOMAINS:
+            return f"stays in fp32: {node.domain}.{node.op_type} is not a standard operator"
+        if node.op_type in facts().float32_operators:
+            return facts().float32_operators[node.op_type]
+        if not any(reads) and not any(makes):
+            return f"stays in fp32: {node.op_type} takes nothing else here"
+        places = [*zip(node.inputs, reads, strict=True), *zip(node.outputs, makes, strict=True)]
+        for value in (value for value, allowed in places if allowed and value is not None and self._is_float(value)):
+            name = name_of(value)
+            if name in self._captured:
+                return f"stays in fp32: the body of a loop or branch reads {name!r}"
+            reason = self._constant_problem(value) if value.is_initializer() else self._range_problem(name)
+            if reason:
+                return reason
+        return ""
+
+    def _other_than_tensors(self, node: ir.Node) -> bool:
+        """Tell whether a value of `node` is a sequence, an optional or a map."""
+        values = (value for value in (*node.inputs, *node.outputs) if value is not None)
+        return any(self._types.get(name_of(value)) == ir.DataType.UNDEFINED for value in values)
+
+    def _range_problem(self, name: str) -> str:
+        source = name.removesuffix(RESTORED)
+        if source != name and source not in self._observed:
+            return ""  # a weight's integers times their scale, which are smaller than the weight
+        span = self._observed.get(source)
+        if span is None:
+            return f"stays in fp32: calibration saw nothing of tensor {source!r}"
+        if span.bound > self._limit:
+            return f"stays in fp32: tensor {source!r} reaches {span.bound:.4g}, over {self._limit:.4g} for {self._half}"
+        return ""
+
+    def _constant_problem(self, value: ir.Value) -> str:
+        values = np.abs(constant_values(value))
+        finite = values[np.isfinite(values)]  # masks of attention are full of infinities, which 16 bits have too
+        largest = float(np.max(finite, initial=0.0))
+        if largest > 2 * self._limit:
+            return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, over what {self._half} holds"
+        if values.size == 1 and largest > 0 and not np.any(values.astype(self._type.numpy())):
+            return f"stays in fp32: constant {value.name!r} is {largest:.4g}, which is 0 in {self._half}"
+        return ""
+
+    def _slots_of(self, node: ir.Node) -> Slots:
+        if node.domain not in MAIN_DOMAINS or _has_body(node) or self._other_than_tensors(node):
+            return (False,) * len(node.inputs), (False,) * len(node.outputs)
+        schema = onnx.defs.get_schema(node.op_type, self._opset, "")
+        fixed = not _TYPED_BY_ATTRIBUTE.isdisjoint(node.attributes)
+        inputs = tuple(self._takes(schema.inputs, place) for place in range(len(node.inputs)))
+        floats = any(ok and self._is_float(value) for ok, value in zip(inputs, node.inputs, strict=True))
+        outputs = tuple(
+            floats and not fixed and self._takes(schema.outputs, place) and self._is_float(value)
+            for place, value in enumerate(node.outputs)
+        )
+        return inputs, outputs
+
+    def _takes(self, parameters: object, place: int) -> bool:
+        listed = list(parameters)  # type: ignore[call-overload]
+        return bool(listed) and f"tensor({self._half})" in listed[min(place, len(listed) - 1)].types
+
+    def _is_float(self, value: ir.Value | None) -> bool:
+        if value is None:
+            return False
+        held = value.const_value if value.is_initializer() else None
+        return (held.dtype if held is not None else self._types.get(name_of(value))) == _FLOAT
+
+    # The graph in those types.
+
+    def rewrite(self, halved: set[str]) -> None:
+        """Give the nodes of these names 16-bit operands and results, with a Cast wherever the type changes."""
+        graph = self._model.graph
+        self._made = {value: _FLOAT for value in graph.inputs if self._is_float(value)}
+        self._copies: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self._scales: dict[ir.Value, Any] = {}
+        restored: dict[ir.Value, ir.Node] = {}
+        nodes = tuple(graph)
+        for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+            if node.op_type == _DQ:
+                restored[node.outputs[0]] = node  # moved in front of its readers, in the type that each needs
+                continue
+            small, (reads, makes) = node.name in halved, self._slots[node]
+            for place, value in enumerate(node.inputs):
+                if value is None:
+                    continue
+                kind = self._type if small and reads[place] else _FLOAT
+                if value in restored:
+                    node.replace_input_with(place, self._restore(restored[value], kind, node))
+                elif self._is_float(value) and node.op_type not in _INDIFFERENT:
+                    node.replace_input_with(place, self._as(value, kind, node))
+            if node.op_type == _Q:
+                self._type_scale(node)
+            for place, output in enumerate(node.outputs):
+                if self._is_float(output):
+                    self._set_type(output, self._type if small and makes[place] else _FLOAT)
+                    self._restore_output(output, following)
+        drop_unused_initializers(graph)
+
+    def _set_type(self, value: ir.Value, kind: ir.DataType) -> None:
+        self._made[value] = kind
+        if value.type is not None and not value.is_graph_output():
+            value.type = ir.TensorType(kind)
+
+    def _as(self, value: ir.Value, kind: ir.DataType, before: ir.Node) -> ir.Value:
+        """`value` in type `kind`: itself, or a converted constant or the output of a Cast, which are made once."""
+        constant_value = value.is_initializer()
+        if kind == (_FLOAT if constant_value else self._made.get(value, _FLOAT)):
+            return value
+        if (value, kind) not in self._copies:
+            name = f"{value.name}_{self._half}"
+            if constant_value:
+                copy = self._editor.constant(name, constant_values(value).astype(self._type.numpy()))
+            else:
+                copy = self._cast(value, f"{value.name}_to_{'fp32' if kind == _FLOAT else self._half}", kind, before)
+            self._copies[value, kind] = copy
+        return self._copies[value, kind]
+
+    def _cast(self, value: ir.Value, name: str, kind: ir.DataType, before: ir.Node | None) -> ir.Value:
+        return self._editor.node(_CAST, [value], f"{name}_Cast", output=name, before=before, attributes={"to": kind})
+
+    def _type_scale(self, node: ir.Node) -> None:
+        """Give a QuantizeLinear's scale the type of what it reads."""
+        data, scale = node.inputs[:2]
+        assert data is not None
+        assert scale is not None
+        node.replace_input_with(1, self._as(scale, self._made.get(data, _FLOAT), node))
+
+    def _restore(self, node: ir.Node, kind: ir.DataType, before: ir.Node) -> ir.Value:
+        """The DequantizeLinear in type `kind`, in front of the first node that reads it so: its scale decides the
+        type."""
+        original = node.outputs[0]
+        if (original, kind) not in self._copies:
+            self._scales.setdefault(original, node.inputs[1])
+            scale = self._as(self._scales[original], kind, before)
+            if any(value is original for value, _ in self._copies):
+                made = self._editor.node(
+                    _DQ,
+                    [node.inputs[0], scale, *node.inputs[2:]],
+                    f"{node.name}_again",
+                    output=f"{original.name}_again",
+                    before=before,
+                    attributes=node.attributes,
+                )
+            else:
+                made = original
+                node.replace_input_with(1, scale)
+                self._model.graph.remove(node)
+                self._model.graph.insert_before(before, node)
+            self._set_type(made, kind)
+            self._copies[original, kind] = made
+        return self._copies[original, kind]
+
+    def _restore_output(self, value: ir.Value, before: ir.Node | None) -> None:
+        """Keep an output of the graph in float32, under its name."""
+        if value.is_graph_output() and self._made[value] != _FLOAT:
+            name = str(value.name)
+            wide = self._cast(value, f"{name}_wide", _FLOAT, before)
+            insert_behind(value, wide, wide, f"{name}_{self._half}")
+            maker(wide).name = f"{name}_Cast"
+            self._made[wide] = _FLOAT
+            self._copies[wide, self._made[value]] = value
+
+
+def _has_body(node: ir.Node) -> bool:
+    return next(bodies(node), None) is not None

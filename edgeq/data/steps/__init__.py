@@ -19,12 +19,12 @@ REGISTRY: Registry[type[Step]] = Registry(
 
 
 def is_step(op: str) -> bool:
-    """Whether a step has that name or alias."""
+    """Return whether a step has that name or alias."""
     return op in REGISTRY.names() or any(op in step.aliases for _, step in REGISTRY.items())
 
 
 def step_class(op: str) -> type[Step]:
-    """The class of a step by its name or an alias.
+    """Return the class of a step by its name or an alias.
 
     Raises:
         DataError: no step has that name.
@@ -37,7 +37,7 @@ def step_class(op: str) -> type[Step]:
 
 
 def build_step(value: Any) -> Step:
-    """One step from its table: {op = NAME, …}.
+    """Return one step from its table: {op = NAME, …}.
 
     Raises:
         DataError: an unknown step or field, or a value out of its set.
@@ -50,7 +50,7 @@ def build_step(value: Any) -> Step:
 
 
 def parse_step(op: str, text: str) -> Step:
-    """One step from its text form "op=text", `text` in parts joined by ":".
+    """Return one step from its text form "op=text", `text` in parts joined by ":".
 
     Raises:
         DataError: as `build_step`.

@@ -6,7 +6,7 @@ conversions that the profile has.
 
 How much each unit's own error changes the outputs, from a few samples and a few sessions.
 
-The method is that of `edgeq.measure.effects`: every layer of the quantized model is fed the float model's tensors, so
+The method is that of `edgeq.measure.layers`: every layer of the quantized model is fed the float model's tensors, so
 that only its own error remains; the float model is run once for each unit with that unit's errors added where they
 arise. The change of the outputs is the unit's noise.
 
@@ -35,11 +35,9 @@ from numpy.typing import NDArray
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
 from edgeq.jobs.job import Job
-from edgeq.measure.effects import group_effects
+from edgeq.measure.coverage import KernelRun, timed_profile
 from edgeq.measure.latency import Outputs
-from edgeq.measure.layer_runs import MEMORY, floats_only
-from edgeq.measure.match_layers import match_activations
-from edgeq.measure.node_runs import KernelRun, timed_profile
+from edgeq.measure.layers import MEMORY, LayerPair
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_own
 from edgeq.model.macs import node_macs
@@ -245,22 +243,12 @@ def rank_layers(
     """
     settings = artifact.proof_settings()
     source, quantized = GraphIndex(prepared.model), GraphIndex(read_own(artifact.proof_model))
-    matches = floats_only(source, match_activations(source, quantized), settings)
-    matched = {match.name for match in matches}
+    pair = LayerPair(source, quantized, settings=settings, memory=memory, progress=progress)
+    matched = {match.name for match in pair.matches}
     units = find_units(prepared.model)
     groups = {unit.name: [tensor for tensor in unit.tensors if tensor in matched] for unit in units}
-    found = group_effects(
-        source,
-        quantized,
-        matches,
-        {name: tensors for name, tensors in groups.items() if tensors},
-        samples,
-        Columns,
-        count=count,
-        settings=settings,
-        memory=memory,
-        progress=progress,
-    )
+    wanted = {name: tensors for name, tensors in groups.items() if tensors}
+    found = pair.group_effects(wanted, samples, Columns, count=count)
     noise = {name: sum(part.noise for part in parts) for name, parts in found.items()}
     ranked = [RankedLayer(u.name, u.nodes, noise.get(u.name, 0.0)) for u in units if groups[u.name]]
     return tuple(sorted(ranked, key=lambda r: -r.noise))

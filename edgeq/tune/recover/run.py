@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgeq.backends.base import Artifact, RecoverableBackend, TargetedBackend, backend_named
+from edgeq.backends.base import Artifact, backend_named
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.ranges import scheme_ranges
@@ -160,8 +160,7 @@ class Recoverer:
 def ineffective(target: Target) -> frozenset[str]:
     """Return the names of the recoveries that edit a quantized file, where the target's backend makes what runs of
     something else."""
-    backend = backend_named(target.backend)
-    if not isinstance(backend, TargetedBackend) or isinstance(backend, RecoverableBackend):
+    if backend_named(target.backend).recoverable:
         return frozenset()
     return frozenset(name for name, recovery in recoveries().items() if recovery.stage == "artifact")
 

@@ -1,20 +1,29 @@
-"""Arrays in .npy and .npz files, without pickle and without believing a header before the bytes are there."""
+"""Read and write arrays: files of numpy's, and frames with arrays over a pipe.
+
+A frame carries a request or an answer between edgeq and a program that it runs elsewhere: the length of a JSON text
+(4 bytes, little endian), the text, and the bytes of the arrays that it lists.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import re
+import struct
 import warnings
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from edgeq_device.budget import VARIABLE, largest_sample
-from edgeq_device.errors import DataError, UsageError
+from edgeq_device.errors import DataError, DeviceError, UsageError
+from edgeq_device.onnxfile import DTYPES
+from edgeq_device.plainjson import MAX_BYTES, parse_json
 
 MAX_ARRAY_BYTES = 1 << 32
 
@@ -143,26 +152,6 @@ def _read_npy(stream: IO[bytes], size: int, where: str) -> "np.ndarray[Any, Any]
         raise DataError(f"{where} is not an .npy array ({error})", fix) from error
 
 
-DTYPES: Mapping[str, str] = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(float16)": "float16",
-    "tensor(bool)": "bool",
-    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-}
-
-ELEMENT_BITS: Mapping[int, int] = {
-    **dict.fromkeys((25, 26), 2),  # UINT2, INT2
-    **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
-    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),  # UINT8, INT8, BOOL, FLOAT8E4M3FN ... FLOAT8E8M0
-    **dict.fromkeys((4, 5, 10, 16), 16),  # UINT16, INT16, FLOAT16, BFLOAT16
-    **dict.fromkeys((1, 6, 12), 32),  # FLOAT, INT32, UINT32
-    **dict.fromkeys((7, 11, 13, 14), 64),  # INT64, DOUBLE, UINT64, COMPLEX64
-    15: 128,  # COMPLEX128
-}
-"""Bits of one element, by number of TensorProto.DataType. Strings (8) have no fixed size and cannot be external."""
-
-
 _MAX_BYTES = 1 << 31
 _MADE_UP = {**DTYPES, "tensor(string)": "object"}
 
@@ -235,3 +224,108 @@ def _values(random: np.random.Generator, dtype: np.dtype, shape: Tuple[int, ...]
     if dtype.kind == "O":
         return np.full(shape, "", np.object_)
     return np.asarray(random.integers(0, 2, shape)).astype(dtype)
+
+
+Arrays = Dict[str, "np.ndarray[Any, Any]"]
+_LISTED = "arrays"
+# Plain numbers, texts of a fixed length, raw bytes: numpy reads far more from a text, such as structures.
+_DTYPE = re.compile(r"[<>|=]?[biufcSUV]\d{1,6}")
+_MOST_DIMENSIONS = 64
+
+
+@dataclass(frozen=True)
+class FrameLimits:
+    """Sizes above which a frame is refused before anything is allocated for it.
+
+    Attributes:
+        text: bytes of JSON.
+        values: values in the JSON; None: no limit.
+        arrays: number of arrays; None: no limit.
+        array: bytes of one array.
+        total: bytes of all arrays together; None: no limit.
+    """
+
+    text: int = MAX_BYTES
+    values: Optional[int] = None
+    arrays: Optional[int] = None
+    array: int = MAX_ARRAY_BYTES
+    total: Optional[int] = None
+
+
+class LargeFrameError(ValueError):
+    """Arrays that are larger than the limits of a frame."""
+
+
+DEFAULT_LIMITS = FrameLimits()
+
+
+def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optional[Tuple[Dict[str, Any], Arrays]]:
+    """The next frame: its content and its arrays by name; None at the end of the stream.
+
+    Raises:
+        LargeFrameError: its arrays are larger than `limits` allow.
+        ValueError: it is no frame, or larger than `limits` allow.
+        EOFError: the stream ends within it.
+    """
+    head = stream.read(4)
+    if len(head) < 4:
+        return None
+    size = struct.unpack("<I", head)[0]
+    if size > limits.text:
+        raise ValueError(f"a frame of {size} bytes")
+    try:
+        content = parse_json(_exactly(stream, size), "a frame", values=limits.values, halves=True)
+    except DeviceError as error:
+        raise ValueError(str(error)) from error
+    listed = content.pop(_LISTED, None)
+    if not isinstance(listed, list) or (limits.arrays is not None and len(listed) > limits.arrays):
+        raise ValueError("a frame without a list of its arrays, or with too many")
+    specs = [_spec(entry, limits.array) for entry in listed]
+    total = sum(math.prod(shape) * dtype.itemsize for _, dtype, shape in specs)
+    if limits.total is not None and total > limits.total:
+        raise LargeFrameError(f"arrays of {total} bytes")
+    arrays = {}
+    for name, dtype, shape in specs:
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(_exactly(stream, count * dtype.itemsize), dtype, count).reshape(shape)
+    return content, arrays
+
+
+def write_frame(stream: IO[bytes], content: Mapping[str, Any], arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
+    """Write one frame.
+
+    Raises:
+        DataError: an array of Python objects (texts), which has no bytes of its own.
+    """
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise DataError(f"tensor {name!r} holds texts, which cannot be sent to an emulated machine")
+    listed = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+    text = json.dumps({**content, _LISTED: listed}).encode()
+    stream.write(struct.pack("<I", len(text)) + text)
+    for array in arrays.values():
+        stream.write(np.ascontiguousarray(array).tobytes())
+    stream.flush()
+
+
+def _exactly(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError(f"{len(data)} of {size} bytes")
+    return data
+
+
+def _spec(entry: Any, largest: int) -> "Tuple[str, np.dtype[Any], List[int]]":
+    """Name, dtype and shape of an array that a frame lists."""
+    try:
+        name, text, shape = entry
+        known = isinstance(name, str) and isinstance(shape, list) and _DTYPE.fullmatch(text)
+        if not known or len(shape) > _MOST_DIMENSIONS:
+            raise ValueError
+        dtype = np.dtype(text)
+        fits = all(type(length) is int and 0 <= length < 1 << 62 for length in shape)
+        if not fits or math.prod(shape) * dtype.itemsize > largest:
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an array of {str(entry)[:80]}") from error
+    return name, dtype, shape

@@ -1,6 +1,6 @@
 """One benchmark of several sessions: warm-up, the scenarios, what surrounded them, one report.
 
-The command `edgeq bench` on a workstation and `edgeq_run.py bench` on a device are this function and `format_bench`."""
+The command `edgeq bench` on a workstation and `edgeq_run.py bench` on a device are this function and `bench_lines`."""
 
 from __future__ import annotations
 
@@ -11,35 +11,11 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device import environment
+from edgeq_device import environment, latency, scenarios
 from edgeq_device.claim import Claim, claim
 from edgeq_device.environment import ROOT, Others, parse_cores
 from edgeq_device.errors import DataError, UsageError
-from edgeq_device.latency import (
-    Clock,
-    Distribution,
-    Runner,
-    WarmedUp,
-    WarmUp,
-    histogram,
-    measure_interleaved,
-    shared_edges,
-    sparkline,
-    warm_up,
-    warm_up_all,
-)
-from edgeq_device.scenarios import (
-    MULTI_STREAM,
-    OFFLINE,
-    SCENARIOS,
-    SERVER,
-    Feed,
-    Scenario,
-    ServerResult,
-    find_max_rate,
-    query_runner,
-    serve,
-)
+from edgeq_device.latency import WarmUp
 
 OFFICIAL_DURATION_S = 600.0
 BOUND_FACTOR = 10.0
@@ -47,9 +23,9 @@ BOUND_FACTOR = 10.0
 ALL = "all"
 """Stands for all scenarios on a command line."""
 _TAKEN_BY = {
-    "batch": ("--batch", (OFFLINE.name, MULTI_STREAM.name)),
-    "target_qps": ("--qps", (SERVER.name,)),
-    "latency_bound_ms": ("--latency-bound", (SERVER.name,)),
+    "batch": ("--batch", (scenarios.OFFLINE.name, scenarios.MULTI_STREAM.name)),
+    "target_qps": ("--qps", (scenarios.SERVER.name,)),
+    "latency_bound_ms": ("--latency-bound", (scenarios.SERVER.name,)),
 }
 """Fields of `BenchSettings` that not every scenario takes: the option, and the scenarios that do."""
 
@@ -89,10 +65,10 @@ class BenchSettings:
         Raises:
             UsageError: naming the setting.
         """
-        unknown = [s for s in self.scenarios if s not in SCENARIOS]
+        unknown = [s for s in self.scenarios if s not in scenarios.SCENARIOS]
         if unknown or not self.scenarios:
             name = unknown[0] if unknown else ""
-            raise UsageError(f"there is no scenario {name!r}", f"Choose from {', '.join(SCENARIOS)}")
+            raise UsageError(f"there is no scenario {name!r}", f"Choose from {', '.join(scenarios.SCENARIOS)}")
         if not 0 <= self.min_duration_s <= 86_400:
             raise UsageError(f"a duration of {self.min_duration_s} s makes no sense", "Give 0 to 86400 seconds")
         for name, number, most in (("queries", self.min_queries, 10**8), ("batch", self.batch, 65_536)):
@@ -134,7 +110,7 @@ def parse_settings(
     if duration is None:
         duration = OFFICIAL_DURATION_S if official else BenchSettings.min_duration_s
     settings = BenchSettings(
-        scenarios=tuple(SCENARIOS) if scenario == ALL else (scenario,),
+        scenarios=tuple(scenarios.SCENARIOS) if scenario == ALL else (scenario,),
         min_duration_s=duration,
         pin=parse_cores(pin) if pin is not None else (),
         **others,
@@ -149,11 +125,6 @@ def parse_settings(
 
 
 _COLUMNS = ("p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "mean ms", "CV %", "samples/s", "queries")
-
-
-def format_bench(report: Mapping[str, Any], *, verbose: bool = False) -> str:
-    """`bench_lines` as one text."""
-    return "\n".join(bench_lines(report, verbose=verbose))
 
 
 def bench_lines(report: Mapping[str, Any], *, verbose: bool = False) -> List[str]:
@@ -210,7 +181,9 @@ def _scenario(name: str, scenario: Mapping[str, Any], report: Mapping[str, Any],
     if verbose:
         edges = scenario["histogram_edges_ms"]
         width = max(len(model) for model in models)
-        lines += [f"  {model.ljust(width)}  |{sparkline(result['histogram'])}|" for model, result in models.items()]
+        lines += [
+            f"  {model.ljust(width)}  |{latency.sparkline(result['histogram'])}|" for model, result in models.items()
+        ]
         span = len(next(iter(models.values()))["histogram"])
         left, right = f"{_ms(edges[0])} ms", f"{_ms(edges[-1])} ms"
         lines.append(f"  {' ' * width}   {left}{right.rjust(span - len(left))}")
@@ -258,6 +231,7 @@ CLOCK_MOVED = 0.05
 """Relative change of the clock that is worth a note."""
 WARMED_C = 10.0
 """Rise in degrees Celsius that is worth a note."""
+_INTERVAL_S = 0.5
 DISTURBED = 0.1
 """Share of the machine's time used by others, or load per core before the start, that is worth a note."""
 
@@ -268,28 +242,19 @@ class Monitor:
     Make it when the warm-up is over: idle cores clock low, and that would look like movement.
     """
 
-    def __init__(
-        self,
-        *,
-        root: Path = ROOT,
-        clock: Callable[[], float] = time.monotonic,
-        own_cpu_s: Callable[[], float] = time.process_time,
-        load_before: Optional[float] = None,
-    ) -> None:
+    def __init__(self, *, root: Path = ROOT, load_before: Optional[float] = None) -> None:
         self._root = root
-        self._clock = clock
-        self._interval_s = 0.5
         self.load_before = load_before
         self.mhz: List[float] = []
         self.celsius: Dict[str, List[float]] = {}
-        self._others = Others(root=root, own_cpu_s=own_cpu_s)
+        self._others = Others(root=root)
         self._throttles_first = environment.read_throttle_count(root)
         self._quota_first = environment.read_quota_throttles(root)
         self._read()
 
     def sample(self) -> None:
         """Read clocks and temperatures, unless the last reading is less than half a second old."""
-        if self._clock() - self._last >= self._interval_s:
+        if time.monotonic() - self._last >= _INTERVAL_S:
             self._read()
 
     def _read(self) -> None:
@@ -299,7 +264,7 @@ class Monitor:
             self.mhz.append(max(frequencies.values()))
         for zone, celsius in environment.read_temperatures(self._root).items():
             self.celsius.setdefault(zone, []).append(celsius)
-        self._last = self._clock()
+        self._last = time.monotonic()
 
     def finish(self) -> Dict[str, Any]:
         """The last reading, and everything that was seen, under stable names; null where the system reports none."""
@@ -316,9 +281,7 @@ class Monitor:
 
 
 def _range(values: List[float]) -> Optional[Dict[str, float]]:
-    if not values:
-        return None
-    return {"first": values[0], "last": values[-1], "min": min(values), "max": max(values)}
+    return {"first": values[0], "last": values[-1], "min": min(values), "max": max(values)} if values else None
 
 
 def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
@@ -354,20 +317,21 @@ def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
 
 
 SCHEMA = "edgeq.bench/1"
+_SERVED = ("target_qps", "achieved_qps", "latency_bound_ms", "over_bound_share", "valid")
 Report = Dict[str, Any]
 OnProgress = Callable[[str, float], None]
 
 
 def run_bench(
     sessions: Mapping[str, Any],
-    feeds: Sequence[Feed],
+    feeds: Sequence[scenarios.Feed],
     settings: Optional[BenchSettings] = None,
     *,
     more: Optional[Mapping[str, Sequence[Any]]] = None,
     memory: Optional[Mapping[str, Mapping[str, int]]] = None,
     versions: Optional[Mapping[str, str]] = None,
     root: Path = ROOT,
-    clock: Clock = time.perf_counter,
+    clock: latency.Clock = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
     on_progress: OnProgress = lambda scenario, share: None,
 ) -> Report:
@@ -380,7 +344,7 @@ def run_bench(
         versions: of what the sessions run on, for the record.
 
     Returns:
-        A report of plain values whose keys docs/bench.md lists; `format_bench` renders it.
+        A report of plain values whose keys docs/bench.md lists; `bench_lines` renders it.
 
     Raises:
         UsageError: settings that make no sense.
@@ -400,9 +364,11 @@ def run_bench(
     bench = _Bench(groups, feeds, settings, baseline, clock, sleep, on_progress)
     notes: List[str] = []
     # One warm-up before the monitor starts, so that the rise from the idle clock is not taken for a disturbance.
-    bench.warm({name: [query_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()})
+    bench.warm(
+        {name: [scenarios.query_runner(s, feeds, seed=settings.seed) for s in group] for name, group in groups.items()}
+    )
     monitor = bench.monitor = Monitor(root=root, load_before=load_before)
-    scenarios = {name: bench.scenario(SCENARIOS[name], notes) for name in settings.scenarios}
+    found = {name: bench.scenario(scenarios.SCENARIOS[name], notes) for name in settings.scenarios}
     seen = monitor.finish()
     notes += environment_notes(seen, len(environment.allowed_cores()))
     return {
@@ -415,14 +381,14 @@ def run_bench(
             name: {"providers": list(session.get_providers()), "memory": dict((memory or {}).get(name, {})) or None}
             for name, session in sessions.items()
         },
-        "scenarios": scenarios,
+        "scenarios": found,
         "process_peak_rss_bytes": environment.read_memory(root)[1],
         "environment": seen,
         "notes": notes,
     }
 
 
-def _try_out(sessions: Mapping[str, Any], feeds: Sequence[Feed]) -> None:
+def _try_out(sessions: Mapping[str, Any], feeds: Sequence[scenarios.Feed]) -> None:
     """Run each sample shape once, so that a sample that does not fit is an error with a name and not a crash later."""
     if not feeds:
         raise DataError("there are no samples to run", "Give data that holds at least one sample")
@@ -446,22 +412,24 @@ class _Bench:
     """What the scenarios of one benchmark share. There is no monitor yet while models are warmed up."""
 
     sessions: Mapping[str, Sequence[Any]]
-    feeds: Sequence[Feed]
+    feeds: Sequence[scenarios.Feed]
     settings: BenchSettings
     baseline: str
-    clock: Clock
+    clock: latency.Clock
     sleep: Callable[[float], None]
     on_progress: OnProgress
     monitor: Optional[Monitor] = None
 
-    def warm(self, runners: Mapping[str, Sequence[Runner]]) -> Dict[str, WarmedUp]:
+    def warm(self, runners: Mapping[str, Sequence[latency.Runner]]) -> Dict[str, latency.WarmedUp]:
         """Warm each model up until its latency is stable or its time is over, and then its further sessions; runs and
         seconds by model."""
-        found = {name: warm_up(group[0], self.settings.warm_up, clock=self.clock) for name, group in runners.items()}
-        warm_up_all([group[1:] for group in runners.values() if group[1:]], self.settings.warm_up, self.clock)
+        found = {
+            name: latency.warm_up(group[0], self.settings.warm_up, clock=self.clock) for name, group in runners.items()
+        }
+        latency.warm_up_all([group[1:] for group in runners.values() if group[1:]], self.settings.warm_up, self.clock)
         return found
 
-    def scenario(self, scenario: Scenario, notes: List[str]) -> Report:
+    def scenario(self, scenario: scenarios.Scenario, notes: List[str]) -> Report:
         """Measure every model in one scenario; its figures as JSON values, latencies in milliseconds.
 
         Problems that do not stop the measurement are appended to `notes`.
@@ -470,7 +438,7 @@ class _Bench:
             UsageError: a model does not run in batches of the size asked for.
         """
         batch = self.settings.batch if scenario.name in ("offline", "multi-stream") else 1
-        per_query = batch if scenario is OFFLINE else scenario.samples_per_query
+        per_query = batch if scenario is scenarios.OFFLINE else scenario.samples_per_query
         runners = self._runners(per_query, batch)
         warmed = self.warm(runners)
         notes += [
@@ -480,15 +448,15 @@ class _Bench:
         ]
         models: Dict[str, Report] = {name: {} for name in runners}
         claims: Dict[str, Claim] = {}
-        if scenario is SERVER:
+        if scenario is scenarios.SERVER:
             served = self._serve({name: group[0] for name, group in runners.items()})
             distributions = {name: result.latency for name, result in served.items()}
             for name, result in served.items():
-                models[name]["server"] = _server_report(result)
+                models[name]["server"] = {key: getattr(result, key) for key in _SERVED}
                 if not result.valid:
                     notes.append(f"server: {name} did not keep p99 within {result.latency_bound_ms:.3g} ms")
         else:
-            distributions = measure_interleaved(
+            distributions = latency.measure_interleaved(
                 runners,
                 min_duration_s=self.settings.min_duration_s,
                 min_runs=self.settings.min_queries,
@@ -500,14 +468,14 @@ class _Bench:
             )
             base = distributions[self.baseline]
             claims = {name: claim(base, d) for name, d in distributions.items() if name != self.baseline}
-        edges = shared_edges(list(distributions.values()))
+        edges = latency.shared_edges(list(distributions.values()))
         for name, distribution in distributions.items():
-            latency = distribution.to_dict()
-            figures = {**latency, **models[name].get("server", {})}
+            summary = distribution.to_dict()
+            figures = {**summary, **models[name].get("server", {})}
             models[name]["metric_value"] = figures[scenario.metric]
-            models[name]["latency"] = latency
+            models[name]["latency"] = summary
             models[name]["warm_up"] = {"runs": warmed[name].runs, "stable": warmed[name].stable}
-            models[name]["histogram"] = histogram(distribution, edges)
+            models[name]["histogram"] = latency.histogram(distribution, edges)
         notes += _small_sample_notes(scenario, distributions)
         return {
             "metric": scenario.metric,
@@ -518,12 +486,14 @@ class _Bench:
             "histogram_edges_ms": [float(e) for e in edges],
         }
 
-    def _runners(self, per_query: int, batch: int) -> Dict[str, List[Runner]]:
+    def _runners(self, per_query: int, batch: int) -> Dict[str, List[latency.Runner]]:
         runners = {}
         for name, sessions in self.sessions.items():
             try:
                 group = [
-                    query_runner(s, self.feeds, samples_per_query=per_query, batch=batch, seed=self.settings.seed)
+                    scenarios.query_runner(
+                        s, self.feeds, samples_per_query=per_query, batch=batch, seed=self.settings.seed
+                    )
                     for s in sessions
                 ]
                 group[0]()
@@ -535,20 +505,22 @@ class _Bench:
             runners[name] = group
         return runners
 
-    def _serve(self, runners: Mapping[str, Runner]) -> Dict[str, ServerResult]:
+    def _serve(self, runners: Mapping[str, latency.Runner]) -> Dict[str, scenarios.ServerResult]:
         """The server scenario, one model after another: arrivals need a stretch of time of their own."""
         settings = self.settings
         short = min(1.0, settings.min_duration_s)
-        alone = measure_interleaved(
+        alone = latency.measure_interleaved(
             runners, min_duration_s=short, min_runs=min(50, settings.min_queries), seed=settings.seed, clock=self.clock
         )
         bound = settings.latency_bound_ms or BOUND_FACTOR * alone[self.baseline].p50
         results = {}
         for position, (name, run) in enumerate(runners.items()):
 
-            def serve_at(rate: float, seconds: float, run: Runner = run, position: int = position) -> ServerResult:
+            def serve_at(
+                rate: float, seconds: float, run: latency.Runner = run, position: int = position
+            ) -> scenarios.ServerResult:
                 """Serve at `rate` queries a second for `seconds`."""
-                return serve(
+                return scenarios.serve(
                     run,
                     rate_qps=rate,
                     latency_bound_ms=bound,
@@ -557,14 +529,14 @@ class _Bench:
                     seed=settings.seed,
                     clock=self.clock,
                     sleep=self.sleep,
-                    on_progress=lambda share: self._tick(SERVER.name, (position + share) / len(runners)),
+                    on_progress=lambda share: self._tick(scenarios.SERVER.name, (position + share) / len(runners)),
                 )
 
             if settings.target_qps is not None:
                 results[name] = serve_at(settings.target_qps, settings.min_duration_s)
             else:
                 service_s = alone[name].samples_ms / 1e3
-                results[name] = find_max_rate(
+                results[name] = scenarios.find_max_rate(
                     serve_at, service_s, bound, full_s=settings.min_duration_s, seed=settings.seed
                 )
         return results
@@ -575,17 +547,7 @@ class _Bench:
         self.on_progress(scenario, share)
 
 
-def _server_report(result: ServerResult) -> Report:
-    return {
-        "target_qps": result.target_qps,
-        "achieved_qps": result.achieved_qps,
-        "latency_bound_ms": result.latency_bound_ms,
-        "over_bound_share": result.over_bound_share,
-        "valid": result.valid,
-    }
-
-
-def _small_sample_notes(scenario: Scenario, distributions: Mapping[str, Distribution]) -> List[str]:
+def _small_sample_notes(scenario: scenarios.Scenario, distributions: Mapping[str, latency.Distribution]) -> List[str]:
     fewest = min(d.count for d in distributions.values())
     if fewest >= 1000:
         return []

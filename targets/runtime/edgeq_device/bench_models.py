@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
+
 from edgeq_device.arrays import random_feeds, read_arrays
 from edgeq_device.bench import BenchSettings, OnProgress, Report, run_bench
-from edgeq_device.engines import FLOAT as FLOAT32
-from edgeq_device.engines import plugin_of
 from edgeq_device.environment import pinned
 from edgeq_device.errors import DataError, RuntimeUnavailableError
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.opening import open_best, open_variant
 from edgeq_device.package import FLOAT, Bundle
 from edgeq_device.scenarios import Feed
-from edgeq_device.select import Device, precision_of
+from edgeq_device.select import Device
 from edgeq_device.serve import open_request
+from edgeq_device.sessions import onnxruntime
 from edgeq_device.variants import Variant
 
 Shapes = Mapping[str, Tuple[int, ...]]
@@ -69,11 +70,8 @@ def bench_models(
         Whatever `BenchModel.open` raises.
     """
     settings.check()
-    import numpy
-    import onnxruntime
-
-    modules = {"onnxruntime": onnxruntime, "numpy": numpy}
-    versions = {"python": platform.python_version(), **{name: str(m.__version__) for name, m in modules.items()}}
+    runtime = str(onnxruntime().__version__)
+    versions = {"python": platform.python_version(), "onnxruntime": runtime, "numpy": np.__version__}
     settings = replace(settings, threads=settings.threads or len(settings.pin))
     found: List[str] = []
     with pinned(settings.pin):
@@ -85,11 +83,9 @@ def bench_models(
         samples = list(feeds(first) if feeds else random_feeds(first, shapes))
         actual = {name: tuple(value.shape) for name, value in samples[0].items()} if samples else {}
         memory: Dict[str, Dict[str, int]] = {}
-        for bench_model in models:
-            if bench_model.memory is None:
-                continue
+        for name, measure in ((model.name, model.memory) for model in models if model.memory is not None):
             try:
-                memory[bench_model.name] = bench_model.memory(settings.threads, actual).to_dict()
+                memory[name] = measure(settings.threads, actual).to_dict()
             except RuntimeUnavailableError as error:
                 found.append(str(error))
         report = run_bench(
@@ -157,6 +153,4 @@ def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequen
 
 
 def _memory(variant: Variant, threads: int, shapes: Shapes) -> MemoryUse:
-    plugin = plugin_of(variant.ep)
-    precision = precision_of(variant, plugin) if plugin is not None else FLOAT32
-    return measure_memory(open_request(variant, threads, precision), shapes)
+    return measure_memory(open_request(variant, threads), shapes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Iterable, Iterator, Mapping, NoReturn, Optional, Tuple
 
@@ -205,10 +205,12 @@ class Endings:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
         sys.exit(128 + number)
 
-    def unwind_on(self, *names: str) -> None:
-        """Handle these signals with `terminate`, but for those that this system has not or the caller has made deaf
-        (nohup)."""
-        for name in names:
+    def unwind(self) -> None:
+        """Unwind the stack from now on at Ctrl-C, SIGTERM and a closed terminal, but for signals that this system has
+        not or the caller has made deaf (nohup)."""
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signal.SIGINT, self.interrupt)
+        for name in _TERMINATES:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 signal.signal(number, self.terminate)
@@ -249,23 +251,12 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: T
 def _reason(number: int, budget: Budget) -> str:
     """Why a child that a signal ended was ended."""
     if number == getattr(signal, "SIGXCPU", None):
-        return str(
-            BudgetError(
-                f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's "
-                "shapes, which a file that it reads may be made for",
-                f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}",
-            )
-        )
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = str(number)
-    return str(
-        BudgetError(
-            f"ended by signal {name}: a file that it reads crashed a library, or takes more memory than there is",
-            f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)",
-        )
-    )
+        spent = f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's"
+        fix = f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}"
+        return str(BudgetError(f"{spent} shapes, which a file that it reads may be made for", fix))
+    name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+    what = f"ended by signal {name}: a file that it reads crashed a library, or takes more memory than there is"
+    return str(BudgetError(what, f"Do not trust the files; {VARIABLE} sets the limits (docs/security.md)"))
 
 
 def _die_with(parent: int) -> None:
@@ -282,17 +273,11 @@ def _die_with(parent: int) -> None:
 def _three_quarters() -> int:
     """Three quarters of the memory of the machine or the container; 0 where neither can be read."""
     sizes = []
-    try:
+    with suppress(ValueError, OSError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError):
-        sizes.append(0)
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123  # before pathlib is imported
-            text = stream.read(32).strip()
-    except OSError:
-        text = ""
-    if text.isdecimal():
-        sizes.append(int(text))
+    # "max" is no limit. Not by pathlib, which is imported later.
+    with suppress(ValueError, OSError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as stream:  # noqa: PTH123
+        sizes.append(int(stream.read(32)))
     known = [size for size in sizes if size > 0]
     return min(known) // 4 * 3 if known else 0
 

@@ -1,4 +1,4 @@
-"""What can be claimed of the speed of one model against another's: the one place that decides it.
+"""Decide which runner is faster, by how much, how sure that is, and what may be claimed of it.
 
 Everything that prints or records a speed ratio (`edgeq` on a workstation, the runner in a bundle) has it from here, so
 that estimate, interval, verdict and milliseconds always come from the same runs.
@@ -7,11 +7,248 @@ that estimate, interval, verdict and milliseconds always come from the same runs
 from __future__ import annotations
 
 import math
+import random
+import time
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from edgeq_device.latency import Distribution
-from edgeq_device.ranking import Ratio, ratio
+import numpy as np
+
+from edgeq_device.environment import Watch
+from edgeq_device.latency import Bursts, Clock, Distribution, Recorder, Runners, WarmUp, quiet_collector, warm_up_all
+
+FEWEST_SESSIONS = 6
+"""From so many sessions on they, not their rounds, are what an interval is taken over."""
+
+# Where rounds are too few for the certainty that is wanted: what is slower by this factor in all of them, of which
+# so many must be that their range covers the median with this probability, is slower.
+_FAR, _FEWEST = 1.2, 0.95
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A paired latency ratio with its confidence interval.
+
+    Attributes:
+        estimate: median over the pairs of (latency of a / latency of b): how many times faster b is. One of them, never
+            an average of two.
+        low, high: ends of the interval.
+        confidence: what the interval really covers; below what was asked where the rounds are too few for that.
+        pairs: number of ratios.
+        a_ms, b_ms: median latencies in milliseconds of the very pair that `estimate` is of; None where there is none.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    confidence: float
+    pairs: int
+    a_ms: Optional[float] = None
+    b_ms: Optional[float] = None
+
+
+def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
+    """How many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
+
+    Each round gives one ratio, of the medians of the two bursts that lie next to each other in time, so drift of the
+    clock or of the load cancels. The interval is the order-statistic interval of their median, which assumes nothing
+    about the distribution: with n ratios in ascending order, (x[k], x[n-1-k]) covers the median with probability
+    1 - 2 P(Binomial(n, 1/2) <= k), and k is the largest for which that is at least `confidence`.
+
+    With `by_session`, and where both ran in `FEWEST_SESSIONS` sessions or more, a pair is a session, not a round: the
+    median of its rounds. They share where the session's memory lies, so more of them say nothing about the next one.
+
+    Where one runner has more rounds than the other (it was measured for longer), the rounds beyond are left out.
+    """
+    rounds = min(len(a.rounds), len(b.rounds))
+    times = np.stack([a.round_medians()[:rounds], b.round_medians()[:rounds]])
+    group = np.arange(rounds)
+    if by_session and a.sessions == b.sessions >= FEWEST_SESSIONS:
+        group %= a.sessions
+    known = ~np.isnan(times).any(axis=0)
+    times, group = times[:, known], group[known]
+    quotients = times[0] / np.maximum(times[1], 1e-12)
+    # Of each group the middle round, so that a ratio always is that of two latencies that were observed together.
+    middles = [rows[_middle(quotients[rows])] for rows in (np.flatnonzero(group == g) for g in np.unique(group))]
+    pairs = len(middles)
+    if pairs == 0:
+        return Ratio(float("nan"), 0.0, float("inf"), 0.0, 0)
+    centre = middles[_middle(quotients[middles])]
+    ordered = np.sort(quotients[middles])
+    k, covered = _interval_rank(pairs, confidence)
+    latencies = float(times[0][centre]), float(times[1][centre])
+    return Ratio(float(quotients[centre]), float(ordered[k]), float(ordered[-1 - k]), covered, pairs, *latencies)
+
+
+def _middle(values: np.ndarray) -> int:
+    """Where the median is; of an even number, the upper one of the two in the middle."""
+    return int(np.argsort(values, kind="stable")[len(values) // 2])
+
+
+def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
+    """The largest k for which dropping k values at either end of n still covers the median, and the coverage."""
+    tail = 0.0
+    best = (0, max(0.0, 1 - 2 * 0.5**n))
+    for k in range((n + 1) // 2):
+        log_share = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) - n * math.log(2)
+        tail += math.exp(log_share)
+        if 1 - 2 * tail < confidence:
+            break
+        best = (k, 1 - 2 * tail)
+    return best
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Runners from the fastest to the slowest.
+
+    Attributes:
+        order: names, fastest first. Runners dropped early (see `top`) stand behind those that were not.
+        settled: whether the order of the first `top` places, or that it does not matter, is settled: statistically, or
+            by what `rank_until_settled` takes as `enough`.
+        ties: neighbours in `order` of which the first may be the slower one, by no more than the tolerance.
+        rounds: rounds of interleaving that it took.
+        distributions: what was measured, by name.
+    """
+
+    order: Tuple[str, ...]
+    settled: bool
+    ties: Tuple[Tuple[str, str], ...]
+    rounds: int
+    distributions: Mapping[str, Distribution]
+
+
+@dataclass(frozen=True)
+class RaceRules:
+    """How models are raced.
+
+    Attributes:
+        sessions: of each model.
+        warmup, bursts, how: for `rank_until_settled`; `how` has the rest of its arguments by name.
+    """
+
+    sessions: int
+    warmup: WarmUp
+    bursts: Bursts
+    how: Mapping[str, Any]
+
+
+def rank_until_settled(
+    runners: Mapping[str, Runners],
+    *,
+    confidence: float = 0.95,
+    tie: float = 0.01,
+    top: Optional[int] = None,
+    keep: str = "",
+    enough: Optional[int] = None,
+    min_rounds: int = 6,
+    max_rounds: int = 400,
+    max_duration_s: float = 60.0,
+    warmup: Optional[WarmUp] = None,
+    bursts: Optional[Bursts] = None,
+    seed: int = 0,
+    clock: Clock = time.perf_counter,
+    on_round: Callable[[], None] = lambda: None,
+) -> Ranking:
+    """Measure in interleaved rounds until the order of the runners is statistically settled.
+
+    Two neighbours are settled when, by the confidence interval of their ratio, the first takes at most 1 + `tie` times
+    the second's time: to take the first costs no more than that, whichever is the faster one. Looking again and again,
+    and at many pairs, would find differences that are not there; so the error allowance 1 - `confidence` is divided by
+    the number of pairs, and look number i gets the share 1 / (i (i + 1)) of it, which sums to 1. Looks grow further
+    apart, by a quarter of the rounds so far.
+
+    Args:
+        top: how many of the fastest are of interest (None: all). A runner that is settled to be slower than all of
+            them is dropped from further rounds.
+        keep: a runner that is never dropped, since the others are compared with it. Where there are
+            `FEWEST_SESSIONS`, what is settled is measured on until each has run undisturbed beside it in all of them.
+        enough: undisturbed rounds after which two neighbours are a tie if the estimate of their ratio is within the
+            tolerance, however wide its interval: to narrow that takes many times as long, and gains less than the
+            tolerance. Not for `keep`. None: never.
+        max_rounds, max_duration_s: give up after these; `settled` is then False.
+        warmup: how to warm up first; None where the caller has done it.
+        on_round: called after each round.
+    """
+    if not runners:
+        raise ValueError("nothing to rank: no runners")
+    start = clock()
+    warm_up_all(runners.values(), warmup, clock)
+    active = list(runners)
+    places = len(runners) if top is None else max(1, min(top, len(runners)))
+    allowance = (1 - confidence) / max(1, math.comb(len(runners), 2))
+    random_order = random.Random(seed)
+
+    def harmless(first: str, second: str, between: Ratio) -> bool:
+        """Tell whether to take the first of two costs no more than the tolerance, by their interval or by `enough`."""
+        if between.confidence >= sure and between.low >= 1 / (1 + tie):
+            return True
+        if enough is None or between.pairs < enough or keep in (first, second):
+            return False
+        return 1 / (1 + tie) <= between.estimate <= 1 + tie
+
+    rounds, looks, next_look = 0, 0, min_rounds
+    with Watch(clock) as watch:
+        recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
+        while True:
+            turn = list(active)
+            random_order.shuffle(turn)
+            with quiet_collector():
+                for name in turn:
+                    recorders[name].turn()
+            rounds += 1
+            on_round()
+            out_of_time = rounds >= max_rounds or clock() - start >= max_duration_s
+            if rounds < next_look and not out_of_time:
+                continue
+            looks += 1
+            next_look = rounds + max(1, rounds // 4)
+            measured = {name: recorders[name].distribution() for name in recorders}
+            sure = 1 - allowance / (looks * (looks + 1))
+            ranking = _look(measured, active, places, rounds, sure, harmless)
+            if out_of_time or (ranking.settled and _in_each_session(measured, active, keep)):
+                return ranking
+            last = ranking.order[places - 1]
+            remaining = {*ranking.order[:places], keep}
+            active = [n for n in active if n in remaining or not _slower(measured[n], measured[last], sure)]
+
+
+_Harmless = Callable[[str, str, Ratio], bool]
+
+
+def _look(
+    measured: Mapping[str, Distribution], active: List[str], places: int, rounds: int, sure: float, harmless: _Harmless
+) -> Ranking:
+    speed = {name: d.undisturbed().p50 for name, d in measured.items()}
+    order = sorted(measured, key=lambda name: (name not in active, speed[name]))
+    contest = order[: len(active)]
+    neighbours = [(contest[i], contest[i + 1]) for i in range(places - 1)]
+    neighbours += [(contest[places - 1], name) for name in contest[places:]]
+    settled = True
+    ties = []
+    for first, second in neighbours:
+        between = ratio(measured[second], measured[first], confidence=sure)
+        if harmless(first, second, between):
+            ties += [(first, second)] if between.low <= 1 else []
+        else:
+            settled = False
+    return Ranking(tuple(order), settled, tuple(ties), rounds, measured)
+
+
+def _in_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
+    """Whether there is a pair with `keep` in each session of each runner, where claims rest on sessions."""
+    sessions = {measured[name].sessions for name in active}
+    if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
+        return True
+    others = [measured[name] for name in active if name != keep]
+    return all(ratio(measured[keep], other, by_session=True).pairs >= max(sessions) for other in others)
+
+
+def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
+    """Whether `a` is settled to be slower than `b`: to be far slower, fewer rounds suffice."""
+    between = ratio(a, b, confidence=sure)
+    return between.low > (1 if between.confidence >= sure else _FAR) and between.confidence >= _FEWEST
+
 
 FASTER, SLOWER, UNSETTLED, UNKNOWN = "faster", "slower", "unsettled", "unknown"
 CONFIDENCE = 0.95
@@ -85,9 +322,8 @@ class Claim:
         found = self.interval
         if found is None:
             return ""
-        spent = ""
-        if self.baseline_ms is not None and self.ms is not None:
-            spent = f"; {self.baseline_ms:.3g} → {self.ms:.3g} ms"
+        timed = self.baseline_ms is not None and self.ms is not None
+        spent = f"; {self.baseline_ms:.3g} → {self.ms:.3g} ms" if timed else ""
         return f"{found[1]:.2f} to {found[2]:.2f}{spent}"
 
     def to_dict(self) -> Dict[str, Any]:
@@ -103,7 +339,7 @@ class Claim:
 def claim(baseline: Distribution, model: Distribution) -> Claim:
     """What can be claimed of `model` against `baseline`, which were measured together.
 
-    Only runs that nothing disturbed count, and only rounds (or sessions, see `ranking.ratio`) in which both have such
+    Only runs that nothing disturbed count, and only rounds (or sessions, see `ratio`) in which both have such
     runs. No claim is made where those are too few for an interval, or where they contradict each other.
     """
     found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)

@@ -29,9 +29,7 @@ def program(root: Path) -> int:
         confine("edgeq_run")
     except DeviceError as error:
         return _failed(error)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _endings.interrupt)
-    _endings.unwind_on("SIGTERM", "SIGHUP")
+    _endings.unwind()
     return main(root=root)
 
 
@@ -143,7 +141,7 @@ def _add_bench_options(command: argparse.ArgumentParser) -> None:
 def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.select import select
     from edgeq_device.sessions import read_device
-    from edgeq_device.text import describe, info_lines
+    from edgeq_device.verify import describe, info_lines
 
     device = read_device()
     try:
@@ -159,8 +157,7 @@ def _info(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 def _verify(bundle: Bundle, arguments: argparse.Namespace) -> int:
     from edgeq_device.sessions import read_device
-    from edgeq_device.text import report_lines
-    from edgeq_device.verify import verify
+    from edgeq_device.verify import report_lines, verify
 
     report = verify(bundle, read_device(), arguments.variant, arguments.signer)
     _show(arguments, report.to_dict(), report_lines(report))
@@ -186,9 +183,8 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
-    from edgeq_device.infer import infer, output_place, read_feeds, save_outputs
-    from edgeq_device.opening import open_best, open_variant
-    from edgeq_device.sessions import read_device
+    from edgeq_device.opening import open_best, open_variant, output_place, read_feeds, save_outputs
+    from edgeq_device.sessions import infer, read_device
 
     output = output_place(bundle, arguments.output)
 
@@ -207,8 +203,8 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
         "why": choice.why,
         "output": str(arguments.output or output),
         "outputs": shapes,
+        "passed_over": list(opened.passed_over),
     }
-    plain["passed_over"] = list(opened.passed_over)
     lines = [f"variant {choice.variant.name}: {choice.why}"]
     lines += [f"  {reason}" for reason in opened.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]

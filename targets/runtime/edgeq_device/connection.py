@@ -385,7 +385,9 @@ def exchange(request: Request, address: Address, deadline: Deadline, where: str)
         HTTPException: the connection failed, was too slow, or carried too much.
     """
     body = request.body
-    headers = {"Host": _host_header(address), "Connection": "close", "Accept-Encoding": "identity", **request.headers}
+    usual = f":{PORTS[address.scheme]}"
+    host = address.place[: -len(usual)] if address.place.endswith(usual) else address.place
+    headers = {"Host": host, "Connection": "close", "Accept-Encoding": "identity", **request.headers}
     if body is not None:
         headers["Content-Length"] = str(body.stat().st_size if isinstance(body, Path) else len(body))
     lines = [f"{request.method} {address.target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
@@ -393,27 +395,17 @@ def exchange(request: Request, address: Address, deadline: Deadline, where: str)
     try:
         connection.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
         if body is not None:
-            _send_body(connection, body)
+            connection.expect_body(0)
+            with io.BytesIO(body) if isinstance(body, bytes) else body.open("rb") as stream:
+                for chunk in iter(lambda: stream.read(CHUNK), b""):
+                    connection.sendall(chunk)
+            connection.expect_head()
         response = connection.response(request.method)
     except BaseException:
         connection.close()
         raise
     connection.expect_body(request.most)
     return Answer(address, response.status, response.headers, io.BufferedReader(_Content(response, where), CHUNK))
-
-
-def _host_header(address: Address) -> str:
-    """Return HOST, and the port unless it is the scheme's own."""
-    usual = f":{PORTS[address.scheme]}"
-    return address.place[: -len(usual)] if address.place.endswith(usual) else address.place
-
-
-def _send_body(connection: Connection, body: Union[bytes, Path]) -> None:
-    connection.expect_body(0)
-    with io.BytesIO(body) if isinstance(body, bytes) else body.open("rb") as stream:
-        for chunk in iter(lambda: stream.read(CHUNK), b""):
-            connection.sendall(chunk)
-    connection.expect_head()
 
 
 _MAX_CHALLENGES = 8192

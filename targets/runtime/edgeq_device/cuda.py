@@ -14,11 +14,9 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-import numpy as np
-
-from edgeq_device.arrays import DTYPES
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.manifest import is_name
+from edgeq_device.onnxfile import DTYPES
 
 Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
 
@@ -44,6 +42,13 @@ def shapes_of(feeds: Mapping[str, Any]) -> Key:
     return tuple(sorted((name, value.shape, str(value.dtype)) for name, value in feeds.items()))
 
 
+def _in_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the inputs as arrays in C's order."""
+    import numpy as np  # what finds GPUs, below, runs on boards without it
+
+    return {name: np.asarray(value, order="C") for name, value in feeds.items()}
+
+
 class BoundSession:
     """Wraps an `onnxruntime.InferenceSession`.
 
@@ -65,7 +70,7 @@ class BoundSession:
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
         """As `InferenceSession.run`; inputs are copied into the buffers that the last run of these shapes used."""
-        arrays = {name: np.asarray(value, order="C") for name, value in feeds.items()}
+        arrays = _in_rows(feeds)
         key = shapes_of(arrays)
         bound = self._bindings.get(key) or self._bind(arrays)
         if len(self._bindings) < _MOST_SHAPES:
@@ -81,6 +86,8 @@ class BoundSession:
         return [result.copy() for result in results] if self._device == "cpu" else results
 
     def _bind(self, arrays: Mapping[str, Any]) -> _Bound:
+        import numpy as np
+
         binding, values, opened = self._session.io_binding(), {}, []
         for name, array in arrays.items():
             # A copy: on the CPU the value would be the caller's own array, and the next run would write into it.
@@ -133,7 +140,7 @@ class CapturedSession:
 
     def run(self, names: Optional[Sequence[str]], feeds: Mapping[str, Any], run_options: Any = None) -> List[Any]:
         """As `InferenceSession.run`."""
-        arrays = {name: np.asarray(value, order="C") for name, value in feeds.items()}
+        arrays = _in_rows(feeds)
         shapes = shapes_of(arrays)
         if self._captured is None or self._shapes not in (None, shapes):
             return self._plain.run(names, arrays, run_options)

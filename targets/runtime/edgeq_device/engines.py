@@ -1,4 +1,4 @@
-"""Engines: what executes a graph, and how one that is a plug-in of onnxruntime is found, registered and opened.
+"""Find, register and open engines: what executes a graph.
 
 ONNX Runtime's own CPU kernels are one engine. Others come in packages with a library that is registered with the same
 onnxruntime at run time. What is known of each is engines.json, beside this file: part of the code, never of a bundle.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import struct
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import import_module, metadata
@@ -19,7 +21,14 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import Evidence, gather, normalise_architecture, parse_identity
 from edgeq_device.plainjson import own_table
-from edgeq_device.version import parse_version
+
+
+def parse_version(text: str) -> Tuple[int, ...]:
+    """ "1.31.1" → (1, 31, 1); what follows the digits of a part ("1.20.0rc1") is left out; "" sorts before all."""
+    # Python refuses to read thousands of digits.
+    numbers = (re.match(r"[0-9]{1,18}", part) for part in text.split("."))
+    return tuple(int(number.group()) for number in numbers if number is not None)
+
 
 _IDENTITY = (0, 0)
 
@@ -143,10 +152,8 @@ def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
     """Version of each of the packages that are installed, from its metadata: nothing is imported."""
     found = {}
     for package in packages:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -29,11 +29,12 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edgeq_device.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ROOT = Path("/")
 
@@ -225,23 +226,14 @@ class Precedence:
 
     Args:
         root: of the file system, for tests.
-        get, give: niceness of a thread by its number, as `os.getpriority` and `os.setpriority` have it.
 
     Raises:
         UsageError: `EDGEQ_NICE` is no whole number from -20 to 0.
     """
 
-    def __init__(
-        self,
-        *,
-        root: Path = ROOT,
-        get: Optional[Callable[[int], int]] = None,
-        give: Optional[Callable[[int, int], None]] = None,
-    ) -> None:
+    def __init__(self, *, root: Path = ROOT) -> None:
         self._tasks = root / "proc/self/task"
         self._nice = wanted_niceness()
-        self._get = get or _get
-        self._give = give or _give
         self._before: Dict[int, int] = {}
         self._possible = self._nice != 0 and hasattr(os, "setpriority")
 
@@ -259,11 +251,11 @@ class Precedence:
             if thread in self._before:
                 continue
             try:
-                before = self._get(thread)
+                before = os.getpriority(os.PRIO_PROCESS, thread)
                 if first is not None and before == self._nice:  # started since, by a thread that has precedence
                     before = first
                 if before <= 0:
-                    self._give(thread, self._nice)
+                    os.setpriority(os.PRIO_PROCESS, thread, self._nice)
                     self._before[thread] = before
             except ProcessLookupError:
                 continue  # it has ended
@@ -275,7 +267,7 @@ class Precedence:
         """Give every thread its own niceness back."""
         for thread, before in self._before.items():
             try:
-                self._give(thread, before)
+                os.setpriority(os.PRIO_PROCESS, thread, before)
             except ProcessLookupError:
                 continue
         self._before.clear()
@@ -296,14 +288,6 @@ def wanted_niceness() -> int:
     if _MOST <= nice <= 0:
         return nice
     raise UsageError(f"{SETTING}={text} gives no precedence", f"Give a whole number from {_MOST} to 0, 0 for none")
-
-
-def _get(thread: int) -> int:
-    return os.getpriority(os.PRIO_PROCESS, thread)
-
-
-def _give(thread: int, nice: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
 _SHARE = 0.02
@@ -368,6 +352,8 @@ class Waits:
         Args:
             starts, ends: float64[n]: seconds of the clock.
         """
+        import numpy as np  # boards are described without it
+
         if not self.known:
             return np.empty(0, bool)
         if not self._all_asleep():
@@ -419,16 +405,13 @@ class Waits:
         ran = {name: self._figures(file)[0] for name, file in self._files.items() if name != self._own}
         for _ in range(_PATIENCE):
             self._sleep(_PAUSE_S)
-            ran = {name: before for name, before in ran.items() if self._is_ready(name)}
+            # The state follows the program's name, which may hold anything, brackets included.
+            stats = {name: (read_text(self._tasks / name / "stat") or "").rpartition(")")[2] for name in ran}
+            ran = {name: before for name, before in ran.items() if stats[name].split()[:1] == ["R"]}
             if not ran:
                 return True
         spun_ns = _PATIENCE * _PAUSE_S * 1e9 / 2
         return all(self._figures(self._files[name])[0] - before > spun_ns for name, before in ran.items())
-
-    def _is_ready(self, name: str) -> bool:
-        # The state follows the program's name, which may hold anything, brackets included.
-        state = (read_text(self._tasks / name / "stat") or "").rpartition(")")[2].split()
-        return state[:1] == ["R"]
 
     @staticmethod
     def _figures(file: int) -> Tuple[int, int]:
@@ -441,21 +424,11 @@ class Waits:
 
 
 class Others:
-    """How much of the machine others use, from now on, and how much they want.
+    """Measures how much of the machine others use, from now on, and how much they want."""
 
-    Args:
-        cores: of the machine.
-    """
-
-    def __init__(
-        self,
-        *,
-        root: Path = ROOT,
-        own_cpu_s: Callable[[], float] = time.process_time,
-        cores: Optional[int] = None,
-    ) -> None:
+    def __init__(self, *, root: Path = ROOT, own_cpu_s: Callable[[], float] = time.process_time) -> None:
         self._root = root
-        self._cores = cores or os.cpu_count() or 1
+        self._cores = os.cpu_count() or 1
         self._wanted: List[float] = []
         self._own_cpu_s = own_cpu_s
         self._own_first = own_cpu_s()
@@ -463,8 +436,8 @@ class Others:
 
     def share(self) -> Optional[float]:
         """The share of the machine's time that other processes used, 0 to 1; None where the system does not say."""
-        own = (self._own_cpu_s() - self._own_first) * _ticks_per_second()
-        found = self._share_of("work", own)
+        ticks_per_s = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+        found = self._share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
         return None if found is None else min(1.0, max(0.0, found))
 
     def stolen_share(self) -> Optional[float]:
@@ -538,7 +511,3 @@ class Watch:
     def stolen(self) -> float:
         """Of that, what a virtual machine's host took."""
         return min(self.busy(), self._others.stolen_share() or 0.0)
-
-
-def _ticks_per_second() -> float:
-    return float(os.sysconf("SC_CLK_TCK")) if hasattr(os, "sysconf") else 100.0

@@ -2,105 +2,144 @@
 
 Names are those that Linux prints in /proc/cpuinfo (`avx512_vnni`, `amx_int8`, `asimddp`, `i8mm`), except that x86's
 `pni` is `sse3`. `gather` reads, `interpret` decides; recordings of other machines go through `interpret` alike.
+
+ONNX Runtime chooses its kernels by x86-64's CPUID instruction, so that counts where the operating system lists nothing
+(Windows lists neither VNNI nor AMX; a container may hide /proc/cpuinfo's flags; Linux does not list AVX-VNNI-INT8) and
+where /proc/cpuinfo describes another CPU (under a user-mode emulator it shows the host's).
+
+The bits and names are in features.json, beside this file, with their sources.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import platform
 import struct
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, FrozenSet, Iterable, Optional, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from edgeq_device import cpuid
+from edgeq_device.plainjson import own_table
+
+Registers = Tuple[int, int, int, int]
+"""EAX, EBX, ECX, EDX as one leaf answers them."""
+
+
+class Answers(NamedTuple):
+    """CPUID by (leaf, subleaf), and XCR0: the register states that the operating system saves."""
+
+    leaves: Mapping[Tuple[int, int], Registers]
+    xcr0: int
+
+
+_EAX, _ECX = 0, 2
+_TABLE = own_table("features.json")
+_BITS: Mapping[str, Tuple[int, int, int, int, str]] = _TABLE["cpuid"]["bits"]
+FEATURES = frozenset(_BITS)
+"""Every feature that `cpuid_features` can find."""
+
+
+def bit_of(feature: str) -> Tuple[int, int, int, int]:
+    """Where CPUID reports `feature`: leaf, subleaf, register (0 is EAX) and bit."""
+    leaf, subleaf, register, bit, _ = _BITS[feature]
+    return leaf, subleaf, register, bit
+
+
+# Arguments of the first function: where to write 16 bytes, leaf, subleaf; of the second: where to write 8 bytes.
+_SYSTEM_V = (
+    bytes.fromhex("53 89f0 89d1 0fa2 8907 895f04 894f08 89570c 5b c3"),
+    bytes.fromhex("31c9 0f01d0 8907 895704 c3"),
+)
+_MICROSOFT = (
+    bytes.fromhex("53 4989c9 89d0 4489c1 0fa2 418901 41895904 41894908 4189510c 5b c3"),
+    bytes.fromhex("4989c9 31c9 0f01d0 418901 41895104 c3"),
+)
+
+
+def cpuid_features(answers: Answers) -> FrozenSet[str]:
+    """Return the features that the CPU has and whose registers the operating system saves."""
+    nothing = (0, 0, 0, 0)
+    saved = {name for name, state in _TABLE["cpuid"]["xcr0"].items() if answers.xcr0 & state == state}
+    return frozenset(
+        name
+        for name, (leaf, subleaf, register, bit, state) in _BITS.items()
+        if answers.leaves.get((leaf, subleaf), nothing)[register] >> bit & 1 and state in saved
+    )
+
+
+def query_cpuid() -> Optional[Answers]:
+    """Run CPUID and XGETBV on an x86-64 CPU; None where the system forbids a program to make code."""
+    try:
+        return _run_windows() if sys.platform == "win32" else _run_posix()
+    except (OSError, ValueError):
+        return None
+
+
+def _run_posix() -> Answers:
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(_SYSTEM_V[0].ljust(64, b"\x90") + _SYSTEM_V[1])
+    held = ctypes.c_char.from_buffer(page)
+    try:
+        return _collect(ctypes.addressof(held))
+    finally:
+        del held
+        page.close()
+
+
+def _run_windows() -> Answers:
+    commit, execute_read_write, release = 0x3000, 0x40, 0x8000
+    kernel = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined,unused-ignore]
+    kernel.VirtualAlloc.restype = ctypes.c_void_p
+    kernel.VirtualAlloc.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_uint32)
+    kernel.VirtualFree.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32)
+    address = kernel.VirtualAlloc(None, 4096, commit, execute_read_write)
+    if not address:
+        raise OSError("VirtualAlloc refused an executable page")
+    try:
+        code = _MICROSOFT[0].ljust(64, b"\x90") + _MICROSOFT[1]
+        ctypes.memmove(address, code, len(code))
+        return _collect(address)
+    finally:
+        kernel.VirtualFree(address, 0, release)
+
+
+def _collect(address: int) -> Answers:
+    """Query the leaves of `_BITS` and that of the maker, by the two functions at `address` and 64 bytes after it."""
+    out = ctypes.create_string_buffer(16)
+    cpuid = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32)(address)
+    xgetbv = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address + 64)
+
+    def leaf(number: int, subleaf: int) -> Registers:
+        """Registers eax, ebx, ecx and edx of one CPUID leaf."""
+        cpuid(ctypes.addressof(out), number, subleaf)
+        eax, ebx, ecx, edx = struct.unpack("<4I", out.raw)
+        return eax, ebx, ecx, edx
+
+    leaves: Dict[Tuple[int, int], Registers] = {(0, 0): leaf(0, 0), (1, 0): leaf(1, 0)}
+    highest = leaves[0, 0][_EAX]
+    if highest >= 7:
+        leaves[7, 0] = leaf(7, 0)
+        if leaves[7, 0][_EAX] >= 1:
+            leaves[7, 1] = leaf(7, 1)
+    saves_state = leaves[1, 0][_ECX] >> 27 & 1
+    if not saves_state:
+        return Answers(leaves, 0)
+    xgetbv(ctypes.addressof(out))
+    low, high = struct.unpack("<2I", out.raw[:8])
+    return Answers(leaves, high << 32 | low)
+
 
 _ARCHITECTURES = {"amd64": "x86_64", "x64": "x86_64", "aarch64": "arm64", "armv8": "arm64"}
 
 _CPUINFO_KEYS = {"x86_64": "flags", "arm64": "Features", "riscv64": "isa"}
 
-_SPELLINGS = {
-    "pni": "sse3",
-    "sse4.1": "sse4_1",
-    "sse4.2": "sse4_2",
-    "avx1.0": "avx",
-    "rdrnd": "rdrand",
-    "tscdeadline": "tsc_deadline_timer",
-    "avxvnni": "avx_vnni",
-    "avxvnniint8": "avx_vnni_int8",
-    "avxvnniint16": "avx_vnni_int16",
-    "avx512vnni": "avx512_vnni",
-    "avx512bf16": "avx512_bf16",
-    "avx512fp16": "avx512_fp16",
-    "avx512vbmi2": "avx512_vbmi2",
-    "avx512bitalg": "avx512_bitalg",
-    "avx512vpopcntdq": "avx512_vpopcntdq",
-    "avx512_vbmi": "avx512vbmi",
-    "avx512_ifma": "avx512ifma",
-    "amxtile": "amx_tile",
-    "amxint8": "amx_int8",
-    "amxbf16": "amx_bf16",
-    "neon": "asimd",
-    "dotprod": "asimddp",
-}
-
-# The names of the bits of AT_HWCAP and AT_HWCAP2 on ARM64, from bit 0 up: Linux, arch/arm64/include/uapi/asm/hwcap.h.
-_ARM_HWCAP = (
-    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 "
-    "sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs sb paca pacg"
-)
-_ARM_HWCAP2 = (
-    "dcpodp sve2 sveaes svepmull svebitperm svesha3 svesm4 flagm2 frint svei8mm svef32mm svef64mm svebf16 i8mm bf16 "
-    "dgh rng bti mte ecv afp rpres mte3 sme smei16i64 smef64f64 smei8i32 smef16f32 smeb16f32 smef32f32 smefa64 wfxt "
-    "ebf16 sveebf16 cssc rprfm sve2p1 sme2 sme2p1 smei16i32 smebi32i32 smeb16b16 smef16f16 mops hbc sveb16b16 lrcpc3 "
-    "lse128"
-)
-
-_APPLE = {
-    "hw.optional.neon": ("asimd",),
-    "hw.optional.AdvSIMD": ("asimd",),
-    "hw.optional.arm.AdvSIMD": ("asimd",),
-    "hw.optional.arm.FEAT_LSE": ("atomics",),
-    "hw.optional.arm.FEAT_FP16": ("fphp", "asimdhp"),
-    "hw.optional.arm.FEAT_FHM": ("asimdfhm",),
-    "hw.optional.arm.FEAT_RDM": ("asimdrdm",),
-    "hw.optional.arm.FEAT_DotProd": ("asimddp",),
-    "hw.optional.arm.FEAT_I8MM": ("i8mm",),
-    "hw.optional.arm.FEAT_BF16": ("bf16",),
-    "hw.optional.arm.FEAT_SME": ("sme",),
-    "hw.optional.arm.FEAT_SME2": ("sme2",),
-    "hw.optional.arm.SME_I8I32": ("smei8i32",),
-}
-
-# IsProcessorFeaturePresent of the Windows SDK (winnt.h). Windows has no bit for FMA; every CPU with AVX2 that it
-# runs on has it.
-_WINDOWS = {
-    6: ("sse",),
-    10: ("sse2",),
-    13: ("sse3",),
-    36: ("ssse3",),
-    37: ("sse4_1",),
-    38: ("sse4_2",),
-    39: ("avx",),
-    40: ("avx2", "fma"),
-    41: ("avx512f",),
-    19: ("asimd",),
-    34: ("atomics",),
-    43: ("asimddp",),
-    46: ("sve",),
-    47: ("sve2",),
-    57: ("svei8mm",),
-    66: ("i8mm",),
-    67: ("fphp", "asimdhp"),
-    68: ("bf16",),
-    70: ("sme",),
-    71: ("sme2",),
-}
-
 # CPUID bits for which Linux has no /proc/cpuinfo name, so their absence there means nothing.
-_UNLISTED_BY_LINUX = frozenset({"avx_vnni_int8", "avx_vnni_int16"})
+_UNLISTED = frozenset(_TABLE["unlisted_by_linux"])
+_WINDOWS: Mapping[str, List[str]] = _TABLE["windows"]["numbers"]
+_SYSCTL = ("/usr/sbin/sysctl", "hw", "machdep.cpu")
 
 
 @dataclass(frozen=True)
@@ -123,7 +162,7 @@ class Evidence:
     auxv: bytes = b""
     sysctl: str = ""
     windows: Tuple[int, ...] = ()
-    cpuid: Optional[cpuid.Answers] = None
+    cpuid: Optional[Answers] = None
 
 
 @dataclass(frozen=True)
@@ -156,13 +195,15 @@ def gather() -> Evidence:
     system, machine = platform.system(), platform.machine()
     runs_x86_64 = normalise_architecture(machine) == "x86_64" and struct.calcsize("P") == 8
     # On macOS, XCR0 shows AVX-512 only to threads that have used it; sysctl is right there.
-    answers = cpuid.query() if runs_x86_64 and system in ("Linux", "Windows") else None
+    answers = query_cpuid() if runs_x86_64 and system in ("Linux", "Windows") else None
     return Evidence(
         system,
         machine,
         cpuinfo=read_bytes(Path("/proc/cpuinfo")).decode("utf-8", "replace") if system == "Linux" else "",
         auxv=read_bytes(Path("/proc/self/auxv")) if system == "Linux" else b"",
-        sysctl=_query_sysctl() if system == "Darwin" else "",
+        sysctl=subprocess.run(_SYSCTL, capture_output=True, text=True, check=False).stdout
+        if system == "Darwin"
+        else "",
         windows=_query_windows() if system == "Windows" else (),
         cpuid=answers,
     )
@@ -174,17 +215,17 @@ def interpret(evidence: Evidence) -> Reading:
     listed, source = _listed(evidence, architecture)
     if evidence.cpuid is None:
         return Reading(architecture, listed, source)
-    answered = cpuid.features(evidence.cpuid)
+    answered = cpuid_features(evidence.cpuid)
     if source != "/proc/cpuinfo":
         return Reading(architecture, answered | listed, "CPUID")
-    denied = listed & cpuid.FEATURES - answered
-    hidden = answered - listed - _UNLISTED_BY_LINUX
+    denied = listed & FEATURES - answered
+    hidden = answered - listed - _UNLISTED
     notes = []
     if denied:
         notes.append(f"/proc/cpuinfo lists {_joined(denied)}, which CPUID denies (an emulator?): not counted")
     if hidden:
         notes.append(f"CPUID answers {_joined(hidden)}, which /proc/cpuinfo does not list: not counted")
-    features = listed - denied | answered & _UNLISTED_BY_LINUX
+    features = listed - denied | answered & _UNLISTED
     return Reading(architecture, features, source, denied | hidden, tuple(notes))
 
 
@@ -195,7 +236,7 @@ def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]
         ("/proc/cpuinfo", parse_cpuinfo(evidence.cpuinfo, architecture)),
         ("HWCAP", hwcap),
         ("sysctl", parse_sysctl(evidence.sysctl)),
-        ("Windows", parse_windows(evidence.windows)),
+        ("Windows", frozenset(name for number in evidence.windows for name in _WINDOWS.get(str(number), ()))),
     ):
         if found:
             return found | hwcap, source
@@ -211,11 +252,11 @@ def normalise_architecture(machine: str) -> str:
 def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
     """Feature names of any source in the one spelling."""
     lower = (spelling.strip().lower() for spelling in spellings)
-    return frozenset(_SPELLINGS.get(spelling, spelling) for spelling in lower if spelling)
+    return frozenset(_TABLE["spellings"].get(spelling, spelling) for spelling in lower if spelling)
 
 
 def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
-    """Features that every processor of a /proc/cpuinfo text has: a thread may run on any of them.
+    """Return the features that every processor of a /proc/cpuinfo text has: a thread may run on any of them.
 
     Only the line that belongs to `architecture` counts, because a user-mode emulator shows the host's file.
     """
@@ -224,15 +265,12 @@ def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key.strip() == wanted:
-            names = _riscv_isa(value.strip()) if wanted == "isa" else normalise(value.split())
+            names = normalise(value.split())
+            if wanted == "isa":  # "rv64imafdcv_zicbom" → {"i", "m", …, "v", "zicbom"}
+                base, *extensions = value.strip().lower().split("_")
+                names = frozenset((*base[4:], *extensions))
             found = names if found is None else found & names
     return found or frozenset()
-
-
-def _riscv_isa(isa: str) -> FrozenSet[str]:
-    """ "rv64imafdcv_zicbom" → {"i", "m", …, "v", "zicbom"}."""
-    base, *extensions = isa.lower().split("_")
-    return frozenset(base[4:]) | frozenset(extensions)
 
 
 def read_hwcap(auxv: bytes) -> Tuple[int, int]:
@@ -243,8 +281,8 @@ def read_hwcap(auxv: bytes) -> Tuple[int, int]:
 
 def parse_hwcap(hwcap: int, hwcap2: int = 0) -> FrozenSet[str]:
     """Features in ARM64's AT_HWCAP and AT_HWCAP2. Old kernels' /proc/cpuinfo and 32-bit shells leave some out."""
-    names = [name for bit, name in enumerate(_ARM_HWCAP.split()) if hwcap >> bit & 1]
-    names += [name for bit, name in enumerate(_ARM_HWCAP2.split()) if hwcap2 >> bit & 1]
+    names = [name for bit, name in enumerate(_TABLE["hwcap"]["bits"].split()) if hwcap >> bit & 1]
+    names += [name for bit, name in enumerate(_TABLE["hwcap"]["bits2"].split()) if hwcap2 >> bit & 1]
     return frozenset(names)
 
 
@@ -256,13 +294,8 @@ def parse_sysctl(text: str) -> FrozenSet[str]:
         if key in ("machdep.cpu.features", "machdep.cpu.leaf7_features"):
             found |= normalise(value.split())
         elif value.strip() == "1":
-            found.update(_APPLE.get(key, ()))
+            found.update(_TABLE["apple"]["keys"].get(key, ()))
     return frozenset(found)
-
-
-def parse_windows(numbers: Iterable[int]) -> FrozenSet[str]:
-    """Features for the IsProcessorFeaturePresent numbers that are set."""
-    return frozenset(name for number in numbers for name in _WINDOWS.get(number, ()))
 
 
 def parse_identity(text: str) -> Dict[str, str]:
@@ -284,15 +317,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _query_sysctl() -> str:
-    run = subprocess.run(["/usr/sbin/sysctl", "hw", "machdep.cpu"], capture_output=True, text=True, check=False)
-    return run.stdout
+    return subprocess.run(_SYSCTL, capture_output=True, text=True, check=False).stdout
 
 
 def _query_windows() -> Tuple[int, ...]:
     if sys.platform != "win32":
         return ()
     present = ctypes.WinDLL("kernel32").IsProcessorFeaturePresent  # type: ignore[attr-defined,unused-ignore]
-    return tuple(number for number in sorted(_WINDOWS) if present(number))
+    return tuple(number for number in sorted(map(int, _WINDOWS)) if present(number))
 
 
 def _joined(names: Iterable[str]) -> str:

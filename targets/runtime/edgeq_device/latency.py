@@ -14,6 +14,7 @@ import time
 from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
@@ -79,11 +80,10 @@ class Distribution:
         disturbed = np.asarray(self.disturbed, bool)
         if disturbed.size not in (0, samples.size):
             raise ValueError("there must be as many marks of disturbance as latencies")
-        object.__setattr__(self, "disturbed", disturbed)
-        object.__setattr__(self, "samples_ms", samples)
-        object.__setattr__(self, "rounds", rounds)
-        object.__setattr__(self, "elapsed_s", self.elapsed_s or float(samples.sum()) / 1e3)
-        object.__setattr__(self, "_ordered", np.sort(samples))
+        elapsed_s = self.elapsed_s or float(samples.sum()) / 1e3
+        made = {"samples_ms": samples, "rounds": rounds, "elapsed_s": elapsed_s, "disturbed": disturbed}
+        for name, value in {**made, "_ordered": np.sort(samples)}.items():
+            object.__setattr__(self, name, value)
 
     @property
     def count(self) -> int:
@@ -96,11 +96,6 @@ class Distribution:
         return percentile(self._ordered, 0.5)
 
     @property
-    def p90(self) -> float:
-        """The latency in milliseconds that 90 % of the queries do not exceed."""
-        return percentile(self._ordered, 0.9)
-
-    @property
     def p99(self) -> float:
         """The latency in milliseconds that 99 % of the queries do not exceed."""
         return percentile(self._ordered, 0.99)
@@ -111,33 +106,9 @@ class Distribution:
         return percentile(self._ordered, 0.999)
 
     @property
-    def mean(self) -> float:
-        """Arithmetic mean of the latencies in milliseconds."""
-        return float(self.samples_ms.mean())
-
-    @property
     def minimum(self) -> float:
         """The shortest latency in milliseconds."""
         return float(self._ordered[0])
-
-    @property
-    def maximum(self) -> float:
-        """The longest latency in milliseconds."""
-        return float(self._ordered[-1])
-
-    @property
-    def cv(self) -> float:
-        """Coefficient of variation: population standard deviation over the mean; 0 where the mean is 0."""
-        return float(self.samples_ms.std() / self.mean) if self.mean > 0 else 0.0
-
-    @property
-    def throughput(self) -> float:
-        """Model samples a second; 0 where no time passed."""
-        return self.count * self.samples_per_query / self.elapsed_s if self.elapsed_s > 0 else 0.0
-
-    def share_over(self, bound_ms: float) -> float:
-        """The share of queries slower than `bound_ms`, 0 to 1."""
-        return float(np.count_nonzero(self.samples_ms > bound_ms)) / self.count
 
     @property
     def disturbed_share(self) -> float:
@@ -157,27 +128,27 @@ class Distribution:
         ends = np.append(self.rounds[1:], self.count)
         if np.all(ends - self.rounds == 1):
             return samples
-        return np.array([_median(samples[a:b]) for a, b in zip(self.rounds, ends)])
+        known = [samples[a:b][~np.isnan(samples[a:b])] for a, b in zip(self.rounds, ends)]
+        return np.array([np.median(kept) if kept.size else np.nan for kept in known])
 
     def to_dict(self) -> Dict[str, float]:
-        """The figures under stable names; latencies in milliseconds, throughput in samples a second."""
+        """Return the figures under stable names: latencies in milliseconds, throughput in model samples a second.
+
+        "cv" is the population standard deviation over the mean, 0 where the mean is 0.
+        """
+        mean, samples = float(self.samples_ms.mean()), self.count * self.samples_per_query
         return {
             "count": self.count,
             "min_ms": self.minimum,
             "p50_ms": self.p50,
-            "p90_ms": self.p90,
+            "p90_ms": percentile(self._ordered, 0.9),
             "p99_ms": self.p99,
             "p999_ms": self.p999,
-            "max_ms": self.maximum,
-            "mean_ms": self.mean,
-            "cv": self.cv,
-            "samples_per_s": self.throughput,
+            "max_ms": float(self._ordered[-1]),
+            "mean_ms": mean,
+            "cv": float(self.samples_ms.std() / mean) if mean > 0 else 0.0,
+            "samples_per_s": samples / self.elapsed_s if self.elapsed_s > 0 else 0.0,
         }
-
-
-def _median(samples: np.ndarray) -> float:
-    known = samples[~np.isnan(samples)]
-    return float(np.median(known)) if known.size else float("nan")
 
 
 def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
@@ -340,16 +311,12 @@ UNDISTURBED_ROUNDS = 24
 """Rounds in which all runners ran undisturbed that make up for a busy machine: four of each of six sessions."""
 
 
-def _turn_of(run: Runner, watch: Watch) -> Callable[[Bursts, bool], Burst]:
-    elsewhere: Optional[Callable[[Bursts, bool], Burst]] = getattr(run, "burst", None)
-    return elsewhere or (lambda bursts, slow: burst(run, bursts, slow, watch))
-
-
 class Recorder:
     """The latencies of one runner as they come in, turn by turn."""
 
     def __init__(self, run: Runners, bursts: Bursts, watch: Watch) -> None:
-        self._turns = [_turn_of(one, watch) for one in _each(run)]
+        here = [partial(burst, one, watch=watch) for one in _each(run)]
+        self._turns = [getattr(one, "burst", turn) for one, turn in zip(_each(run), here)]
         self._bursts = bursts
         self._watch = watch
         self._samples = array("d")  # seconds

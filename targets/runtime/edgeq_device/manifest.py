@@ -1,4 +1,5 @@
-"""The bundle's metadata: manifest.json and component.json, checked key by key. No file is touched here.
+"""Read a bundle's metadata, checked key by key, and compare the bytes with them: every file is there, all hashes are
+right, and there is nothing else that could be loaded.
 
 The format is ONNX Runtime's model package; the reader takes the part of it that edgeq writes (portable layout,
 components as directories) and refuses the rest, but for what packagers record: additional_metadata, the keys of
@@ -6,11 +7,22 @@ executor_info.edgeq, and other executors, which nothing here goes by."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
 import re
+import shutil
+import stat
+import zipfile
+import zlib
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Union
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, ContextManager, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from edgeq_device.errors import AGAIN, BundleError
+from edgeq_device.errors import AGAIN, BundleError, OutputError
+from edgeq_device.places import SET_TMPDIR
+from edgeq_device.plainjson import MAX_BYTES
 from edgeq_device.signature import SHA256, SIGNATURE
 
 MAX_NAME = 512
@@ -75,7 +87,6 @@ def is_plain_name(name: object) -> bool:
 
 
 MANIFEST = "manifest.json"
-COMPONENT = "component.json"
 SCHEMA_VERSION = "1.0"
 BUNDLE_SCHEMA = "1.0"
 MAX_FILES = 20_000
@@ -93,12 +104,6 @@ _MANIFEST_KEYS = frozenset(
         "additional_metadata",
     }
 )
-_COMPONENT_KEYS = frozenset({"component_name", "variants", "additional_metadata"})
-_VARIANT_KEYS = frozenset(
-    {"variant_directory", "ep", "device", "compatibility_string", "executor_info", "additional_metadata"}
-)
-_ORT_KEYS = frozenset({"model_file", "session_options", "provider_options"})
-_DEVICES = ("cpu", "gpu", "npu")
 
 
 @dataclass(frozen=True)
@@ -114,25 +119,9 @@ class Manifest:
     """manifest.json: `components` maps a name to its directory, `files` a relative path to its record."""
 
     name: str
-    description: str
     components: Mapping[str, str]
     edgeq: Mapping[str, Any]
     files: Mapping[str, FileRecord]
-
-
-@dataclass(frozen=True)
-class VariantBody:
-    """One variant of component.json, options and references as they stand there.
-
-    `edgeq` is the inline object, or the name of a file in the variant directory."""
-
-    name: str
-    directory: str
-    ep: str
-    model_file: Optional[str]
-    session_options: Mapping[str, str]
-    provider_options: Mapping[str, str]
-    edgeq: Union[Mapping[str, Any], str]
 
 
 def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
@@ -141,7 +130,7 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     Raises:
         BundleError: an unknown key, another schema version, or a value of the wrong form.
     """
-    _known(values, _MANIFEST_KEYS, where)
+    check_keys(values, _MANIFEST_KEYS, where)
     version = values.get("schema_version")
     if version != SCHEMA_VERSION:
         raise BundleError(
@@ -155,15 +144,15 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     for key in ("package_name", "package_version", "description"):
         if key in values and not isinstance(values[key], str):
             raise BundleError(f"{where}: {key} is not a string")
-    metadata = _object(values.get("additional_metadata"), f"{where}: additional_metadata")
-    edgeq = _object(metadata.get("edgeq"), f"{where}: additional_metadata.edgeq")
+    metadata = object_in(values.get("additional_metadata"), f"{where}: additional_metadata")
+    edgeq = object_in(metadata.get("edgeq"), f"{where}: additional_metadata.edgeq")
     if edgeq.get("bundle_schema") != BUNDLE_SCHEMA:
         raise BundleError(
             f"{where}: edgeq bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes {BUNDLE_SCHEMA!r}",
             "Use the edgeq version that made the bundle, or a newer one",
         )
     components: Dict[str, str] = {}
-    for name, place in _object(values.get("components"), f"{where}: components").items():
+    for name, place in object_in(values.get("components"), f"{where}: components").items():
         if not is_plain_name(name) or not isinstance(place, str):
             raise BundleError(f"{where}: component {name!r} is not a plain name with the path of a directory")
         components[name] = check_file_name(place, where)
@@ -171,7 +160,6 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
         raise BundleError(f"{where}: there is no component")
     return Manifest(
         name=values.get("package_name", ""),
-        description=values.get("description", ""),
         components=components,
         edgeq={key: value for key, value in edgeq.items() if key != "files"},
         files=_parse_files(edgeq.get("files"), where),
@@ -180,12 +168,12 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
 
 def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
     records: Dict[str, FileRecord] = {}
-    entries = _object(values, f"{where}: additional_metadata.edgeq.files")
+    entries = object_in(values, f"{where}: additional_metadata.edgeq.files")
     if len(entries) > MAX_FILES:
         raise BundleError(f"{where}: more than {MAX_FILES} files")
     check_file_names([MANIFEST, SIGNATURE, *entries], where)
     for name, entry in entries.items():
-        record = _object(entry, f"{where}: file {name!r}")
+        record = object_in(entry, f"{where}: file {name!r}")
         sha256, size = record.get("sha256"), record.get("size")
         if set(record) != {"sha256", "size"} or not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
             raise BundleError(f"{where}: file {name!r} has no proper sha256 and size")
@@ -193,48 +181,6 @@ def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
             raise BundleError(f"{where}: file {name!r} has no proper size")
         records[name] = FileRecord(sha256, size)
     return records
-
-
-def parse_component(values: Mapping[str, Any], where: str) -> Tuple[VariantBody, ...]:
-    """Check component.json; variants in the order in which they are written, which is their order of preference."""
-    _known(values, _COMPONENT_KEYS, where)
-    variants = _object(values.get("variants"), f"{where}: variants")
-    if not variants:
-        raise BundleError(f"{where}: there is no variant")
-    return tuple(_parse_variant(name, body, where) for name, body in variants.items())
-
-
-def _parse_variant(name: str, values: object, where: str) -> VariantBody:
-    if not is_plain_name(name):
-        raise BundleError(f"{where}: variant name {name[:100]!r} is not a plain name")
-    where = f"{where}: variant {name}"
-    body = _object(values, where)
-    _known(body, _VARIANT_KEYS, where)
-    directory, ep = body.get("variant_directory", name), body.get("ep")
-    if not isinstance(directory, str):
-        raise BundleError(f"{where}: variant_directory is not a string")
-    if not isinstance(ep, str) or not is_plain_name(ep):
-        raise BundleError(f"{where}: ep does not name an execution provider")
-    if "device" in body and body["device"] not in _DEVICES:
-        raise BundleError(f"{where}: device is not one of {', '.join(_DEVICES)}")
-    executors = _object(body.get("executor_info"), f"{where}: executor_info")
-    edgeq = executors.get("edgeq")
-    if not isinstance(edgeq, (dict, str)):
-        raise BundleError(f"{where}: executor_info.edgeq is neither an object nor a file name")
-    ort = _object(executors.get("ort", {}), f"{where}: executor_info.ort")
-    _known(ort, _ORT_KEYS, f"{where}: executor_info.ort")
-    model_file = ort.get("model_file")
-    if model_file is not None and not isinstance(model_file, str):
-        raise BundleError(f"{where}: model_file is not a string")
-    return VariantBody(
-        name=name,
-        directory=check_file_name(directory, where),
-        ep=ep,
-        model_file=model_file,
-        session_options=_strings(ort.get("session_options", {}), f"{where}: session_options"),
-        provider_options=_strings(ort.get("provider_options", {}), f"{where}: provider_options"),
-        edgeq=edgeq,
-    )
 
 
 def resolve_reference(reference: str, directory: str, where: str) -> str:
@@ -260,20 +206,20 @@ def strings_in(values: Mapping[str, Any], key: str, where: str) -> List[str]:
     return list(found)
 
 
-def _known(values: Mapping[str, Any], keys: "frozenset[str]", where: str) -> None:
+def check_keys(values: Mapping[str, Any], keys: "frozenset[str]", where: str) -> None:
     unknown = sorted(set(values) - keys)
     if unknown:
         raise BundleError(f"{where}: unknown key {unknown[0][:100]!r}")
 
 
-def _object(value: object, where: str) -> Dict[str, Any]:
+def object_in(value: object, where: str) -> Dict[str, Any]:
     if not isinstance(value, dict):
         raise BundleError(f"{where} is missing or not an object")
     return value
 
 
-def _strings(value: object, where: str) -> Dict[str, str]:
-    values = _object(value, where)
+def texts_in(value: object, where: str) -> Dict[str, str]:
+    values = object_in(value, where)
     if not all(isinstance(item, str) for item in values.values()):
         raise BundleError(f"{where} holds something that is not a string")
     return values
@@ -286,3 +232,263 @@ _PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*
 def is_name(text: str) -> bool:
     """Whether sizes of this name are equal, and not only free."""
     return _PLACEHOLDER.fullmatch(text) is None
+
+
+Identity = Tuple[int, ...]
+# How many numbers of an identity stay when files come to lie in the folder.
+_PLACE = 2
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """The files and folders of a bundle's directory as they were when the files were hashed.
+
+    Attributes:
+        root: the bundle's directory.
+        found: the identity of each, by its path relative to `root`; "." is `root` itself.
+    """
+
+    root: Path
+    found: Mapping[str, Identity]
+
+    def check(self) -> None:
+        """Refuse a directory in which a file or a folder was changed, replaced or moved since.
+
+        Raises:
+            BundleError: names the first.
+        """
+        for name, before in self.found.items():
+            try:
+                now = identity((self.root / name).lstat())
+            except OSError as error:
+                raise BundleError(f"{self.root}: {name} was removed since it was hashed", AGAIN) from error
+            if now[: len(before)] != before:
+                raise BundleError(f"{self.root}: {name} was changed since it was hashed", AGAIN)
+
+
+def identity(found: os.stat_result) -> Identity:
+    """Return what changes when a file is written, replaced, linked or moved, and when a folder is."""
+    return (found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def root_identity(root: Path) -> Identity:
+    """Return what changes when another folder takes the place of `root`, and not when people work in it."""
+    return identity(root.lstat())[:_PLACE]
+
+
+MAX_TOTAL = 1 << 40
+# Deflate reaches 1032:1; real bundles stay under 10:1. Small archives are let be, zeros in a tiny model compress well.
+MAX_RATIO = 200
+SMALL = 64 * 1024 * 1024
+_CHUNK = 1024 * 1024
+_LOADABLE = re.compile(r"\.(py\w*|pth|so(\.[\d.]+)?|dylib|dll|onnx|ort|data)$", re.IGNORECASE)
+# Only writing fails so; what else the system reports may come from a damaged archive.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNWRITABLE = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+
+
+def list_directory(root: Path) -> Dict[str, int]:
+    """Relative POSIX path → size in bytes of every file under `root`.
+
+    Raises:
+        BundleError: a link, a device, a pipe, or a name that a bundle may not hold.
+    """
+    found: Dict[str, int] = {}
+    pending = [root]
+    while pending:
+        folder = pending.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = Path(entry.path).relative_to(root).as_posix()
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    pending.append(Path(entry.path))
+                elif stat.S_ISREG(mode):
+                    found[name] = entry.stat(follow_symlinks=False).st_size
+                else:
+                    kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+                    raise BundleError(f"{root}: {name!r} is {kind}; a bundle holds files only", AGAIN)
+    check_file_names(sorted(found), str(root))
+    return found
+
+
+def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipInfo]:
+    """Name → entry of every file in the zip.
+
+    Raises:
+        BundleError: an absolute or escaping name, a name twice, a directory or link entry, encryption, or an archive
+            that would grow out of proportion.
+    """
+    entries: Dict[str, zipfile.ZipInfo] = {}
+    check_file_names([info.orig_filename for info in archive.infolist()], where)
+    for info in archive.infolist():
+        mode = info.external_attr >> 16
+        if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
+            kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise BundleError(f"{where}: {info.filename!r} is {kind}; a bundle holds files only", AGAIN)
+        if info.flag_bits & 0x1:
+            raise BundleError(f"{where}: {info.filename!r} is encrypted")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BundleError(f"{where}: {info.filename!r} is compressed by a method that a bundle does not use")
+        entries[info.filename] = info
+    total = sum(info.file_size for info in entries.values())
+    packed = Path(where).stat().st_size
+    if total > MAX_TOTAL or (total > SMALL and total > MAX_RATIO * packed):
+        raise BundleError(f"{where} would grow from {packed} to {total} bytes, out of all proportion", AGAIN)
+    return entries
+
+
+def read_unlisted(stream: IO[bytes], what: str) -> bytes:
+    """The bytes of the manifest or of the signature, at most `MAX_BYTES`.
+
+    Raises:
+        BundleError: it is larger.
+    """
+    data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise BundleError(f"{what} is larger than {MAX_BYTES} bytes")
+    return data
+
+
+def is_harmless(name: str) -> bool:
+    """Whether a file of this relative name may lie in a bundle's directory unlisted: at the top, where people's outputs
+    and notes end up, and nothing that Python, a system's loader or ONNX Runtime would load."""
+    return "/" not in name and _LOADABLE.search(name) is None
+
+
+def check_listing(
+    found: Mapping[str, int], records: Mapping[str, FileRecord], where: str, *, in_use: bool = False
+) -> Tuple[str, ...]:
+    """Compare names and sizes (`found`: name → bytes) with the manifest, before a byte of content is read.
+
+    Args:
+        in_use: it is a directory that people work in: other files that are harmless may lie there.
+
+    Returns:
+        The names of those files, sorted.
+    """
+    declared = set(records) | {MANIFEST}
+    missing, others = sorted(declared - set(found)), sorted(set(found) - declared - {SIGNATURE})
+    if missing:
+        raise BundleError(f"{where}: {missing[0]} is missing{_and_more(missing)}", AGAIN)
+    extra = [name for name in others if not (in_use and is_harmless(name))]
+    if extra:
+        compiled = "__pycache__/" in extra[0]
+        raise BundleError(
+            f"{where}: {extra[0]} is not in the manifest{_and_more(extra)}",
+            "Remove the __pycache__ folders, compiled code that no hash covers"
+            if compiled
+            else "Remove what does not belong to the bundle, or get the bundle again",
+        )
+    for name, record in sorted(records.items()):
+        if found[name] != record.size:
+            raise BundleError(f"{where}: {name} has {found[name]} bytes, the manifest says {record.size}", AGAIN)
+    return tuple(others)
+
+
+def check_directory(root: Path, records: Mapping[str, FileRecord], to: Optional[Path] = None) -> Hashed:
+    """Hash every file of a bundle directory, and copy it under `to` meanwhile; return what to hold against the files
+    of `root` that are opened later.
+
+    Raises:
+        BundleError: it is not what the manifest says.
+        OutputError: `to` is full.
+    """
+    folders = {str(parent) for name in records for parent in PurePosixPath(name).parents}
+    name = "."
+    try:
+        found = {name: identity((root / name).lstat()) for name in sorted(folders)}
+        found["."] = root_identity(root)
+        for name, record in sorted(records.items()):
+            with open_plain(root / name) as stream, _sink(to, name) as sink:
+                found[name] = identity(os.fstat(stream.fileno()))
+                check_content(stream, record, f"{root}: {name}", sink)
+    except OSError as error:
+        if to is not None and error.errno in _FULL:
+            raise OutputError(f"{root}: {name} cannot be copied into {to} ({error.strerror})", SET_TMPDIR) from error
+        raise BundleError(f"{root}: {name} cannot be read ({error.strerror})") from error
+    return Hashed(root, found)
+
+
+def _sink(to: Optional[Path], name: str) -> ContextManager[Optional[IO[bytes]]]:
+    """Open the new file `name` under `to`; open none where `to` is None."""
+    if to is None:
+        return nullcontext()
+    (to / name).parent.mkdir(parents=True, exist_ok=True)
+    return (to / name).open("xb")
+
+
+def extract(
+    archive: zipfile.ZipFile, entries: Mapping[str, zipfile.ZipInfo], records: Mapping[str, FileRecord], to: Path
+) -> None:
+    """Write the declared files of `archive` under `to`, hashing while writing; stops at the first wrong byte count.
+
+    Raises:
+        BundleError: the archive is damaged, or is not what the manifest says.
+        OutputError: `to` is full or cannot be written.
+    """
+    where = str(archive.filename)
+    needed = sum(record.size for record in records.values())
+    if needed > shutil.disk_usage(to).free:
+        raise OutputError(f"{where}: unpacking takes {needed} bytes, more than is free in {to.parent}", SET_TMPDIR)
+    for name, record in sorted(records.items()):
+        try:
+            with archive.open(entries[name]) as stream, _sink(to, name) as sink:
+                check_content(stream, record, f"{where}: {name}", sink)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
+            raise BundleError(f"{where}: {name} cannot be unpacked ({error})", AGAIN) from error
+        except OSError as error:
+            problem = f"{where}: {name} cannot be unpacked into {to} ({error.strerror})"
+            if error.errno in _UNWRITABLE:
+                raise OutputError(problem, SET_TMPDIR) from error
+            raise BundleError(problem) from error
+
+
+def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
+    """Hold each shared asset's directory name against the hash that the format gives a directory."""
+    assets: Dict[str, Dict[str, str]] = {}
+    for name, record in records.items():
+        if name.startswith("shared_assets/"):
+            _, folder, inner = name.split("/", 2) if name.count("/") >= 2 else ("", "", "")
+            assets.setdefault(folder, {})[inner] = record.sha256
+    for folder, members in sorted(assets.items()):
+        if folder != f"sha256-{directory_hash(members)}":
+            raise BundleError(f"{where}: shared asset {folder!r} does not have the hash that its name says", AGAIN)
+
+
+def directory_hash(members: Mapping[str, str]) -> str:
+    """The model package's hash of a directory: sha256 of lines `<sha256>  <relative path>`, sorted by path."""
+    text = "".join(f"{members[name]}  {name}\n" for name in sorted(members))
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Optional[IO[bytes]]) -> None:
+    """Read a file to its end, into `sink` where there is one, and check it against its record.
+
+    Raises:
+        BundleError: another size or hash; nothing beyond the recorded size is written.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    for chunk in iter(lambda: stream.read(_CHUNK), b""):
+        size += len(chunk)
+        if size > record.size:
+            raise BundleError(f"{what} is larger than the {record.size} bytes that the manifest says", AGAIN)
+        digest.update(chunk)
+        if sink is not None:
+            sink.write(chunk)
+    if size != record.size:
+        raise BundleError(f"{what} has {size} bytes, the manifest says {record.size}", AGAIN)
+    if digest.hexdigest() != record.sha256:
+        raise BundleError(f"{what} was changed: its sha256 is not the one in the manifest", AGAIN)
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file for reading that is no link."""
+    # O_NOFOLLOW: the file could have become a link since it was listed.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags), "rb")
+
+
+def _and_more(names: "list[str]") -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -8,9 +8,11 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Sequence
 
+from edgeq_device.arrays import random_feeds
 from edgeq_device.environment import ROOT, read_memory
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.guest import python_command
+from edgeq_device.serve import python_command, requested_engine, requested_variant
+from edgeq_device.sessions import onnxruntime, open_unchecked
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def measure_memory(
 
     Args:
         request: what to open: see `serve.open_request`.
-        shapes: of inputs with open sizes; see `feeds.random_feeds`.
+        shapes: of inputs with open sizes; see `arrays.random_feeds`.
 
     Raises:
         RuntimeUnavailableError: the process failed, took too long, or the system does not report a process's memory.
@@ -64,27 +66,20 @@ def measure_memory(
     return MemoryUse(**answer)
 
 
-def _measure_here(order: Dict[str, Any]) -> Dict[str, int]:
-    from edgeq_device.arrays import random_feeds
-    from edgeq_device.serve import requested_engine, requested_variant
-    from edgeq_device.sessions import onnxruntime, open_unchecked
-
-    onnxruntime()
-    first, _ = read_memory(ROOT)
-    session = open_unchecked(requested_variant(order), order["threads"], requested_engine(order))
-    loaded, _ = read_memory(ROOT)
-    for feed in random_feeds(session, order["shapes"], count=1) * 5:
-        session.run(None, feed)
-    _, peak = read_memory(ROOT)
-    if first is None or loaded is None or peak is None:
-        raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
-    return MemoryUse(max(0, loaded - first), max(0, peak - first), peak).to_dict()
-
-
 def main() -> int:
-    """The child: an order as JSON on stdin, the answer as JSON on stdout, a failure as one line on stderr."""
+    """Take an order as JSON on stdin; answer as JSON on stdout, or with a failure as one line on stderr."""
     try:
-        print(json.dumps(_measure_here(json.load(sys.stdin))))
+        order = json.load(sys.stdin)
+        onnxruntime()
+        first, _ = read_memory(ROOT)
+        session = open_unchecked(requested_variant(order), order["threads"], requested_engine(order))
+        loaded, _ = read_memory(ROOT)
+        for feed in random_feeds(session, order["shapes"], count=1) * 5:
+            session.run(None, feed)
+        _, peak = read_memory(ROOT)
+        if first is None or loaded is None or peak is None:
+            raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
+        print(json.dumps(MemoryUse(max(0, loaded - first), max(0, peak - first), peak).to_dict()))
     except Exception as error:  # the parent gives the line to its reader; a traceback would only hide it
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

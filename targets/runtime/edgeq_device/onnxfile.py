@@ -22,6 +22,24 @@ MAX_DEPTH = 100
 """Nested messages; protobuf's own limit."""
 MAX_FIELDS = 5_000_000
 MAX_DIMS = 64
+DTYPES: Mapping[str, str] = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(bool)": "bool",
+    **{f"tensor({kind}{bits})": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+}
+"""numpy's name of a type as onnxruntime writes it."""
+ELEMENT_BITS: Mapping[int, int] = {
+    **dict.fromkeys((25, 26), 2),  # UINT2, INT2
+    **dict.fromkeys((21, 22, 23), 4),  # UINT4, INT4, FLOAT4E2M1
+    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),  # UINT8, INT8, BOOL, FLOAT8E4M3FN ... FLOAT8E8M0
+    **dict.fromkeys((4, 5, 10, 16), 16),  # UINT16, INT16, FLOAT16, BFLOAT16
+    **dict.fromkeys((1, 6, 12), 32),  # FLOAT, INT32, UINT32
+    **dict.fromkeys((7, 11, 13, 14), 64),  # INT64, DOUBLE, UINT64, COMPLEX64
+    15: 128,  # COMPLEX128
+}
+"""Bits of one element, by number of TensorProto.DataType. Strings (8) have no fixed size and cannot be external."""
 _SHOWN = 60
 _LONGEST_TEXT = 4096
 
@@ -254,7 +272,9 @@ class _Walk:
             return
         self._expect(wire, _BYTES, _TENSOR, 1)
         while value < stop:
-            self._spend(1)
+            self._left -= 1
+            if self._left < 0:
+                raise self._wrong(f"it has more than {MAX_FIELDS} fields")
             size, value = self._varint(value, stop)
             yield size
 
@@ -332,11 +352,6 @@ class _Walk:
             shift += 7
         raise self._wrong(f"the number before byte {at} is cut off or too long")
 
-    def _spend(self, fields: int) -> None:
-        self._left -= fields
-        if self._left < 0:
-            raise self._wrong(f"it has more than {MAX_FIELDS} fields")
-
     def _expect(self, wire: int, wanted: int, kind: str, number: int) -> None:
         if wire != wanted:
             raise self._wrong(f"field {number} of {kind} has wire type {wire}")
@@ -347,7 +362,4 @@ class _Walk:
         seen.add(number)
 
     def _wrong(self, problem: str) -> BundleError:
-        return BundleError(
-            f"{self._where} is not an ONNX file as one is written: {problem}",
-            AGAIN,
-        )
+        return BundleError(f"{self._where} is not an ONNX file as one is written: {problem}", AGAIN)

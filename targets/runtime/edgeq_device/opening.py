@@ -1,4 +1,7 @@
-"""The best variant that really opens: where a provider is listed but does not start, the next one, with the reason.
+"""Open the best variant that really starts and answers right, and say why each better one was passed over.
+
+The self-test runs the bundle's vectors and compares each output with what it must be. Where an output has values of
+several units, scores and boxes in pixels, each slice has a tolerance of its own.
 
 What a plug-in engine runs is opened in a process of its own, and used after its self-test held there: the plug-in may
 be broken or wrong on this device, and then another variant runs.
@@ -6,20 +9,172 @@ be broken or wrong on this device, and then another variant runs.
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import weakref
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Optional, Tuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple
 
+import numpy as np
+
+from edgeq_device.arrays import one_array, read_arrays, write_npz
 from edgeq_device.engines import installed_version, plugin_of
-from edgeq_device.errors import CheckFailedError, RuntimeUnavailableError
-from edgeq_device.guest import Guest, GuestSession, python_command
-from edgeq_device.package import MAIN, Bundle
-from edgeq_device.select import CPU, Choice, Device, precision_of, select
-from edgeq_device.selftest import run_selftest
-from edgeq_device.serve import open_request
+from edgeq_device.errors import BundleError, CheckFailedError, DataError, OutputError, RuntimeUnavailableError
+from edgeq_device.manifest import MANIFEST, check_file_names, is_harmless
+from edgeq_device.onnxfile import DTYPES
+from edgeq_device.package import MAIN, Bundle, beside
+from edgeq_device.places import draft_of, move_new
+from edgeq_device.select import CPU, Choice, Device, select
+from edgeq_device.serve import Guest, GuestSession, open_request, python_command
 from edgeq_device.sessions import open_session
-from edgeq_device.variants import Variant
+from edgeq_device.signature import SIGNATURE
+from edgeq_device.variants import SliceTolerance, Variant
+
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+Slices = Mapping[str, Sequence[SliceTolerance]]
+_NO_SLICES: Slices = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class OutputCheck:
+    """One output over all cases, or a slice of one.
+
+    Attributes:
+        name: of the output, and the place of the slice.
+        max_error: largest absolute difference; infinite where shape, dtype or finiteness differ.
+        problem: "" or what differs besides the values.
+        tolerance: what is allowed, absolute.
+    """
+
+    name: str
+    max_error: float
+    problem: str
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether shape and dtype agree and the error is within the tolerance."""
+        return not self.problem and self.max_error <= self.tolerance
+
+    def to_dict(self) -> Dict[str, Any]:
+        """Plain JSON values; what is infinite is null."""
+        error, allowed = (value if math.isfinite(value) else None for value in (self.max_error, self.tolerance))
+        return {"max_error": error, "tolerance": allowed, "passed": self.passed, "problem": self.problem}
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The verdict: a bundle without vectors has no outputs here and does not pass."""
+
+    cases: int
+    outputs: Tuple[OutputCheck, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is at least one case that compares something, and every output passed."""
+        return self.cases > 0 and bool(self.outputs) and all(check.passed for check in self.outputs)
+
+    @property
+    def reason(self) -> str:
+        """Why it did not pass; "" where it did."""
+        if not self.outputs:
+            return "it brings no self-test"
+        return "; ".join(
+            f"output {check.name}: {check.problem or f'error {check.max_error:.6g} is over {check.tolerance:.6g}'}"
+            for check in self.outputs
+            if not check.passed
+        )
+
+
+def run_selftest(variant: Variant, session: Any) -> SelfTest:
+    """Run every case of `variant` in `session` and compare each expected output.
+
+    Raises:
+        BundleError: vectors that do not fit the model.
+        RuntimeUnavailableError: the process that runs it crashed or hangs.
+        DataError: vectors that cannot be read.
+    """
+    outputs = check_outputs(_answers(variant, session), variant.tolerance, variant.slices)
+    return SelfTest(len(variant.cases), outputs)
+
+
+def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
+    """What the session gives for each case, and what is expected."""
+    for case in variant.cases:
+        feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
+        names = sorted(expected)
+        if not any(array.size for array in expected.values()):
+            raise BundleError(f"variant {variant.name}: the self-test {case.outputs.name} compares nothing")
+        try:
+            results = session.run(names, feeds)
+        except RuntimeUnavailableError:  # the process that ran it has ended
+            raise
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            text = " ".join(str(error).split())
+            raise BundleError(f"variant {variant.name}: the self-test does not fit the model ({text})") from error
+        unbounded = next((name for name in names if name not in variant.tolerance), None)
+        if unbounded is not None:
+            raise BundleError(f"variant {variant.name}: the self-test has no tolerance for output {unbounded!r}")
+        yield dict(zip(names, map(one_array, results))), expected
+
+
+def check_outputs(
+    answers: Iterable[Tuple[Arrays, Arrays]], tolerance: Mapping[str, float], slices: Slices = _NO_SLICES
+) -> Tuple[OutputCheck, ...]:
+    """Check each output over all cases, sorted by name, and after it its slices.
+
+    Args:
+        answers: of each case, the outputs by name, and those that are expected.
+        tolerance: of every output.
+        slices: of outputs that have some.
+    """
+    checks: Dict[Tuple[str, int], OutputCheck] = {}
+    for outputs, expected in answers:
+        for name, found in outputs.items():
+            one = [OutputCheck(name, *compare(found, expected[name]), tolerance[name])]
+            for part in slices.get(name, ()):
+                error, problem = _compare_slice(found, expected[name], part)
+                one.append(OutputCheck(f"{name}, {part.where}", error, problem, part.tolerance))
+            for place, check in enumerate(one):
+                before = checks.get((name, place), check)
+                worse = replace(check, max_error=max(check.max_error, before.max_error))
+                checks[name, place] = replace(worse, problem=before.problem or check.problem)
+    return tuple(checks[key] for key in sorted(checks))
+
+
+def _compare_slice(
+    found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]", part: SliceTolerance
+) -> Tuple[float, str]:
+    if part.axis >= expected.ndim or part.last >= expected.shape[part.axis]:
+        return float("inf"), f"there is no such part of shape {expected.shape}"
+    if found.shape != expected.shape:
+        return compare(found, expected)
+    place = (slice(None),) * part.axis + (slice(part.first, part.last + 1),)
+    return compare(found[place], expected[place])
+
+
+def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
+    """Largest absolute difference in float64, and what else differs ("" if nothing does)."""
+    if found.shape != expected.shape:
+        return float("inf"), f"shape {found.shape} where {expected.shape} is expected"
+    if found.dtype.kind == expected.dtype.kind == "U":
+        return (0.0, "") if (found == expected).all() else (float("inf"), "its texts are others")
+    if found.dtype != expected.dtype:
+        return float("inf"), f"dtype {found.dtype} where {expected.dtype} is expected"
+    if found.size == 0:
+        return 0.0, ""
+    if found.dtype.kind not in "biuf":
+        return float("inf"), f"dtype {found.dtype} cannot be compared"
+    left, right = found.astype(np.float64), expected.astype(np.float64)
+    if not np.isfinite(left).all():
+        return float("inf"), "it is not finite"
+    if not np.isfinite(right).all():
+        return float("inf"), "the expected values are not finite"
+    return float(np.abs(left - right).max()), ""
+
 
 Open = Callable[[Variant, int], Any]
 ANSWER_S = 120.0
@@ -66,7 +221,9 @@ def open_best(
                 raise
             failed[choice.variant.name] = str(error)
             continue
-        return Opened(choice, session, passed_over(choice))
+        better = [v for v in choice.others if v.variant.rank > choice.variant.rank and not v.fits]
+        better.sort(key=lambda verdict: -verdict.variant.rank)
+        return Opened(choice, session, tuple(f"not {v.variant.name}: {'; '.join(v.reasons)}" for v in better))
 
 
 def open_variant(variant: Variant, threads: int = 0) -> Any:
@@ -97,7 +254,7 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
         request_s=ANSWER_S,
     )
     try:
-        session = guest.opened(open_request(variant, threads, precision_of(variant, engine)))
+        session = guest.opened(open_request(variant, threads))
         variant.check_unchanged()
     except BaseException:
         guest.end()
@@ -106,8 +263,96 @@ def start_variant(variant: Variant, threads: int = 0) -> Any:
     return session
 
 
-def passed_over(choice: Choice) -> Tuple[str, ...]:
-    """Why each variant that ranks above the chosen one is not it."""
-    better = [verdict for verdict in choice.others if verdict.variant.rank > choice.variant.rank and not verdict.fits]
-    ordered = sorted(better, key=lambda verdict: -verdict.variant.rank)
-    return tuple(f"not {verdict.variant.name}: {'; '.join(verdict.reasons)}" for verdict in ordered)
+def read_feeds(session: Any, files: Sequence[str]) -> Dict[str, "np.ndarray[Any, Any]"]:
+    """Read the model's inputs from `files`: .npz files whose keys are input names, `NAME=FILE.npy`, or one plain .npy.
+
+    Raises:
+        DataError: an input is missing, unknown, given twice, or has the wrong dtype or shape.
+    """
+    wanted = [spec.name for spec in session.get_inputs()]
+    feeds: Dict[str, "np.ndarray[Any, Any]"] = {}
+    for text in files:
+        name, equals, path = text.partition("=")
+        if not equals or name not in wanted:
+            name, path = "", text
+        for key, array in read_arrays(Path(path)).items():
+            key = key or name or (wanted[0] if len(wanted) == 1 else "")
+            if not key:
+                names = ", ".join(wanted)
+                raise DataError(f"{path}: the model has several inputs", f"Write NAME={path}, NAME one of {names}")
+            if key in feeds:
+                raise DataError(f"{path}: input {key!r} is given twice")
+            feeds[key] = array
+    check_feeds(session, feeds)
+    return feeds
+
+
+def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> None:
+    """Hold `feeds` against the model's inputs: names, dtypes, shapes (named sizes fit anything)."""
+    specs = {spec.name: spec for spec in session.get_inputs()}
+    names = ", ".join(specs)
+    for name in feeds:
+        if name not in specs:
+            raise DataError(f"the model has no input {name!r}", f"Its inputs are {names}")
+    for name, spec in specs.items():
+        if name not in feeds:
+            raise DataError(f"input {name!r} is missing", f"The model takes {names}")
+        array, dtype = feeds[name], DTYPES.get(spec.type)
+        if dtype is not None and array.dtype != np.dtype(dtype):
+            raise DataError(f"input {name!r} is {array.dtype}, the model takes {dtype}", "Convert it before saving")
+        shape = list(spec.shape)
+        fits = len(shape) == array.ndim and all(
+            not isinstance(size, int) or size == have for size, have in zip(shape, array.shape)
+        )
+        # A model that does not declare the rank looks like one that takes a scalar; onnxruntime runs both on any shape.
+        if shape and not fits:
+            raise DataError(f"input {name!r} has shape {list(array.shape)}, the model takes {shape}")
+
+
+def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
+    """Where outputs go: `wanted`, or beside the bundle where none is.
+
+    Raises:
+        OutputError: it is the bundle, or would become or replace a part of it, or make it unreadable.
+    """
+    root = bundle.source.resolve()
+    wanted = beside(bundle.source, ".outputs.npz") if wanted is None else wanted
+    place = wanted.absolute().parent.resolve() / wanted.name
+    if place == root or (root in place.parents and not _may_join(bundle, place.relative_to(root).as_posix())):
+        raise OutputError(f"{wanted} lies in the bundle, and would replace or join its files", "Write it elsewhere")
+    return place
+
+
+def _may_join(bundle: Bundle, name: str) -> bool:
+    """Tell whether a file of this relative name may lie in the bundle's directory, on every system."""
+    others = {MANIFEST, SIGNATURE, *bundle.files, *bundle.extra} - {name}
+    try:
+        check_file_names([*sorted(others), name], str(bundle.source))
+    except BundleError:
+        return False
+    return is_harmless(name) and name not in (MANIFEST, SIGNATURE, *bundle.files)
+
+
+def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, force: bool) -> None:
+    """Write `outputs` as an .npz that appears whole or not at all.
+
+    Raises:
+        OutputError: `path` exists (without `force`), is no regular file (with it too), or cannot be written.
+    """
+    taken = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
+    try:
+        if os.path.lexists(path):
+            if not force:
+                raise taken
+            if not stat.S_ISREG(path.lstat().st_mode):  # a rename would put a file in the place of a device or a link
+                raise OutputError(f"{path} is no regular file, and is not replaced", "Choose another output")
+        with draft_of(path) as draft:
+            write_npz(draft, outputs)
+            if force:
+                draft.replace(path)
+            else:
+                move_new(draft, path)
+    except FileExistsError as error:  # another process was faster
+        raise taken from error
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror})", "Choose another output") from error

@@ -14,6 +14,7 @@ itself knows nothing of this entry.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -62,51 +63,38 @@ class Rule:
         return str(self.form.get("place", ""))
 
 
-@dataclass(frozen=True)
-class Rules:
-    """All that is allowed: session options by key, provider options by execution provider and key."""
-
-    session: Mapping[str, Rule]
-    providers: Mapping[str, Mapping[str, Rule]]
-
-
-@lru_cache(maxsize=1)
-def rules() -> Rules:
-    """The table as it ships with this code."""
+@lru_cache
+def rules(provider: str = "") -> Mapping[str, Rule]:
+    """Return what a bundle may set of an execution provider, by key; of the session where none is given."""
     table = own_table("options.json")
-
-    def read(rows: Mapping[str, Any]) -> Dict[str, Rule]:
-        return {key: Rule(_form(row["form"], table["forms"]), row["why"], row["source"]) for key, row in rows.items()}
-
-    return Rules(read(table["session"]), {ep: read(rows) for ep, rows in table["providers"].items()})
-
-
-def _form(form: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = named[form] if isinstance(form, str) else form
-    assert isinstance(found, dict)
-    return found
+    rows = table["providers"].get(provider, {}) if provider else table["session"]
+    # A form is written out, or is the name of one that several rows share.
+    named = {key: row["form"] if isinstance(row["form"], str) else "" for key, row in rows.items()}
+    return {
+        key: Rule(table["forms"][named[key]] if named[key] else row["form"], row["why"], row["source"])
+        for key, row in rows.items()
+    }
 
 
 def session_problem(key: str, value: str, *, references: bool = True) -> str:
-    """Why a bundle may not set session option `key` to `value`, as the rest of a sentence; "" where it may.
+    """Say why a bundle may not set session option `key` to `value`, as the rest of a sentence; "" where it may.
 
     Args:
         references: whether an option may refer to what the bundle holds; those the writer of a bundle sets itself.
     """
-    problem = _problem(rules().session, key, value, "is not one that a bundle may set")
-    if not problem and not references and rules().session[key].place:
+    problem = _problem(rules(), key, value, "is not one that a bundle may set")
+    if not problem and not references and rules()[key].place:
         return "is one that the writer of the bundle sets itself"
     return problem
 
 
 def provider_problem(ep: str, key: str, value: str) -> str:
-    """The same for option `key` of execution provider `ep`."""
+    """Say the same of option `key` of execution provider `ep`."""
     if value in _engine_values(ep, key):
         return ""
-    known = rules().providers.get(ep)
-    if known is None:
+    if not rules(ep):
         return f"is refused: a bundle may set none of {_quoted(ep)}"
-    return _problem(known, key, value, f"is not one that a bundle may set of {ep}")
+    return _problem(rules(ep), key, value, f"is not one that a bundle may set of {ep}")
 
 
 def read_session_options(options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]) -> Dict[str, str]:
@@ -121,7 +109,7 @@ def read_session_options(options: Mapping[str, str], where: str, resolve: Callab
     found = {}
     for key, value in options.items():
         _refuse(session_problem(key, value), f"{where}: session option {_quoted(key)}")
-        place = rules().session[key].place
+        place = rules()[key].place
         found[key] = resolve(value, place) if place else value
     return found
 
@@ -133,7 +121,7 @@ def read_provider_options(
     found = {}
     for key, value in options.items():
         _refuse(provider_problem(ep, key, value), f"{where}: provider option {_quoted(key)}")
-        rule = rules().providers.get(ep, {}).get(key)
+        rule = rules(ep).get(key)
         found[key] = resolve(value, rule.place) if rule is not None and rule.place else value
     return found
 
@@ -156,10 +144,10 @@ def check_names(session: Iterable[str], ep: str, provider: Iterable[str]) -> Non
         BundleError: with the name.
     """
     for key in session:
-        if key not in rules().session:
+        if key not in rules():
             raise BundleError(f"session option {_quoted(key)} is not one that a bundle may set", _FIX)
     for key in provider:
-        if key not in rules().providers.get(ep, {}) and not _engine_values(ep, key):
+        if key not in rules(ep) and not _engine_values(ep, key):
             raise BundleError(f"provider option {_quoted(key)} is not one that a bundle may set of {ep}", _FIX)
 
 
@@ -197,12 +185,14 @@ def _problem(known: Mapping[str, Rule], key: str, value: str, unknown: str) -> s
 
 
 def _mismatch(form: Mapping[str, Any], value: str) -> str:
-    """What `value` can be where it does not have `form`, else ""."""
+    """Say what `value` can be where it does not have `form`; "" where it has."""
     if "one_of" in form:
         return "" if value in form["one_of"] else ", ".join(form["one_of"])
     if "whole" in form:
         least, most = form["whole"]
-        return "" if _is_whole(value, least, most) else f"a whole number from {least} to {most}"
+        short = re.fullmatch("-?[0-9]+", value) is not None and len(value.lstrip("-")) <= len(str(most))
+        fits = short and str(int(value)) == value and least <= int(value) <= most
+        return "" if fits else f"a whole number from {least} to {most}"
     if "words" in form:
         limits = form["words"]
         return "" if _are_words(value, limits) else _describe_words(limits)
@@ -211,13 +201,6 @@ def _mismatch(form: Mapping[str, Any], value: str) -> str:
         fits = len(value) <= most and all(map(_is_shape, value.split(",")))
         return "" if fits else f"NAME:SIZExSIZE, with commas between them, {most} characters at most"
     return "" if value else f"a {form['place']} of the bundle"
-
-
-def _is_whole(value: str, least: int, most: int) -> bool:
-    digits = value[1:] if value.startswith("-") else value
-    if not digits.isdigit() or len(digits) > len(str(most)):
-        return False
-    return str(int(value)) == value and least <= int(value) <= most
 
 
 def _is_shape(text: str) -> bool:

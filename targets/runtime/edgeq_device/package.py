@@ -15,25 +15,27 @@ import shutil
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
-from edgeq_device.arrays import ELEMENT_BITS
-from edgeq_device.contents import (
+from edgeq_device.engines import plugin_of
+from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
+from edgeq_device.manifest import (
+    MANIFEST,
+    FileRecord,
     Hashed,
+    Manifest,
     check_assets,
     check_directory,
+    check_file_name,
     check_listing,
     extract,
     list_archive,
     list_directory,
     open_plain,
+    parse_manifest,
     read_unlisted,
 )
-from edgeq_device.engines import plugin_of
-from edgeq_device.errors import AGAIN, BundleError, OutputError, UsageError
-from edgeq_device.manifest import MANIFEST, FileRecord, Manifest, check_file_name, parse_manifest
-from edgeq_device.onnxfile import ExternalTensor, read_onnx
+from edgeq_device.onnxfile import ELEMENT_BITS, ExternalTensor, read_onnx
 from edgeq_device.places import temporary_folder
 from edgeq_device.plainjson import parse_json
 from edgeq_device.signature import SIGNATURE
@@ -52,18 +54,15 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
         BundleError: a model that is no ONNX file or holds compiled code, or external data that are not wholly inside
             one of the bundle's files, of the size that the tensor's shape and type need.
     """
-    checked: Set[Tuple[str, str, bool]] = set()
+    found: Dict[Tuple[str, str, bool], None] = {}
     for variant in variants:
-        if variant.model is None:
-            continue
-        model = variant.model.relative_to(root).as_posix()
-        named = variant.session_options.get(EXTERNAL_FOLDER)
-        folder = Path(named).relative_to(root).as_posix() if named is not None else str(PurePosixPath(model).parent)
-        engine = plugin_of(variant.ep)
-        compiled = engine is not None and engine.compiled
-        if (model, folder, compiled) not in checked:
-            _check_model(model, folder, root, files, f"{where}: {model}", compiled)
-            checked.add((model, folder, compiled))
+        if variant.model is not None:
+            named = variant.session_options.get(EXTERNAL_FOLDER, variant.model.parent)
+            model, folder = (Path(place).relative_to(root).as_posix() for place in (variant.model, named))
+            engine = plugin_of(variant.ep)
+            found[model, folder, engine is not None and engine.compiled] = None
+    for model, folder, compiled in found:
+        _check_model(model, folder, root, files, f"{where}: {model}", compiled)
 
 
 def _check_model(
@@ -175,9 +174,7 @@ class Bundle:
     def __enter__(self) -> Bundle:
         return self
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -234,10 +231,11 @@ def _open_directory(root: Path, expect: Optional[str]) -> Bundle:
         except OutputError:
             cleanup()
             copy, hashed = None, check_directory(root, manifest.files)
-        bundle = _assemble(root, copy or root, data, manifest, cleanup, hashed if copy is None else None)
-        if copy is None:
-            hashed.check()
-        return replace(bundle, extra=extra, signature=signature)
+        if copy is not None:
+            return _assemble(root, copy, data, manifest, cleanup, extra=extra, signature=signature)
+        bundle = _assemble(root, root, data, manifest, cleanup, hashed, extra=extra, signature=signature)
+        hashed.check()
+        return bundle
     except BaseException:
         cleanup()
         raise
@@ -261,7 +259,14 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
-        what, fix = _no_archive(source, error)
+        with source.open("rb") as stream:
+            head = stream.read(len(_ZIP))
+        what, fix = "it is no zip archive" if head else "it is empty", _FIX
+        if head == _ZIP:
+            what, fix = f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
+        elif head[:1] == _IR_VERSION:
+            what = "it looks like an ONNX model"
+            fix = f"{_FIX}; `bench`, `eval` and `compare` take models too, named .onnx"
         raise BundleError(f"{source} is not a bundle: {what}", fix) from error
     except OSError as error:
         raise BundleError(f"{source} cannot be read ({error.strerror or error})") from error
@@ -278,21 +283,10 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
         root, cleanup = temporary_folder("edgeq-bundle-", f"{source} cannot be unpacked")
         try:
             extract(archive, entries, manifest.files, root)
-            return replace(_assemble(source, root, data, manifest, cleanup), signature=signature)
+            return _assemble(source, root, data, manifest, cleanup, signature=signature)
         except BaseException:
             cleanup()
             raise
-
-
-def _no_archive(source: Path, error: Exception) -> Tuple[str, str]:
-    """What a file is that zipfile does not open, and what to do."""
-    with source.open("rb") as stream:
-        head = stream.read(len(_ZIP))
-    if head == _ZIP:
-        return f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
-    if head[:1] == _IR_VERSION:
-        return "it looks like an ONNX model", f"{_FIX}; `bench`, `eval` and `compare` take models too, named .onnx"
-    return "it is no zip archive" if head else "it is empty", _FIX
 
 
 def _check_expected(manifest: bytes, expect: Optional[str], source: Path) -> None:
@@ -322,6 +316,7 @@ def _assemble(
     manifest: Manifest,
     cleanup: Callable[[], None],
     hashed: Optional[Hashed] = None,
+    **more: Any,
 ) -> Bundle:
     sha256, engines = hashlib.sha256(data).hexdigest(), beside(source, ".engines")
     components = {
@@ -341,4 +336,5 @@ def _assemble(
         metadata=manifest.edgeq,
         files=manifest.files,
         _cleanup=cleanup,
+        **more,
     )

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator, Tuple
+from typing import Callable, Iterator, Mapping, Tuple
 
 from edgeq_device.errors import OutputError
 
@@ -115,7 +115,7 @@ def _signals_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# renameat2(2) of Linux and renamex_np(2) of macOS, with their flags for the two.
+# renameat2(2) of Linux and renamex_np(2) of macOS, with their flags.
 _HERE = -100
 _FREE = {"renameat2": 1, "renamex_np": 4}
 _EXCHANGED = {"renameat2": 2, "renamex_np": 2}
@@ -130,38 +130,9 @@ def move_new(source: Path, place: Path) -> None:
     """
     if os.name == "nt":
         source.rename(place)  # Windows refuses by itself
-    elif not _renamed(source, place, "free"):
-        _move_without_flags(source, place)
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step, so that neither is ever missing; False where the system cannot."""
-    return os.name != "nt" and _renamed(one, other, "exchanged")
-
-
-def _renamed(source: Path, place: Path, how: str) -> bool:
-    """Whether the system has this kind of rename, and has done it."""
-    try:
-        import ctypes
-    except ImportError:  # a Python without it
-        return False
-    library = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(source), os.fsencode(place)
-    flags = _FREE if how == "free" else _EXCHANGED
-    name = next((name for name in flags if hasattr(library, name)), None)
-    if name is None:
-        return False
-    sys.audit("os.rename", source, place, -1, -1)  # as os.rename does
-    given = (_HERE, names[0], _HERE, names[1]) if name == "renameat2" else names
-    if getattr(library, name)(*given, flags[name]) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _LACKING:  # an older kernel, or a file system that cannot
-        return False
-    raise OSError(number, os.strerror(number), str(place))
-
-
-def _move_without_flags(source: Path, place: Path) -> None:
+        return
+    if _renamed(source, place, _FREE):
+        return
     try:
         if source.is_dir() and not source.is_symlink():
             source.rename(place)  # takes the place of an empty directory at most
@@ -177,3 +148,29 @@ def _move_without_flags(source: Path, place: Path) -> None:
         if not os.path.samestat(os.lstat(source), os.lstat(place)):  # else a kill came before the next line
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from error
     source.unlink()
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step, so that neither is ever missing; False where the system cannot."""
+    return os.name != "nt" and _renamed(one, other, _EXCHANGED)
+
+
+def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
+    """Whether the system has this kind of rename, and has done it."""
+    try:
+        import ctypes
+    except ImportError:  # a Python without it
+        return False
+    library = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(source), os.fsencode(place)
+    name = next((name for name in flags if hasattr(library, name)), None)
+    if name is None:
+        return False
+    sys.audit("os.rename", source, place, -1, -1)  # as os.rename does
+    given = (_HERE, names[0], _HERE, names[1]) if name == "renameat2" else names
+    if getattr(library, name)(*given, flags[name]) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _LACKING:  # an older kernel, or a file system that cannot
+        return False
+    raise OSError(number, os.strerror(number), str(place))

@@ -30,9 +30,8 @@ from edgeq_device.connection import (
     exchange,
     parse_address,
 )
-from edgeq_device.contents import check_content
 from edgeq_device.errors import BundleError, OutputError, RuntimeUnavailableError, UsageError
-from edgeq_device.manifest import MAX_FILES, MAX_SIZE, FileRecord, check_file_names
+from edgeq_device.manifest import MAX_FILES, MAX_SIZE, FileRecord, check_content, check_file_names
 from edgeq_device.package import open_bundle
 from edgeq_device.plainjson import parse_json
 from edgeq_device.trust import Trust, check_signature
@@ -207,8 +206,6 @@ class Registry:
             raise RuntimeUnavailableError(f"{self.reference}: what gives tokens sent none", "Look at the registry")
         return value
 
-
-__all__ = ["Reference", "fetch", "layers_of", "parse_reference", "pull"]
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"

@@ -56,7 +56,8 @@ def printable(text: str) -> str:
     surrogate and whatever else is not seen."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in text)
+    seen = (c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
+    return "".join(c if shown else c.encode("unicode_escape").decode("ascii") for c, shown in zip(text, seen))
 
 
 def printable_lines(text: str) -> str:
@@ -84,10 +85,6 @@ def prepare_output() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  # they live as long as the program
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 MARK = "| "
@@ -163,7 +160,19 @@ def relay(child: int, reader: int, writer: int) -> int:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    lines, more = _Lines(), True
+    held, more = b"", True
+
+    def take() -> None:
+        """Read once and write the lines that are whole, or too long to be kept."""
+        nonlocal held, more
+        piece = os.read(reader, _PIECE)
+        more = bool(piece)
+        held += piece
+        whole, line_break, rest = held.rpartition(b"\n")
+        if line_break or len(rest) > _PIECE:
+            held = rest if line_break else b""
+            _write(whole if line_break else rest)
+
     ended, status = os.waitpid(child, os.WNOHANG)
     while not ended:
         ready, _, _ = select.select([woken, *[reader] * more], [], [])
@@ -171,35 +180,14 @@ def relay(child: int, reader: int, writer: int) -> int:
             os.read(woken, _PIECE)
             ended, status = os.waitpid(child, os.WNOHANG)
         if reader in ready:
-            more = lines.take(reader)
+            take()
     for _ in range(_LAST_PIECES):
         if not (more and select.select([reader], [], [], 0)[0]):
             break
-        more = lines.take(reader)
-    lines.finish()
+        take()
+    if held:  # what no line break followed
+        _write(held)
     return status
-
-
-class _Lines:
-    """Whole lines of what was read so far."""
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def take(self, reader: int) -> bool:
-        """Read once and write the lines that are whole, or too long to be kept; False at the end."""
-        piece = os.read(reader, _PIECE)
-        self._held += piece
-        whole, line_break, rest = self._held.rpartition(b"\n")
-        if line_break or len(rest) > _PIECE:
-            self._held = rest if line_break else b""
-            _write(whole if line_break else rest)
-        return bool(piece)
-
-    def finish(self) -> None:
-        """Write what no line break followed."""
-        if self._held:
-            _write(self._held)
 
 
 def _write(data: bytes) -> None:

@@ -151,8 +151,11 @@ def serve(
     sleep: Callable[[float], None] = time.sleep,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> ServerResult:
-    """The server scenario at one rate. Broken off once so many queries were over the bound that p99 must be: an
-    overloaded server would otherwise take many times the duration for the same result."""
+    """Run the server scenario at one rate.
+
+    It is broken off once so many queries were over the bound that p99 must be: an overloaded server would otherwise
+    take many times the duration for the same result.
+    """
     check_limits(min_duration_s, min_queries)
     due = arrivals(rate_qps, min_duration_s, min_queries, seed)
     fatal = len(due) - int(0.99 * len(due) + 1e-9)  # with this many over the bound, p99 is over it too
@@ -163,7 +166,9 @@ def serve(
     finished = time_zero
     with quiet_collector():
         for arrival in due + time_zero:
-            _wait_until(float(arrival), clock, sleep)
+            # Sleeping is no more precise than half a millisecond: the clock is watched for the rest.
+            while (remaining := float(arrival) - clock()) > 0:
+                sleep(remaining - 5e-4 if remaining > 1e-3 else 0.0)
             run()
             finished = clock()
             latencies[done] = finished - arrival
@@ -178,17 +183,7 @@ def serve(
     elapsed = finished - time_zero
     latency = Distribution(latencies[:done] * 1e3, elapsed_s=elapsed)
     achieved = done / elapsed if elapsed > 0 else 0.0
-    return ServerResult(
-        latency, rate_qps, achieved, latency_bound_ms, latency.share_over(latency_bound_ms), done == len(due)
-    )
-
-
-def _wait_until(moment: float, clock: Clock, sleep: Callable[[float], None]) -> None:
-    """Sleep to half a millisecond before the moment, as sleeping is not more precise, then watch the clock."""
-    remaining = moment - clock()
-    while remaining > 0:
-        sleep(remaining - 5e-4 if remaining > 1e-3 else 0.0)
-        remaining = moment - clock()
+    return ServerResult(latency, rate_qps, achieved, latency_bound_ms, over / done, done == len(due))
 
 
 def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int = 0, queries: int = 20_000) -> float:

@@ -14,12 +14,11 @@ from functools import lru_cache
 from typing import Collection, FrozenSet, List, Mapping, Optional, Tuple
 
 from edgeq_device.cuda import Gpu, capability_text
-from edgeq_device.engines import FLOAT, EngineSpec, plugin_of
+from edgeq_device.engines import FLOAT, EngineSpec, parse_version, plugin_of
 from edgeq_device.errors import BundleError
 from edgeq_device.package import MAIN, Bundle
 from edgeq_device.plainjson import own_table
 from edgeq_device.variants import Variant
-from edgeq_device.version import parse_version
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,9 @@ class WrongKernels:
     weight_limit: int = 0
 
     def on(self, architecture: str, features: Collection[str]) -> bool:
-        """Whether it concerns such a CPU."""
-        return (
-            self.architecture == architecture
-            and all(feature in features for feature in self.features)
-            and not any(feature in features for feature in self.without)
-        )
+        """Tell whether it concerns such a CPU."""
+        has = frozenset(features)
+        return self.architecture == architecture and has.issuperset(self.features) and has.isdisjoint(self.without)
 
     def in_release(self, version: str) -> bool:
         """Whether a release such as "1.24.1" has it."""
@@ -225,7 +221,7 @@ def select(
     *,
     failed: Optional[Mapping[str, str]] = None,
 ) -> Choice:
-    """The variant of `component` with the highest rank among those that fit; the first named wins a tie.
+    """Choose the variant of `component` with the highest rank among those that fit; the first named wins a tie.
 
     With `name`, that one and no other. `failed` names variants that were tried and did not open, each with the reason.
 
@@ -236,11 +232,8 @@ def select(
     if not variants:
         raise BundleError(f"{bundle.source} has no component {component}")
     verdicts = [judge(variant, device) for variant in variants]
-    if failed:
-        verdicts = [
-            Verdict(v.variant, (*v.reasons, failed[v.variant.name])) if v.variant.name in failed else v
-            for v in verdicts
-        ]
+    tried = {variant.name: (reason,) for variant in variants if (reason := (failed or {}).get(variant.name))}
+    verdicts = [Verdict(v.variant, v.reasons + tried.get(v.variant.name, ())) for v in verdicts]
     if name is not None:
         named = next((verdict for verdict in verdicts if verdict.variant.name == name), None)
         if named is None:
@@ -248,12 +241,14 @@ def select(
             raise BundleError(f"{bundle.source} has no variant {name!r}", f"It has {known}")
         if not named.fits:
             raise BundleError(f"{bundle.source}: variant {name} does not run here: {'; '.join(named.reasons)}")
-        return Choice(named.variant, "it was asked for", _others(verdicts, named))
+        return Choice(named.variant, "it was asked for", tuple(v for v in verdicts if v is not named))
     fitting = [verdict for verdict in verdicts if verdict.fits]
     if not fitting:
         why = "; ".join(f"{v.variant.name}: {', '.join(v.reasons)}" for v in verdicts)
         fix = f"Package the model for a target of this device's kind ({device.architecture})"
-        newer = [v.variant.min_onnxruntime for v in verdicts if _only_too_old(v, device)]
+        # Those in whose way nothing but the age of the onnxruntime here stands.
+        wanted = [v.variant.min_onnxruntime for v in verdicts if len(v.reasons) == 1]
+        newer = [version for version in wanted if parse_version(device.runtime) < parse_version(version)]
         if newer:
             fix = f"Install onnxruntime {min(newer, key=parse_version)} or newer"
         raise BundleError(f"{bundle.source} has no variant for this device ({why})", fix)
@@ -261,14 +256,4 @@ def select(
     why = "it is the only one that runs here" if len(fitting) == 1 else f"rank {best.variant.rank} is the highest here"
     if best.variant.required_features:
         why += f"; this device has {', '.join(best.variant.required_features)}"
-    return Choice(best.variant, why, _others(verdicts, best))
-
-
-def _only_too_old(verdict: Verdict, device: Device) -> bool:
-    """Whether nothing but the age of the onnxruntime here stands in the way."""
-    old = parse_version(device.runtime) < parse_version(verdict.variant.min_onnxruntime)
-    return old and len(verdict.reasons) == 1
-
-
-def _others(verdicts: List[Verdict], chosen: Verdict) -> Tuple[Verdict, ...]:
-    return tuple(verdict for verdict in verdicts if verdict is not chosen)
+    return Choice(best.variant, why, tuple(v for v in verdicts if v is not best))

@@ -1,26 +1,270 @@
-"""Sessions for another process, which is `edgeq_device.guest`: requests on standard input, answers on standard output.
+"""Run sessions in a process of its own, on other kernels or not, and use them like onnxruntime's own.
 
-`python -I` runs `main` for a plug-in engine on a device; edgeq_guest.py adds what the workstation needs.
+A `Guest` is the side that asks, `serve` the side that answers: requests on standard input, answers on standard output.
+`main` serves a plug-in engine on a device; edgeq_guest.py adds what the workstation needs.
+
+`python -m` and PYTHONPATH would both put folders first that hold what the user downloaded: a `numpy.py` beside the
+model would run. The child is isolated (-I), searches where this process does without the working directory, and takes
+edgeq_device from where this process has it, which may be a zip.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 
-from edgeq_device.arrays import one_array
+from edgeq_device.arrays import one_array, read_frame, write_frame
 from edgeq_device.budget import lift_seconds
-from edgeq_device.engines import EngineSpec, plugin_of, read_engine
-from edgeq_device.frames import read_frame, write_frame
+from edgeq_device.engines import FLOAT, EngineSpec, plugin_of, read_engine
+from edgeq_device.environment import Watch
+from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.latency import Burst, Bursts, burst, quiet_collector
+from edgeq_device.relay import Tail
+from edgeq_device.scenarios import query_runner
+from edgeq_device.select import precision_of
 from edgeq_device.sessions import best_threads, open_session
 from edgeq_device.variants import Variant
 
+# Runs before edgeq_device can be imported. Only `sys` is imported while the path is not yet this process's.
+_BOOT = """
+import sys
+root, module, *sys.path = sys.argv[1:]
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+spec = PathFinder.find_spec("edgeq_device", [root])
+package = sys.modules[spec.name] = module_from_spec(spec)
+spec.loader.exec_module(package)
+sys.exit(import_module(module).main())
+"""
+
+
+def python_command(module: str) -> List[str]:
+    """Return the command line that runs `main()` of a module of edgeq_device in a fresh isolated interpreter."""
+    root = Path(__file__).absolute().parent.parent
+    # -B: a compiled file left in a bundle is one that its manifest does not know.
+    return [sys.executable, "-I", "-B", "-c", _BOOT, str(root), module, *import_path()]
+
+
+def describe_exit(code: int) -> str:
+    """How a child ended, in words: "exit code 3", "signal SIGSEGV"."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def import_path() -> List[str]:
+    """Return where this process finds modules, without the working directory.
+
+    The working directory stays where numpy or onnxruntime were loaded from it: then it is an installation.
+    """
+    try:
+        here: Optional[str] = os.path.realpath(Path.cwd())
+    except OSError:  # it was removed, so nothing can be imported from it
+        here = None
+    kept = {_folder_of("numpy"), _folder_of("onnxruntime")}
+    entries = [str(entry) for entry in sys.path]
+    return [e for e in entries if Path(e).is_absolute() and (os.path.realpath(e) != here or here in kept)]
+
+
+def _folder_of(package: str) -> Optional[str]:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return os.path.realpath(str(Path(file).parent.parent)) if file else None
+
+
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """As onnxruntime's NodeArg."""
+
+    name: str
+    type: str
+    shape: List[Union[int, str, None]]
+
+
+class Guest:
+    """A program that runs and answers requests; `end` it when it is not needed any more.
+
+    Args:
+        title: names it in messages.
+        request_s: seconds after which a request without an answer ends it.
+        failure: what is raised for the program and for the runtime in it.
+
+    Raises:
+        RuntimeUnavailableError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        title: str,
+        *,
+        request_s: float,
+        failure: Type[Exception] = RuntimeUnavailableError,
+    ) -> None:
+        self.title = title
+        self.request_s = request_s
+        self._failure = failure
+        self._late = False
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=pipe, env=dict(environment))
+        except OSError as error:
+            raise RuntimeUnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
+        self._errors = Tail(self._process)
+
+    def finish(self, within_s: float) -> None:
+        """Let it end by itself, at the end of its input, so that what it keeps for later is written."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        watchdog = threading.Timer(within_s, self._process.kill)
+        watchdog.start()
+        try:
+            self._process.wait()
+        finally:
+            watchdog.cancel()
+
+    def end(self) -> None:
+        """End it now; safe to call twice."""
+        self._process.kill()
+        with suppress(BrokenPipeError), self._process:  # what it has not read is lost
+            pass
+
+    def exchange(
+        self, request: Mapping[str, Any], arrays: Optional[Mapping[str, "np.ndarray[Any, Any]"]] = None
+    ) -> Tuple[Dict[str, Any], Arrays]:
+        """Send one request; gives the values and the arrays of the reply.
+
+        Raises:
+            RuntimeUnavailableError: the guest has ended or does not answer, or the runtime in it refuses.
+            ValueError: the runtime refuses the inputs, as it does in this process.
+        """
+        assert self._process.stdin is not None
+        watchdog = threading.Timer(self.request_s, self._give_up)
+        watchdog.start()
+        try:
+            write_frame(self._process.stdin, request, arrays or {})
+            frame = self._receive(request)
+        except (OSError, ValueError, EOFError) as error:  # the pipe is closed, or a frame ends in its middle
+            raise self._failure(f"{self.title} {self._last_error()}") from error
+        finally:
+            watchdog.cancel()
+        if frame is None:
+            raise self._failure(f"{self.title} {self._last_error()}")
+        reply, results = frame
+        if "error" in reply:
+            if reply["kind"] in ("InvalidArgument", "ValueError"):
+                raise ValueError(reply["error"])
+            raise self._failure(f"{self.title}: {reply['error']}")
+        return reply, results
+
+    def opened(self, request: Mapping[str, Any]) -> GuestSession:
+        """Open the session that a request describes."""
+        reply, _ = self.exchange({"do": "open", **request})
+        inputs, outputs = (tuple(TensorInfo(*spec) for spec in reply[key]) for key in ("inputs", "outputs"))
+        return GuestSession(self, reply["session"], inputs, outputs, tuple(reply["providers"]))
+
+    def _receive(self, request: Mapping[str, Any]) -> Optional[Tuple[Dict[str, Any], Arrays]]:
+        """The answer to `request`; None where the guest has ended."""
+        del request
+        assert self._process.stdout is not None
+        return read_frame(self._process.stdout)
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._process.kill()
+
+    def _last_error(self) -> str:
+        if self._late:
+            return f"does not answer within {self.request_s:g} s"
+        self._process.kill()
+        code = self._process.wait()
+        text = self._errors.read().decode("utf-8", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        # After a crash the last line may be about anything; a process that was killed, by this one too, writes none.
+        crashed = code < 0 and code != -signal.SIGKILL
+        return f"ended: {'; '.join([describe_exit(code)] * (crashed or not lines) + lines[-1:])}"
+
+
+@dataclass(frozen=True, eq=False)
+class GuestSession:
+    """The part of `onnxruntime.InferenceSession` that measuring needs; as there, equal to itself alone."""
+
+    guest: Guest
+    number: int
+    inputs: Tuple[TensorInfo, ...]
+    outputs: Tuple[TensorInfo, ...]
+    providers: Tuple[str, ...] = ()
+
+    def get_inputs(self) -> Sequence[TensorInfo]:
+        """As onnxruntime's."""
+        return self.inputs
+
+    def get_outputs(self) -> Sequence[TensorInfo]:
+        """As onnxruntime's."""
+        return self.outputs
+
+    def get_providers(self) -> Sequence[str]:
+        """As onnxruntime's: those that really started."""
+        return self.providers
+
+    def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
+        """As onnxruntime's; None for an output that is no array."""
+        names = list(output_names or [output.name for output in self.outputs])
+        feeds = {name: np.asarray(value) for name, value in input_feed.items()}
+        _, results = self.guest.exchange({"do": "run", "session": self.number, "outputs": names}, feeds)
+        return [results.get(name) for name in names]
+
+    def end_profiling(self) -> str:
+        """As onnxruntime's: the profile of a session that was opened with `profile_prefix`."""
+        return str(self.guest.exchange({"do": "end profiling", "session": self.number})[0]["profile"])
+
+    def query_runner(self, feeds: Sequence[Mapping[str, Any]], **queries: int) -> GuestRunner:
+        """As `edgeq_device.scenarios.query_runner`, which calls this: the samples are sent once."""
+        arrays = {f"{i} {name}": np.asarray(value) for i, feed in enumerate(feeds) for name, value in feed.items()}
+        request = {"do": "prepare", "session": self.number, "samples": len(feeds), "queries": queries}
+        reply, _ = self.guest.exchange(request, arrays)
+        return GuestRunner(self, reply["runner"])
+
+    def close(self) -> None:
+        """Give the session's memory back."""
+        self.guest.exchange({"do": "close", "session": self.number})
+
+
+@dataclass(frozen=True)
+class GuestRunner:
+    """Queries that run in the guest: see `edgeq_device.latency.Runner`."""
+
+    session: GuestSession
+    number: int
+
+    def __call__(self) -> object:
+        return self.burst(Bursts(0.0, 0.0), slow=True)
+
+    def burst(self, bursts: Bursts, slow: bool) -> Burst:
+        """As `edgeq_device.latency.burst`, on the guest's clock."""
+        turn = {"length_s": bursts.length_s, "lead_in_s": bursts.lead_in_s, "slow": slow}
+        request = {"do": "burst", "session": self.session.number, "runner": self.number, **turn}
+        reply, results = self.session.guest.exchange(request)
+        return Burst(results["samples"].tolist(), reply["busy_s"], results["disturbed"], reply["cpu_s"])
+
+
 Request = Dict[str, Any]
 
 
@@ -59,8 +303,8 @@ def serve(
             write_frame(answers, {"error": " ".join(str(error).split()), "kind": type(error).__name__}, {})
 
 
-def open_request(variant: Variant, threads: int, precision: str) -> Request:
-    """What another process needs to open `variant`."""
+def open_request(variant: Variant, threads: int) -> Request:
+    """Return what another process needs to open `variant`."""
     engine = plugin_of(variant.ep)
     return {
         "name": variant.name,
@@ -71,7 +315,7 @@ def open_request(variant: Variant, threads: int, precision: str) -> Request:
         "optimization": variant.info.get("optimization", "all"),
         "threads": threads or best_threads(variant),
         "engine": engine.to_dict() if engine is not None else None,
-        "precision": precision,
+        "precision": precision_of(variant, engine) if engine is not None else FLOAT,
         "manifest": variant.bundle,
     }
 
@@ -107,61 +351,43 @@ def requested_variant(request: Request) -> Variant:
     )
 
 
-class _Session:
-    """A session and the runners of its queries."""
-
-    def __init__(self, session: Any) -> None:
-        self.session = session
-        self.runners: List[Any] = []
-
-
 def _answer(
     request: Request, arrays: Arrays, sessions: List[Any], open_it: Callable[[Request], Any]
 ) -> Tuple[Dict[str, Any], Arrays]:
+    """Answer a request about a session; `sessions` has each with the runners of its queries."""
     if request["do"] == "open":
         session = open_it(request)
-        sessions.append(_Session(session))
-        inputs, outputs = _specs(session.get_inputs()), _specs(session.get_outputs())
+        sessions.append((session, []))
+        inputs, outputs = (
+            [[spec.name, spec.type, list(spec.shape)] for spec in specs]
+            for specs in (session.get_inputs(), session.get_outputs())
+        )
         made = {"inputs": inputs, "outputs": outputs, "providers": list(session.get_providers())}
         return {"session": len(sessions) - 1, **made}, {}
-    opened = sessions[request["session"]]
+    session, runners = sessions[request["session"]]
     if request["do"] == "run":
-        results = dict(zip(request["outputs"], map(one_array, opened.session.run(request["outputs"], arrays))))
+        results = dict(zip(request["outputs"], map(one_array, session.run(request["outputs"], arrays))))
         return {}, {name: value for name, value in results.items() if not value.dtype.hasobject}
     if request["do"] == "end profiling":
-        return {"profile": opened.session.end_profiling()}, {}
+        return {"profile": session.end_profiling()}, {}
     if request["do"] == "prepare":
-        return _prepare(request, arrays, opened)
+        feeds: List[Dict[str, Any]] = [{} for _ in range(request["samples"])]
+        for key, value in arrays.items():  # "0 name", "1 name" ...
+            index, _, name = key.partition(" ")
+            feeds[int(index)][name] = value
+        runners.append(query_runner(session, feeds, **request["queries"]))
+        return {"runner": len(runners) - 1}, {}
     if request["do"] == "burst":
-        return _burst(request, opened.runners[request["runner"]])
+        return _burst(request, runners[request["runner"]])
     if request["do"] == "close":
         sessions[request["session"]] = None
         return {}, {}
     raise ValueError("unknown request %r" % request["do"])
 
 
-def _prepare(request: Request, arrays: Arrays, opened: _Session) -> Tuple[Dict[str, Any], Arrays]:
-    """A runner of queries; the samples' inputs come as "0 name", "1 name" ..."""
-    from edgeq_device.scenarios import query_runner
-
-    feeds: List[Dict[str, Any]] = [{} for _ in range(request["samples"])]
-    for key, value in arrays.items():
-        index, _, name = key.partition(" ")
-        feeds[int(index)][name] = value
-    opened.runners.append(query_runner(opened.session, feeds, **request["queries"]))
-    return {"runner": len(opened.runners) - 1}, {}
-
-
 def _burst(request: Request, runner: Any) -> Tuple[Dict[str, Any], Arrays]:
-    from edgeq_device.environment import Watch
-    from edgeq_device.latency import Bursts, burst, quiet_collector
-
     spent = time.process_time()
     with quiet_collector(), Watch(time.perf_counter) as watch:
         taken = burst(runner, Bursts(request["length_s"], request["lead_in_s"]), request["slow"], watch)
     arrays = {"samples": np.array(taken.samples, np.float64), "disturbed": taken.disturbed}
     return {"busy_s": taken.busy_s, "cpu_s": time.process_time() - spent}, arrays
-
-
-def _specs(values: Sequence[Any]) -> List[Any]:
-    return [[value.name, value.type, list(value.shape)] for value in values]

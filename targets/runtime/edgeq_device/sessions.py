@@ -1,29 +1,31 @@
-"""ONNX Runtime on the device: what it is, and a session with the options of the bundle."""
+"""Open sessions of onnxruntime with a bundle's options, and keep TensorRT's engines.
+
+An engine is code that no hash of a bundle covers. It lies in the user's cache, where nobody else can write, below the
+hash of the bundle that it was built of. It fits one GPU, one TensorRT and one model, after which its folder is named.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
 import shutil
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from edgeq_device.arrays import read_arrays
-from edgeq_device.cuda import (
-    CUDA,
-    BoundSession,
-    CapturedSession,
-    OpenWith,
-    load_libraries,
-    open_cuda,
-    read_gpus,
-    started,
-)
-from edgeq_device.engines import EngineSpec, engine_options, engines, open_engine, plugin_of, problem_of
-from edgeq_device.errors import BudgetError, BundleError, RuntimeUnavailableError
-from edgeq_device.infer import infer
+from edgeq_device import cuda
+from edgeq_device.arrays import one_array, read_arrays
+from edgeq_device.engines import EngineSpec, engine_options, engines, open_engine, parse_version, plugin_of, problem_of
+from edgeq_device.errors import BudgetError, BundleError, OutputError, RuntimeUnavailableError
+from edgeq_device.features import read_features
 from edgeq_device.options import (
     BRIEF_SPIN,
     LEVELS,
@@ -32,27 +34,178 @@ from edgeq_device.options import (
     ignore_options_in_models,
     session_options,
 )
-from edgeq_device.places import temporary_folder
+from edgeq_device.places import draft_of, private_cache, temporary_folder
 from edgeq_device.relay import printable
 from edgeq_device.select import CPU, Device, precision_of
-from edgeq_device.tensorrt import (
-    PROVIDER,
-    Engine,
-    describe_engine,
-    plan_engine,
-    read_tensorrt,
-    static_shapes,
-    trtexec_line,
-)
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
-from edgeq_device.version import parse_version
 
-GPU_PROVIDERS = (PROVIDER, CUDA)
+PROVIDER = "TensorrtExecutionProvider"
+# The version with which a TensorRT 11 engine is built by the types in the file, not by flags.
+STRONGLY_TYPED = (11,)
+_LINKED = re.compile(rb"libnvinfer\.so\.(\d+)|nvinfer_(\d+)\.dll")
+
+Load = Callable[[str], Any]
+
+
+def linked_version(ort: Any) -> Optional[int]:
+    """The major version of TensorRT that onnxruntime's provider is linked against; None where it has none."""
+    folder = Path(str(ort.__file__)).parent / "capi"
+    for library in sorted(folder.glob("*onnxruntime_providers_tensorrt*")):
+        found = _LINKED.search(library.read_bytes())
+        if found is not None:
+            return int(found.group(1) or found.group(2))
+    return None
+
+
+def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
+    """(version, "") of the TensorRT that onnxruntime would load, or ("", why it would not)."""
+    major = linked_version(ort)
+    if major is None:
+        return "", f"onnxruntime {ort.__version__} here has no {PROVIDER}"
+    names = (f"libnvinfer.so.{major}", f"nvinfer_{major}.dll")
+    for name in (*names, *_packaged(names)):
+        try:
+            library = load(name)
+        except OSError:
+            continue
+        return version_text(int(library.getInferLibVersion())), ""
+    return "", f"TensorRT {major} is not installed: onnxruntime {ort.__version__} needs {names[0]}"
+
+
+def version_text(number: int) -> str:
+    """TensorRT's version number as text: 8601 is 8.6.1, 100300 is 10.3.0."""
+    wide = number >= 100000
+    major, remaining = divmod(number, 10000 if wide else 1000)
+    minor, patch = divmod(remaining, 100)
+    return f"{major}.{minor}.{patch}"
+
+
+def _packaged(names: Tuple[str, ...]) -> List[str]:
+    """Where the wheel of TensorRT keeps its libraries. Loading them by path lets onnxruntime's provider find them."""
+    try:
+        spec = importlib.util.find_spec("tensorrt_libs")
+    except (ImportError, ValueError):
+        return []
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return [str(Path(place) / name) for place in places for name in names if (Path(place) / name).is_file()]
+
+
+TABLE = "table"
+_FLAGS = ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable")
+# All tables of edgeq begin alike: the header of the flatbuffer, up to the number of its entries.
+_FORM = slice(0, 20)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Where an engine is or will be, and the provider's options.
+
+    Attributes:
+        folder: made, and writable.
+        cached: whether an engine lies there already.
+        options: provider options.
+        note: what the user should know of where engines are and are not; else "".
+    """
+
+    folder: Path
+    cached: bool
+    options: Dict[str, str]
+    note: str = ""
+
+
+def plan_engine(variant: Variant, gpus: Sequence[cuda.Gpu], tensorrt: str) -> Engine:
+    """Plan the engine of `variant` on the GPU of the highest compute capability, for that version of TensorRT, and make
+    its folder."""
+    gpu = max(gpus, key=lambda gpu: gpu.compute_capability, default=cuda.Gpu("", (0, 0)))
+    folder, note = _folder(variant, engine_key(variant, gpu, tensorrt))
+    options = typed_options(variant, tensorrt)
+    options["trt_engine_cache_path"] = options["trt_timing_cache_path"] = str(folder)
+    table = variant.info.get(TABLE)
+    if isinstance(table, str) and variant.table is not None:
+        # The provider looks the table up by name among the engines.
+        _put_table(variant.table, folder / table)
+    cached = any(folder.glob("*.engine"))
+    notes = [note] if note else []
+    if not cached and variant.beside is not None and os.path.lexists(variant.beside):
+        # Of an earlier version, or of whoever gave the bundle.
+        why = "is not used, as no hash covers it; engines are kept in the user's cache. Remove it"
+        notes.append(f"{variant.beside} {why}")
+    return Engine(folder, cached, options, "; ".join(notes))
+
+
+def _put_table(table: Path, place: Path) -> None:
+    """Copy the calibration table to `place`, over an earlier one and nothing else.
+
+    Raises:
+        OutputError: something else is there.
+    """
+    content = table.read_bytes()
+    if place.is_symlink() or place.exists():
+        # The same table, or one of an earlier bundle of this model.
+        if place.is_symlink() or not place.is_file() or place.read_bytes()[_FORM] != content[_FORM]:
+            raise OutputError(f"{place} is no calibration table of edgeq's", "Move it")
+        if place.read_bytes() == content:
+            return
+    with draft_of(place) as draft:
+        shutil.copyfile(table, draft)
+        draft.replace(place)
+
+
+def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
+    """GPU, compute capability, TensorRT's version and the model's hash, as a folder's name."""
+    assert variant.model is not None
+    digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()
+    name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"
+    return f"{name}-sm{gpu.compute_capability[0]}{gpu.compute_capability[1]}-trt{tensorrt}-{digest}"
+
+
+def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
+    """Return the variant's provider options, without the precision flags where TensorRT goes by the file's types."""
+    dropped = _FLAGS if parse_version(tensorrt) >= STRONGLY_TYPED else ()
+    return {key: value for key, value in variant.provider_options.items() if key not in dropped}
+
+
+def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
+    """The command that builds and times the same engine with TensorRT's own tool, run in the bundle's folder.
+
+    Args:
+        shapes: of inputs with open sizes, such as those of the self-test.
+    """
+    assert variant.model is not None
+    words = ["trtexec", f"--onnx={variant.model}", f"--saveEngine={variant.name}.engine"]
+    if isinstance(variant.info.get(TABLE), str):
+        words += ["--int8", "--fp16", "--calib=calibration.tensorrt"]
+    elif tensorrt and parse_version(tensorrt) < STRONGLY_TYPED:
+        words.append("--stronglyTyped")
+    if shapes:
+        listed = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in sorted(shapes.items()))
+        words.append(f"--shapes={listed}")
+    return " ".join(shlex.quote(word) for word in [*words, "--useCudaGraph", "--noDataTransfers"])
+
+
+def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
+    """Return a folder for `key` that nobody else can write: in the user's cache, else a temporary one, and why."""
+    try:
+        return private_cache("edgeq", "tensorrt", variant.bundle or "models", key), ""
+    except OutputError as error:
+        note = f"engines are lost after this run: {error}"
+    parent, _ = temporary_folder("edgeq-engines-", "engines cannot be kept")
+    folder = parent / key
+    folder.mkdir()
+    return folder, note
+
+
+def static_shapes(specs: Any) -> bool:
+    """Whether every size of these inputs or outputs is a number."""
+    return all(isinstance(size, int) for spec in specs for size in spec.shape)
+
+
+GPU_PROVIDERS = (PROVIDER, cuda.CUDA)
 _GRAPHS = "trt_cuda_graph_enable"
 _CUDA_ENGINE = "cuda"
 
 
-def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundSession, CapturedSession]:
+def open_on_gpu(variant: Variant, ort: Any, open_with: cuda.OpenWith) -> Union[cuda.BoundSession, cuda.CapturedSession]:
     """Open `variant`, build its engine if there is none yet, and run it once so that nothing is left to do later.
 
     Args:
@@ -62,12 +215,12 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundS
         RuntimeUnavailableError: the provider does not start. ONNX Runtime itself would go on on the CPU.
     """
     if variant.ep != PROVIDER:
-        return open_cuda(ort, variant.provider_options, open_with)
-    load_libraries(ort)
+        return cuda.open_cuda(ort, variant.provider_options, open_with)
+    cuda.load_libraries(ort)
     tensorrt, problem = read_tensorrt(ort)
     if problem:
         raise RuntimeUnavailableError(f"variant {variant.name}: {problem}")
-    gpus, _ = read_gpus()
+    gpus, _ = cuda.read_gpus()
     engine = plan_engine(variant, gpus, tensorrt)
     if not engine.cached:
         print(
@@ -76,19 +229,27 @@ def open_on_gpu(variant: Variant, ort: Any, open_with: OpenWith) -> Union[BoundS
             flush=True,
         )
     start = time.perf_counter()
-    session = started(ort, PROVIDER, open_with(_providers(engine.options)))
+    session = cuda.started(ort, PROVIDER, open_with(_providers(engine.options)))
     session = _with_graphs(open_with, session, engine.options)
     # One BoundSession for good: a captured CUDA graph goes on using its buffers.
-    bound = BoundSession(session, ort, "cuda")
-    shapes = _first_run(variant, bound)
-    notes = _notes(variant, engine, tensorrt, shapes, time.perf_counter() - start)
+    bound = cuda.BoundSession(session, ort, "cuda")
+    shapes: Dict[str, Tuple[int, ...]] = {}
+    if variant.cases:  # where sizes are open, the engine is built in the first run
+        feeds = read_arrays(variant.cases[0].inputs)
+        infer(bound, feeds)
+        if not static_shapes(bound.get_inputs()):
+            shapes = {name: value.shape for name, value in feeds.items()}
+    did = "loaded from" if engine.cached else "built and kept in"
+    seconds = time.perf_counter() - start
+    took = f"TensorRT engine {did} {engine.folder} in {seconds:.1f} s; this is not part of any latency"
+    own = [engine.note] if engine.note else []
     if not engine.cached:
-        print(*map(printable, filter(None, (notes[0], engine.note))), sep="\n", file=sys.stderr, flush=True)
-    bound.notes = tuple(notes)
+        print(*map(printable, (took, *own)), sep="\n", file=sys.stderr, flush=True)
+    bound.notes = (took, f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}", *own)
     return bound
 
 
-def _with_graphs(open_with: OpenWith, session: Any, options: Dict[str, str]) -> Any:
+def _with_graphs(open_with: cuda.OpenWith, session: Any, options: Dict[str, str]) -> Any:
     """The session again with CUDA graphs, where all sizes are fixed: one launch then replays the whole model.
 
     The engine is in its cache by now. Where the provider refuses (the graph is split between providers), it is the
@@ -105,23 +266,17 @@ def _with_graphs(open_with: OpenWith, session: Any, options: Dict[str, str]) -> 
 
 def _providers(options: Dict[str, str]) -> List[Any]:
     """TensorRT with `options`; what it leaves to CUDA is computed in float32 where the file has float32."""
-    return [(PROVIDER, options), (CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
+    return [(PROVIDER, options), (cuda.CUDA, engine_options(engines()[_CUDA_ENGINE])), CPU]
 
 
-def _first_run(variant: Variant, session: BoundSession) -> Dict[str, Tuple[int, ...]]:
-    """Run the first self-test input: with open sizes, the engine is built only then. Returns the shapes, if open."""
-    if not variant.cases:
-        return {}
-    feeds = read_arrays(variant.cases[0].inputs)
-    infer(session, feeds)
-    return {} if static_shapes(session.get_inputs()) else {name: value.shape for name, value in feeds.items()}
-
-
-def _notes(
-    variant: Variant, engine: Engine, tensorrt: str, shapes: Dict[str, Tuple[int, ...]], seconds: float
-) -> List[str]:
-    found = [describe_engine(engine, seconds), f"with TensorRT's own tool: {trtexec_line(variant, tensorrt, shapes)}"]
-    return [*found, engine.note] if engine.note else found
+def infer(session: Any, feeds: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return all outputs by name."""
+    names = [spec.name for spec in session.get_outputs()]
+    try:
+        results = session.run(names, dict(feeds))
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise RuntimeUnavailableError(f"onnxruntime fails on this input ({' '.join(str(error).split())})") from error
+    return {name: one_array(result) for name, result in zip(names, results)}
 
 
 # Measured: up to 1.20 the folder option does nothing, 1.21 to 1.24 heed it for a model from bytes alone, 1.28 always.
@@ -144,24 +299,11 @@ def onnxruntime() -> ModuleType:
 
 
 def read_device() -> Device:
-    """This device, read from the operating system and from onnxruntime."""
-    from edgeq_device.features import read_features
-
-    architecture, features = read_features()
+    """Read what this device is from the operating system and from onnxruntime."""
     ort = onnxruntime()
-    gpus, gpu_problem = read_gpus()
-    tensorrt, tensorrt_problem = read_tensorrt(ort)
-    return Device(
-        architecture,
-        features,
-        str(ort.__version__),
-        tuple(ort.get_available_providers()),
-        gpus,
-        gpu_problem,
-        tensorrt,
-        tensorrt_problem,
-        {engine.provider: problem_of(engine, str(ort.__version__)) for engine in engines().values() if engine.module},
-    )
+    version, providers = str(ort.__version__), tuple(ort.get_available_providers())
+    plugins = {engine.provider: problem_of(engine, version) for engine in engines().values() if engine.module}
+    return Device(*read_features(), version, providers, *cuda.read_gpus(), *read_tensorrt(ort), plugins)
 
 
 def open_session(
@@ -220,7 +362,13 @@ def open_unchecked(
 def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
     assert variant.model is not None
     try:
-        session = _open_files(variant, ort, open_it)
+        if EXTERNAL_FOLDER not in variant.session_options:
+            session = open_it(str(variant.model))
+        elif parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
+            session = open_it(variant.model.read_bytes())
+        else:
+            with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
+                session = open_it(str(model))
         variant.check_unchanged()
         return session
     except (BundleError, RuntimeUnavailableError):
@@ -234,16 +382,6 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
             f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
             f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
         ) from error
-
-
-def _open_files(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
-    assert variant.model is not None
-    if EXTERNAL_FOLDER not in variant.session_options:
-        return open_it(str(variant.model))
-    if parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
-        return open_it(variant.model.read_bytes())
-    with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
-        return open_it(str(model))
 
 
 def best_threads(variant: Variant) -> int:

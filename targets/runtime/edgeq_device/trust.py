@@ -90,13 +90,11 @@ def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
 
 
 def _is_there(place: str) -> bool:
-    """Whether there is anything at `place`, or may be: what cannot be looked at must not count as absent."""
+    """Tell whether there is anything at `place`, or may be: what cannot be looked at must not count as absent."""
     try:
         Path(place).stat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
     return True
 
 

@@ -7,20 +7,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from edgeq_device.contents import Hashed
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import (
-    COMPONENT,
     FileRecord,
-    VariantBody,
+    Hashed,
+    check_file_name,
+    check_keys,
     is_plain_name,
-    parse_component,
+    object_in,
     resolve_reference,
     strings_in,
+    texts_in,
 )
 from edgeq_device.options import check_table_name, model_options, read_provider_options, read_session_options
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 
+COMPONENT = "component.json"
+_COMPONENT_KEYS = frozenset({"component_name", "variants", "additional_metadata"})
+_VARIANT_KEYS = frozenset(
+    {"variant_directory", "ep", "device", "compatibility_string", "executor_info", "additional_metadata"}
+)
+_ORT_KEYS = frozenset({"model_file", "session_options", "provider_options"})
+_DEVICES = ("cpu", "gpu", "npu")
 _VERSIONS = ("min_onnxruntime", "min_compute_capability", "min_tensorrt", "below_tensorrt")
 _MOST_SLICES = 256  # of one output
 _MOST_AXES, _MOST_INDICES = 64, 1 << 31
@@ -142,34 +150,57 @@ class _Files:
 def load_variants(
     component: str, place: str, root: Path, files: Mapping[str, FileRecord], where: str
 ) -> Tuple[Variant, ...]:
-    """Read `place`/component.json under `root`; the variants in their order of preference.
+    """Read `place`/component.json under `root`; return its variants as they are written, in their order of preference.
 
     Raises:
         BundleError: a key, a value or a path that is not right.
     """
     file = f"{place}/{COMPONENT}"
     where = f"{where}: {file}"
-    bodies = parse_component(_Files(root, files, where).json(file), where)
+    values = _Files(root, files, where).json(file)
+    check_keys(values, _COMPONENT_KEYS, where)
+    variants = object_in(values.get("variants"), f"{where}: variants")
+    if not variants:
+        raise BundleError(f"{where}: there is no variant")
+    for name in variants:
+        if not is_plain_name(name):
+            raise BundleError(f"{where}: variant name {name[:100]!r} is not a plain name")
     return tuple(
-        _variant(component, f"{place}/{body.directory}", body, _Files(root, files, f"{where}: variant {body.name}"))
-        for body in bodies
+        _variant(component, place, name, body, _Files(root, files, f"{where}: variant {name}"))
+        for name, body in variants.items()
     )
 
 
-def _variant(component: str, directory: str, body: VariantBody, files: _Files) -> Variant:
+def _variant(component: str, place: str, name: str, values: object, files: _Files) -> Variant:
     where = files.where
+    body = object_in(values, where)
+    check_keys(body, _VARIANT_KEYS, where)
+    folder, ep = body.get("variant_directory", name), body.get("ep")
+    if not isinstance(folder, str):
+        raise BundleError(f"{where}: variant_directory is not a string")
+    if not isinstance(ep, str) or not is_plain_name(ep):
+        raise BundleError(f"{where}: ep does not name an execution provider")
+    if "device" in body and body["device"] not in _DEVICES:
+        raise BundleError(f"{where}: device is not one of {', '.join(_DEVICES)}")
+    executors = object_in(body.get("executor_info"), f"{where}: executor_info")
+    edgeq = executors.get("edgeq")
+    if not isinstance(edgeq, (dict, str)):
+        raise BundleError(f"{where}: executor_info.edgeq is neither an object nor a file name")
+    ort = object_in(executors.get("ort", {}), f"{where}: executor_info.ort")
+    check_keys(ort, _ORT_KEYS, f"{where}: executor_info.ort")
+    model_file = ort.get("model_file")
+    if model_file is not None and not isinstance(model_file, str):
+        raise BundleError(f"{where}: model_file is not a string")
+    session_options = texts_in(ort.get("session_options", {}), f"{where}: session_options")
+    provider_options = texts_in(ort.get("provider_options", {}), f"{where}: provider_options")
+    directory = f"{place}/{check_file_name(folder, where)}"
     if not any(name.startswith(directory + "/") for name in files.known):
         raise BundleError(f"{where}: its directory {directory} is not there")
-    if isinstance(body.edgeq, str):
-        info = files.json(resolve_reference(body.edgeq, directory, where))
-    else:
-        info = dict(body.edgeq)
-    model = None
-    if body.model_file is not None:
-        model = files.existing(resolve_reference(body.model_file, directory, where))
+    info = files.json(resolve_reference(edgeq, directory, where)) if isinstance(edgeq, str) else dict(edgeq)
+    model = files.existing(resolve_reference(model_file, directory, where)) if model_file is not None else None
 
     def resolve(reference: str, kind: str) -> str:
-        """The path of a file of the bundle that an option names, as text."""
+        """Return the path of a file of the bundle that an option names, as text."""
         return str(files.place(resolve_reference(reference, directory, where), kind))
 
     rank = info.get("rank", 0)
@@ -186,15 +217,15 @@ def _variant(component: str, directory: str, body: VariantBody, files: _Files) -
             raise BundleError(f'{where}: {key} is not a version such as "1.17"')
     cases, tolerance = _selftest(info.get("selftest", {}), files)
     return Variant(
-        name=body.name,
+        name=name,
         component=component,
-        ep=body.ep,
+        ep=ep,
         model=model,
         session_options={
             **(model_options(model, where) if model is not None else {}),
-            **read_session_options(body.session_options, where, resolve),
+            **read_session_options(session_options, where, resolve),
         },
-        provider_options=read_provider_options(body.ep, body.provider_options, where, resolve),
+        provider_options=read_provider_options(ep, provider_options, where, resolve),
         architecture=architecture,
         required_features=features,
         rank=rank,
@@ -229,14 +260,10 @@ def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str
         raise BundleError(f"{where} is not an object with cases and tolerance")
     found = []
     for case in cases:
-        if not isinstance(case, dict) or set(case) != {"inputs", "outputs"}:
+        named = [case[key] for key in sorted(case)] if isinstance(case, dict) else []
+        if not named or set(case) != {"inputs", "outputs"} or not all(isinstance(file, str) for file in named):
             raise BundleError(f"{where}: a case names one file of inputs and one of outputs")
-        paths = []
-        for key in ("inputs", "outputs"):
-            if not isinstance(case[key], str):
-                raise BundleError(f"{where}: a case names one file of inputs and one of outputs")
-            paths.append(files.existing(case[key]))
-        found.append(Case(paths[0], paths[1]))
+        found.append(Case(*map(files.existing, named)))
     of = f"{where}: the tolerance of"
     return tuple(found), {name: _tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
 

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.backends.systolic.build import build_network
-from edgeq.backends.systolic.channels import sort_channels
-from edgeq.backends.systolic.compile import activation_scales
+from edgeq.backends.systolic.channels import activation_scales, sort_channels
 from edgeq.backends.systolic.lower import lower
-from edgeq.backends.systolic.network import Network
-from edgeq.backends.systolic.program import ArrayConfig, Program
+from edgeq.backends.systolic.program import ArrayConfig, Network, Program
 from edgeq.calibrate.ranges import Range
 from edgeq.model.edit import from_proto
 from edgeq.signature import Signature, TensorSpec
@@ -249,9 +247,9 @@ def program_of(
     model: onnx.ModelProto, samples: NDArray[np.float32], array: ArrayConfig = SMALL, **options: Any
 ) -> Program:
     """The program of a model, its channels sorted."""
-    network, channels = sort_channels(network_of(model, **options), array.dim)
+    network = sort_channels(network_of(model, **options), array.dim)
     scales = activation_scales(network, ranges_of(model, samples), powers_of_two=array.output_scale == "shift")
-    return lower("model", network, scales, array, channels=channels)
+    return lower("model", network, scales, array)
 
 
 def signature_of(model: onnx.ModelProto) -> Signature:

@@ -10,14 +10,14 @@ import pytest
 from onnx import numpy_helper
 
 from edgeq import demo
+from edgeq.backends.systolic.lower import quantize_weights
 from edgeq.backends.systolic.program import Conv, Fc
-from edgeq.backends.systolic.recognise import adopt
 from edgeq.backends.systolic.save import load_program
-from edgeq.backends.systolic.weights import quantize_weights
 from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
 from edgeq.jobs.quantize import quantize
 from edgeq.model.prepare import prepare_model
+from edgeq.quantize.adopt import adopt
 from edgeq.run.session import open_session
 from tests import graphs
 
@@ -106,9 +106,11 @@ def test_a_grid_is_found_again() -> None:
     integers = np.random.default_rng(0).integers(-90, 91, (8, 12))
     integers[0, 0] = 90
     weights = (integers * np.float32(0.0123)).astype(np.float32).astype(np.float64)
-    made = quantize_weights(weights, np.zeros(8), input_scale=0.1, output_scale=0.1, dim=16, powers_of_two=False)
-    np.testing.assert_array_equal(made.weights, integers)
-    assert made.tiles[0].weight_scale == pytest.approx(0.0123)
+    made, _, tiles = quantize_weights(
+        weights, np.zeros(8), input_scale=0.1, output_scale=0.1, dim=16, powers_of_two=False
+    )
+    np.testing.assert_array_equal(made, integers)
+    assert tiles[0].weight_scale == pytest.approx(0.0123)
 
 
 def test_pairs_around_and_inside_control_flow_go(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import onnx
 import onnx.parser
 import pytest
 
-from edgeq.backends.systolic.network import AddLayer, ClampLayer, ConvLayer, Network
 from edgeq.backends.systolic.program import (
     ArrayConfig,
     Clamp,
@@ -18,6 +17,7 @@ from edgeq.backends.systolic.program import (
     Fc,
     Float,
     MaxPool,
+    Network,
     Program,
     Quantize,
     ResidualAdd,
@@ -304,7 +304,7 @@ def test_layers_of_a_network_are_typed() -> None:
     left = b.conv("input", 4)
     clipped = b.node("Clip", [left, b.constant(-1.0), b.constant(2.0)], b.shapes[left])
     network = network_of(b.model(b.node("Add", [clipped, "input"], b.shapes[left])))
-    assert [type(layer) for layer in network.layers] == [ConvLayer, ClampLayer, AddLayer]
+    assert [type(layer) for layer in network.layers] == [Conv, Clamp, ResidualAdd]
 
 
 def test_arrays_are_checked() -> None:

@@ -7,9 +7,9 @@ import onnxruntime
 import pytest
 
 from edgeq.backends.systolic.channels import channel_groups, sort_channels
-from edgeq.backends.systolic.network import ConvLayer, FcLayer
+from edgeq.backends.systolic.lower import quantize_weights
+from edgeq.backends.systolic.program import Conv, Fc
 from edgeq.backends.systolic.simulate import simulate
-from edgeq.backends.systolic.weights import quantize_weights
 from tests.backends.systolic.graphs import GraphBuilder, network_of, program_of
 
 
@@ -25,10 +25,11 @@ def chain() -> tuple[GraphBuilder, str]:
 def test_sorted_channels_give_the_same_float_network() -> None:
     b, output = chain()
     model = b.model(output)
-    network, channels = sort_channels(network_of(model), 4)
+    network = sort_channels(network_of(model), 4)
+    channels = network.channels
     assert len(channels) >= 3
     assert all(sorted(order) == list(range(len(order))) for order in channels.values())
-    layers = [layer for layer in network.layers if isinstance(layer, ConvLayer | FcLayer)]
+    layers = [layer for layer in network.layers if isinstance(layer, Conv | Fc)]
     largest = np.abs(layers[2].weights).max(axis=(1, 2, 3))
     assert (np.diff(largest) <= 0).all()
     assert output not in channels
@@ -58,27 +59,29 @@ def test_orders_that_are_seen_from_outside_stay() -> None:
 
 def test_each_tile_has_the_scale_of_its_largest_weight() -> None:
     weights = np.concatenate([np.full((4, 3), 1.0), np.full((4, 3), 0.01), np.full((2, 3), 0.0099)])
-    made = quantize_weights(weights, np.zeros(10), input_scale=0.1, output_scale=0.2, dim=4, powers_of_two=False)
+    made, _, tiles = quantize_weights(
+        weights, np.zeros(10), input_scale=0.1, output_scale=0.2, dim=4, powers_of_two=False
+    )
     # The last two tiles differ by less than a twentieth, and share one.
-    assert [(t.start, t.stop) for t in made.tiles] == [(0, 4), (4, 10)]
-    assert [t.weight_scale for t in made.tiles] == [pytest.approx(1 / 127), pytest.approx(0.01 / 127)]
-    assert made.weights[:8].tolist() == [[127] * 3] * 8
-    product = np.float32(np.float32(0.1) * np.float32(made.tiles[1].weight_scale))
-    assert made.tiles[1].multiplier == float(product / np.float32(0.2))
+    assert [(t.start, t.stop) for t in tiles] == [(0, 4), (4, 10)]
+    assert [t.weight_scale for t in tiles] == [pytest.approx(1 / 127), pytest.approx(0.01 / 127)]
+    assert made[:8].tolist() == [[127] * 3] * 8
+    product = np.float32(np.float32(0.1) * np.float32(tiles[1].weight_scale))
+    assert tiles[1].multiplier == float(product / np.float32(0.2))
 
 
 def test_a_large_bias_never_leaves_int32() -> None:
     for largest in (0.0, 1e-12):
-        made = quantize_weights(
+        _, bias, tiles = quantize_weights(
             np.full((1, 2), largest), np.array([3.0]), input_scale=0.1, output_scale=0.1, dim=4, powers_of_two=False
         )
-        step = np.float32(np.float32(0.1) * np.float32(made.tiles[0].weight_scale))
-        assert made.bias[0] * step == pytest.approx(3.0, rel=1e-4)
+        step = np.float32(np.float32(0.1) * np.float32(tiles[0].weight_scale))
+        assert bias[0] * step == pytest.approx(3.0, rel=1e-4)
 
 
 def test_scales_of_an_array_that_shifts_are_powers_of_two() -> None:
     rng = np.random.default_rng(5)
-    made = quantize_weights(
+    made, _, tiles = quantize_weights(
         rng.standard_normal((8, 5)),
         rng.standard_normal(8),
         input_scale=0.25,
@@ -86,5 +89,5 @@ def test_scales_of_an_array_that_shifts_are_powers_of_two() -> None:
         dim=4,
         powers_of_two=True,
     )
-    assert all(np.log2(t.multiplier) % 1 == 0 for t in made.tiles)
-    assert np.abs(made.weights).max() <= 127
+    assert all(np.log2(t.multiplier) % 1 == 0 for t in tiles)
+    assert np.abs(made).max() <= 127

@@ -9,9 +9,10 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from edgeq.backends.systolic.compile import channel_means, correct_biases, corrected_layers
 from edgeq.backends.systolic.program import Conv, Fc, Float, Program
-from edgeq.backends.systolic.reference_model import host_reference_model
-from edgeq.backends.systolic.simulate import channel_means, correct_biases, corrected_layers, simulate
+from edgeq.backends.systolic.simulate import simulate
+from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.model.edit import to_proto
 from tests import graphs
 from tests.backends.systolic.emit_c.programs import program_of as compiled

@@ -11,8 +11,8 @@ import pytest
 from edgeq.backends.systolic.compile import compile_program
 from edgeq.backends.systolic.estimate import place
 from edgeq.backends.systolic.program import ArrayConfig
-from edgeq.backends.systolic.reference_model import host_reference_model
 from edgeq.backends.systolic.simulate import simulate
+from edgeq.backends.systolic.to_onnx import host_reference_model
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import open_samples

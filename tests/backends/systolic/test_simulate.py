@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.backends.systolic.integer_steps import (
-    IntegerSteps,
+from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
+from edgeq.backends.systolic.simulate import (
+    LayerRun,
+    Simulator,
     convolve,
     largest_in_windows,
     multiply,
     rescale,
     round_values,
     shift_right,
+    simulate,
     sum_windows,
     wrapped,
 )
-from edgeq.backends.systolic.program import ArrayConfig, Conv, Fc, Pool, Program, ResidualAdd, Tensor, Tile
-from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError
 
 F32 = np.float32
@@ -97,14 +98,14 @@ def random_conv(seed: int, *, relu: bool, groups: int, pool: Pool | None = None)
 def test_convolution_is_its_formula(relu: bool, groups: int) -> None:
     step, x = random_conv(1, relu=relu, groups=groups)
     shapes = Tensor("x", (1, 4, 6, 6), scale=1.0), Tensor("y", (1, 8, 4, 5), scale=1.0)
-    y = IntegerSteps(program(step, *shapes)).run(step, [x])
+    y = Simulator(program(step, *shapes)).compute(step, [x])
     np.testing.assert_array_equal(y, np.stack([one_conv(sample, step) for sample in x]))
 
 
 def test_fused_pooling_pads_with_zero() -> None:
     step, x = random_conv(2, relu=True, groups=1, pool=Pool(2, 2, 1))
     shapes = Tensor("x", (1, 4, 6, 6), scale=1.0), Tensor("y", (1, 8, 3, 3), scale=1.0)
-    y = IntegerSteps(program(step, *shapes)).run(step, [x])
+    y = Simulator(program(step, *shapes)).compute(step, [x])
     plain = one_conv(x[0], step)
     padded = np.pad(plain, ((0, 0), (1, 1), (1, 1)))
     for r in range(3):
@@ -122,12 +123,12 @@ def test_accumulators_wrap_and_are_counted() -> None:
         (Tile(0, 1, 1.0, 1e-8),),
         relu=False,
     )
-    runs = []
-    steps = IntegerSteps(program(step, Tensor("x", (1, 2), scale=1.0), Tensor("y", (1, 1), scale=1.0)))
-    y = steps.run(step, [np.array([[1, 1], [-1, -1]], np.int8)], runs)
+    runs: dict[str, LayerRun] = {}
+    steps = Simulator(program(step, Tensor("x", (1, 2), scale=1.0), Tensor("y", (1, 1), scale=1.0)))
+    y = steps.compute(step, [np.array([[1, 1], [-1, -1]], np.int8)], runs)
     assert y.tolist() == [[nearest_even(float(F32(wrap(2**31 - 10 + 254)) * F32(1e-8)))], [21]]
-    assert runs[0].overflows == 1
-    assert runs[0].values == 2
+    assert runs["fc"].overflows == 1
+    assert runs["fc"].values == 2
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.floats(2**-30, 8, width=32))
@@ -188,7 +189,7 @@ def test_residual_addition_saturates_each_operand_first() -> None:
     step = ResidualAdd("add", "a", "b", "y", 1.0, 0.5, relu=False)
     tensors = [Tensor(name, (1, 4), scale=1.0) for name in "aby"]
     left, right = np.array([[127, -128, 1, 3]], np.int8), np.array([[127, -127, 1, 5]], np.int8)
-    y = IntegerSteps(program(step, *tensors)).run(step, [left, right])
+    y = Simulator(program(step, *tensors)).compute(step, [left, right])
     # 63.5 → 64, -63.5 → -64, 0.5 → 0, 2.5 → 2.
     assert y.tolist() == [[127, -128, 1, 5]]
 

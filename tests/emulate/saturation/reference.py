@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.emulate.saturation.layers import Layer
+from edgeq.emulate.kernels import Layer
 from edgeq.model.graph import is_depthwise, operator_of
 from edgeq.model.saturation import SaturatingPath, saturation_table
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeq.emulate.saturation.layers import exact_product, saturating_product, watched_product
+from edgeq.emulate.kernels import exact_product, saturating_product, watched_product
 from edgeq.model.saturation import PAIR_LIMIT, pair_sums
 
 
@@ -31,7 +31,7 @@ def test_products_are_computed_in_parts_for_which_blas_starts_no_threads(monkeyp
         parts.append((a.size * b.shape[1], 1 in (len(a), b.shape[1])))
         return multiply(a, b)
 
-    monkeypatch.setattr("edgeq.emulate.saturation.layers.np.matmul", counted)
+    monkeypatch.setattr("edgeq.emulate.kernels.np.matmul", counted)
     random = np.random.default_rng(0)
     for m, k, n in ((300, 700, 130), (1, 512, 97), (5000, 3, 1), (2, 0, 3)):
         a, b = random.integers(0, 256, (m, k)).astype(np.uint8), random.integers(-128, 128, (k, n)).astype(np.int8)

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from edgeq_device.engines import problem_of
 
-from edgeq.emulate.saturation.layers import compute, saturating_product
+from edgeq.emulate.kernels import compute, saturating_product
 from edgeq.model.saturation import saturation_table
 from edgeq.run.engines import Engine, load_engines
 from tests.emulate.saturation.engine_layers import compare, saturating_levels

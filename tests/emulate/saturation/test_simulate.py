@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeq.backends.base import Artifact
-from edgeq.emulate.saturation.audit import Simulation, audit, sample_count
+from edgeq.emulate.audit import Simulation, audit, sample_count
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile

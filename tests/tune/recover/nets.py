@@ -13,10 +13,11 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeq.calibrate.collect import collect
-from edgeq.data.samples import Sample
+from edgeq.data.records import Sample
 from edgeq.hardware.target import Target, resolve
 from edgeq.jobs.job import Job
 from edgeq.model.edit import from_proto, to_bytes
+from edgeq.model.graph import GraphIndex
 from edgeq.model.load import model_digest, model_signature, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.scheme import Scheme
@@ -116,7 +117,7 @@ def prepared_of(model: ir.Model, folder: Path) -> PreparedModel:
     """A prepared model that is taken as it is."""
     path = folder / "source.onnx"
     path.write_bytes(to_bytes(model))
-    return PreparedModel(read_model(path), path, path, model_digest(path), model_signature(path), ())
+    return PreparedModel(GraphIndex(read_model(path), path), path, path, model_digest(path), model_signature(path), ())
 
 
 def job_of(model: ir.Model, folder: Path, samples: FewSamples, *, prepare: bool = False) -> Job:

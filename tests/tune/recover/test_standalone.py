@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import edgeq
 from edgeq.cli import group
-from edgeq.cli.quantize import command
+from edgeq.cli.build import quantize_command
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.jobs.quantize import Quantized
 from edgeq.model.edit import to_bytes
@@ -94,7 +94,7 @@ def test_dynamic_has_nothing_to_recover(workspace: Path) -> None:
 
 
 def test_help_and_documents_name_them_all() -> None:
-    (option,) = [p for p in command.params if p.name == "recover"]
+    (option,) = [p for p in quantize_command.params if p.name == "recover"]
     page = (Path(__file__).resolve().parents[3] / "docs" / "recover.md").read_text("utf-8")
     for name in RECOVERIES:
         assert name in getattr(option, "help", "")

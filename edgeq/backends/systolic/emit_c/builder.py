@@ -1,13 +1,11 @@
-"""Collects the C source of one program, and the place of each tensor in memory.
+"""The C source of one program: declarations for params.h, calls for main.c, and a place in memory for each tensor.
 
-The order of elements in C's memory: images are NHWC there, NCHW in the program.
+Images are NHWC in C's memory, NCHW in the program. An order is an int array: place p of the C buffer (one sample) holds
+element order[p] of the flattened program tensor.
 
-An order is an int array: place p of the C buffer (one sample) holds element order[p] of the flattened program tensor.
-
-Which steps become C: everything between the quantized inputs and the last integers.
-
-Float steps at the ends stay with the host: what comes before the first integers is done to the images that travel with
-the bundle, what comes after the last ones is left to whoever reads the outputs. A float step between integers has no C.
+Everything between the quantized inputs and the last integers becomes C. Float steps at the ends stay with the host:
+what comes before the first integers is done to the images that travel with the bundle, what comes after the last ones
+is left to whoever reads the outputs. A float step between integers has no C.
 """
 
 from __future__ import annotations
@@ -15,39 +13,30 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.program import (
-    ArrayConfig,
-    Dequantize,
-    Float,
-    Program,
-    Quantize,
-    Step,
-    Tensor,
-    Tile,
-    step_inputs,
-    step_outputs,
-)
+from edgeq.backends.systolic import program as steps
+from edgeq.backends.systolic.program import Program, Step, Tile, step_inputs, step_outputs
+from edgeq.backends.systolic.recognise import Windows
 from edgeq.errors import ModelError
 
 Order = NDArray[np.int64]
 
 
 def c_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one sample in C: [1, C, H, W] is H, W, C; other shapes lose the batch only."""
+    """Return the shape of one sample in C: [1, C, H, W] is H, W, C; other shapes lose the batch only."""
     if len(shape) == 4:
         return shape[2], shape[3], shape[1]
     return tuple(shape[1:])
 
 
 def c_order(shape: tuple[int, ...]) -> Order:
-    """The order in memory that goes with `c_shape`."""
+    """Return the order in memory that goes with `c_shape`."""
     places = np.arange(math.prod(shape[1:]))
     if len(shape) == 4:
         return places.reshape(shape[1:]).transpose(1, 2, 0).ravel()
@@ -55,12 +44,13 @@ def c_order(shape: tuple[int, ...]) -> Order:
 
 
 def c_axis(shape: tuple[int, ...], axis: int) -> int:
-    """The axis of `c_shape` that is `axis` of `shape`, the batch counted in both."""
+    """Return the axis of `c_shape` that is `axis` of `shape`, the batch counted in both."""
     return {1: 3, 2: 1, 3: 2}[axis] if len(shape) == 4 else axis
 
 
 def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.int32]:
-    """`index` (program places, -1: a zero) between C buffers: for each place of the target buffer its source place."""
+    """Return `index` (program places, -1: a zero) between C buffers: for each place of the target buffer its source
+    place."""
     places = np.empty(source.size, np.int64)
     places[source] = np.arange(source.size)
     wanted = index[target]
@@ -68,7 +58,7 @@ def moved(index: NDArray[np.int32], source: Order, target: Order) -> NDArray[np.
 
 
 def is_identity(index: NDArray[np.int32], source_size: int) -> bool:
-    """Whether an index table copies all `source_size` elements of its source in their order."""
+    """Return whether an index table copies all `source_size` elements of its source in their order."""
     return index.size == source_size and bool(np.array_equal(index, np.arange(source_size)))
 
 
@@ -96,48 +86,39 @@ def c_region(program: Program) -> Region:
     Raises:
         ModelError: a float step between integers, or no integers at all; names the node and why it is float.
     """
-    before = _before(program)
-    after = _after(program, {id(step) for step in before})
-    ends = {id(step) for step in (*before, *after)}
-    steps = tuple(step for step in program.steps if id(step) not in ends)
-    for step in steps:
-        if isinstance(step, Float):
+    known, before = set(program.inputs), []
+    for step in program.steps:
+        if isinstance(step, steps.Float | steps.Quantize) and known.issuperset(step_inputs(step)):
+            before.append(step)
+            known.update(step_outputs(step))
+    ends = set(map(id, before))
+    needed: set[str] = set()
+    after: list[Step] = []
+    for step in reversed(program.steps):
+        if (
+            isinstance(step, steps.Float | steps.Dequantize)
+            and needed.isdisjoint(step_outputs(step))
+            and id(step) not in ends
+        ):
+            after.insert(0, step)
+        else:
+            needed.update(step_inputs(step))
+    ends.update(map(id, after))
+    inner = tuple(step for step in program.steps if id(step) not in ends)
+    for step in inner:
+        if isinstance(step, steps.Float):
             node, reason = next(iter(step.reasons.items()), (step.name, "it has no integer form"))
             raise ModelError(
                 f"node {node!r} runs in float between integer layers ({reason}), which the C bundle cannot do",
                 "Use the ONNX dialect file, or change the model so that float operators stand at its ends",
             )
-    if not steps:
+    if not inner:
         raise ModelError("nothing of this model runs on integers", "A C bundle would be empty; see the reasons given")
-    made = {name for step in steps for name in step_outputs(step)}
-    read = [name for step in steps for name in step_inputs(step)]
-    inputs = tuple(dict.fromkeys(name for name in read if name not in made))
+    made = {name for step in inner for name in step_outputs(step)}
+    inputs = dict.fromkeys(name for step in inner for name in step_inputs(step) if name not in made)
     wanted = [name for step in after for name in step_inputs(step)]
-    outputs = tuple(dict.fromkeys(name for name in (*wanted, *program.outputs) if name in made))
-    return Region(inputs, outputs, steps, before, after)
-
-
-def _before(program: Program) -> tuple[Step, ...]:
-    """Float and Quantize steps that depend on no integer layer."""
-    known, found = set(program.inputs), []
-    for step in program.steps:
-        if isinstance(step, Float | Quantize) and known.issuperset(step_inputs(step)):
-            found.append(step)
-            known.update(step_outputs(step))
-    return tuple(found)
-
-
-def _after(program: Program, before: set[int]) -> tuple[Step, ...]:
-    """Float and Dequantize steps that no integer layer depends on."""
-    needed: set[str] = set()
-    found: list[Step] = []
-    for step in reversed(program.steps):
-        free = needed.isdisjoint(step_outputs(step))
-        if isinstance(step, Float | Dequantize) and free and id(step) not in before:
-            found.append(step)
-        else:
-            needed.update(step_inputs(step))
-    return tuple(reversed(found))
+    outputs = dict.fromkeys(name for name in (*wanted, *program.outputs) if name in made)
+    return Region(tuple(inputs), tuple(outputs), inner, tuple(before), tuple(after))
 
 
 _LINE = 110
@@ -145,13 +126,13 @@ _NAME_LENGTH = 60
 
 
 def harmless(name: str) -> str:
-    """A name from a model, fit for a comment: letters, digits, and _ . : - ; the rest becomes _, the end is cut."""
+    """Return a name fit for a comment: letters, digits, and _ . : - ; the rest becomes _, the end is cut."""
     kept = re.sub(r"[^A-Za-z0-9_.:-]", "_", name)
     return kept if len(kept) <= _NAME_LENGTH else kept[: _NAME_LENGTH - 3] + "..."
 
 
 def float_literal(value: float) -> str:
-    """The float32 as a C constant that reads back to the same bits: nine significant digits are enough for that.
+    """Return the float32 as a C constant that reads back to the same bits: nine significant digits are enough for that.
 
     Raises:
         ValueError: it is not finite.
@@ -164,23 +145,23 @@ def float_literal(value: float) -> str:
 
 
 def int_literal(value: int) -> str:
-    """-2147483648 is no constant in C: its digits do not fit before the sign is looked at."""
+    """Return an integer as C has it: the digits of -2147483648 do not fit before the sign is looked at."""
     return "(-2147483647 - 1)" if value == -(2**31) else str(value)
 
 
 def designated(fields: Mapping[str, str | int | bool]) -> str:
-    """{.a = 1, .b = 2.5f}: an initialiser that does not depend on the order of a structure's fields."""
+    """Return {.a = 1, .b = 2.5f}, an initialiser that does not depend on the order of a structure's fields."""
     texts = ((k, str(v).lower() if isinstance(v, bool) else str(v)) for k, v in fields.items())
     return "{" + ", ".join(f".{key} = {value}" for key, value in texts) + "}"
 
 
 def dimensions(shape: Sequence[int]) -> str:
-    """A shape as a C declarator has it: [2][3]."""
+    """Return a shape as a C declarator has it: [2][3]."""
     return "".join(f"[{extent}]" for extent in shape)
 
 
 def array(kind: str, name: str, values: NDArray[np.generic], align: str = "") -> str:
-    """A constant array with the shape of `values`, one pair of braces a row."""
+    """Return a constant array with the shape of `values`, one pair of braces a row."""
     aligned = f" {align}" if align else ""
     return f"static const {kind} {name}{dimensions(values.shape)}{aligned} = {_braced(values)};\n"
 
@@ -192,12 +173,12 @@ def _braced(values: NDArray[np.generic]) -> str:
 
 
 def buffer(name: str, shape: Sequence[int]) -> str:
-    """The declaration of a static elem_t array without values."""
+    """Return the declaration of a static elem_t array without values."""
     return f"static elem_t {name}{dimensions(shape)} row_align(1);\n"
 
 
 def wrapped(items: Iterable[str]) -> Iterable[str]:
-    """`items` with commas, in lines of a sane length."""
+    """Yield `items` with commas, in lines of a sane length."""
     line: list[str] = []
     length = 0
     for item in items:
@@ -259,16 +240,16 @@ class Builder:
     _labels: Counter[str] = field(default_factory=Counter)
     _permuted: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
-    def tensor(self, name: str) -> Tensor:
-        """The entry of the program's tensor table."""
+    def tensor(self, name: str) -> steps.Tensor:
+        """Return the entry of the program's tensor table."""
         return self.program.tensors[name]
 
     def size(self, name: str) -> int:
-        """Elements of one sample."""
+        """Return the elements of one sample."""
         return math.prod(self.tensor(name).shape[1:])
 
     def label(self, kind: str) -> str:
-        """conv_1, conv_2, add_1 …"""
+        """Return conv_1, conv_2, add_1 …"""
         self._labels[kind] += 1
         return f"{kind}_{self._labels[kind]}"
 
@@ -282,54 +263,49 @@ class Builder:
         self.declarations.extend(declarations)
 
     def output(self, label: str, tensor: str, *, suffix: str = "_out", order: Order | None = None) -> str:
-        """A buffer for `tensor`, which the layer `label` computes in `order` (as an image is in C); its pointer."""
-        name = f"{label}{suffix}"
+        """Return a pointer to a buffer for `tensor`, which the layer `label` computes in `order` (as an image is in
+        C)."""
         shape = self.tensor(tensor).shape
         standard = c_order(shape)
         order = standard if order is None else order
         inner = c_shape(shape) if np.array_equal(order, standard) else (order.size,)
-        self.declare(buffer(name, (self.batch, *inner)))
-        self.layers.append(CLayer(label, name, tensor, order))
-        pointer = f"(elem_t *){name}"
+        pointer = self._buffer(label, suffix, tensor, order, inner)
         self.places[tensor] = Place(pointer, order)
         return pointer
 
     def request(self, tensor: str, order: Order) -> str:
-        """A pointer to `tensor` in `order`; where it has another, a layer that permutes it is inserted, once."""
+        """Return a pointer to `tensor` in `order`; where it has another, a layer that permutes it is inserted, once."""
         place, key = self.places[tensor], (tensor, order.tobytes())
         if np.array_equal(place.order, order):
             return place.pointer
-        if key in self._permuted:
-            return self._permuted[key]
-        label = self.label("order")
-        index = moved(np.arange(order.size, dtype=np.int32), place.order, order)
-        self.declare(array("int32_t", f"{label}_index", index))
-        self.declare(buffer(f"{label}_out", (self.batch, order.size)))
-        self.layers.append(CLayer(label, f"{label}_out", tensor, order))
-        pointer = self._permuted[key] = f"(elem_t *){label}_out"
-        self.call(label, (), rearranged(place.pointer, order.size, pointer, label, index.size, self.batch))
-        return pointer
+        if key not in self._permuted:
+            label = self.label("order")
+            index = moved(np.arange(order.size, dtype=np.int32), place.order, order)
+            self.declare(array("int32_t", f"{label}_index", index))
+            pointer = self._permuted[key] = self._buffer(label, "_out", tensor, order, (order.size,))
+            self.rearrange(label, (), place, pointer, index.size)
+        return self._permuted[key]
+
+    def _buffer(self, label: str, suffix: str, tensor: str, order: Order, shape: tuple[int, ...]) -> str:
+        self.declare(buffer(f"{label}{suffix}", (self.batch, *shape)))
+        self.layers.append(CLayer(label, f"{label}{suffix}", tensor, order))
+        return f"(elem_t *){label}{suffix}"
+
+    def rearrange(self, label: str, names: tuple[str, ...], source: Place, target: str, size: int) -> None:
+        """Add the statement that permutes each sample of `source` to `size` elements by the table LABEL_index."""
+        arguments = f"{source.pointer}, {source.order.size}, {target}, {size}, {label}_index, {self.batch}"
+        self.call(label, names, f"eq_rearrange({arguments});")
 
     def require_image(self, tensor: str) -> str:
-        """A pointer to `tensor` in the standard order of C, NHWC for images."""
+        """Return a pointer to `tensor` in the standard order of C, NHWC for images."""
         return self.request(tensor, c_order(self.tensor(tensor).shape))
-
-
-def rearranged(source: str, source_size: int, target: str, label: str, size: int, batch: int) -> str:
-    """The C statement that permutes each of `batch` samples by the table LABEL_index.
-
-    Args:
-        source, target: pointer expressions.
-        source_size, size: elements of one sample there.
-    """
-    return f"eq_rearrange({source}, {source_size}, {target}, {size}, {label}_index, {batch});"
 
 
 _MOST_SHIFT = 31
 
 
-def output_scale(value: float, array: ArrayConfig, where: str) -> str:
-    """An accumulator's multiplier as a C constant.
+def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
+    """Return an accumulator's multiplier as a C constant.
 
     Raises:
         ModelError: on an array that shifts, a multiplier that is no 1 / 2^n.
@@ -346,9 +322,291 @@ def output_scale(value: float, array: ArrayConfig, where: str) -> str:
     return str(shift)
 
 
-def tile_array(label: str, tiles: Sequence[Tile], array: ArrayConfig) -> str:
-    """LABEL_tiles: which output channels have which multiplier."""
+def tile_array(label: str, tiles: Sequence[Tile], array: steps.ArrayConfig) -> str:
+    """Return LABEL_tiles: the output channels of each multiplier."""
     rows = ",\n".join(
         f"    {{{tile.start}, {tile.stop}, {output_scale(tile.multiplier, array, label)}}}" for tile in tiles
     )
     return f"static const struct eq_tile {label}_tiles[{len(tiles)}] = {{\n{rows}\n}};\n"
+
+
+Constants = dict[str, str | int | bool]
+
+
+def emit_conv(builder: Builder, step: steps.Conv) -> None:
+    """Add the C of a convolution: its parameters, weights [k·k·I][O] (HWIO), int32 biases, output, call.
+
+    The depthwise call takes weights [C][k][k] and one scale; with several, the channels go one by one as slices.
+    """
+    depthwise = step.depthwise and len(step.tiles) == 1
+    label = builder.label("conv_dw" if step.depthwise else "conv")
+    source = builder.require_image(step.input)
+    _, channels, rows, cols = builder.tensor(step.input).shape
+    _, outs, out_rows, out_cols = step.conv_shape
+    target = builder.output(label, step.output, suffix="_out_pooled" if step.pool else "_out")
+    kernel_rows, kernel_cols = step.weights.shape[2:]
+    inner = kernel_rows * kernel_cols * step.weights.shape[1]
+    weights = step.weights[:, 0] if depthwise else step.weights.transpose(2, 3, 1, 0).reshape(inner, outs)
+    sizes: Constants = {"in_dim": rows, "out_dim": out_rows}
+    if builder.generation != "2021":
+        sizes = {"in_row_dim": rows, "in_col_dim": cols, "out_row_dim": out_rows, "out_col_dim": out_cols}
+        sizes |= {"in_stride": channels, "weight_stride": outs, "out_stride": outs}
+    pool = step.pool or steps.Pool(1, 0, 0)
+    params: Constants = {
+        "batch_size": builder.batch,
+        **sizes,
+        "kernel_size": kernel_rows,
+        "in_channels": channels,
+        "out_channels": outs,
+        "stride": step.strides[0],
+        "padding": step.pads[0],
+        "bias": True,
+        "depthwise": depthwise,
+        "n_patches": builder.batch * out_rows * out_cols,
+        "patch_size": inner,
+        "output_scale": output_scale(step.tiles[0].multiplier, builder.program.array, label),
+        "pool_size": pool.size,
+        "pool_stride": pool.stride,
+        "pool_padding": pool.padding,
+        "out_dim_pooled": builder.tensor(step.output).shape[2],
+        "I": builder.batch * out_rows * out_cols,
+        "J": outs,
+        "K": inner,
+    }
+    window: Constants = {
+        "direct": is_direct(step, (rows, cols), builder.generation),
+        "in_rows": rows,
+        "in_cols": cols,
+        "out_rows": out_rows,
+        "out_cols": out_cols,
+        "groups": step.groups,
+        "kernel_rows": kernel_rows,
+        "kernel_cols": kernel_cols,
+        "stride_rows": step.strides[0],
+        "stride_cols": step.strides[1],
+        "dilation_rows": step.dilations[0],
+        "dilation_cols": step.dilations[1],
+        "top": step.pads[0],
+        "left": step.pads[1],
+        "weight_step": kernel_rows * kernel_cols if depthwise else outs // step.groups,
+        "weight_row": 1 if depthwise else outs,
+    }
+    builder.declare(
+        array("elem_t", f"{label}_w", weights, "row_align(1)"),
+        array("acc_t", f"{label}_b", step.bias, "row_align_acc(1)"),
+        tile_array(label, step.tiles, builder.program.array),
+        f"static const struct ConvParams {label}_params = {designated(params)};\n",
+        f"static const struct eq_window {label}_window = {designated(window)};\n",
+    )
+    builder.patches = max(builder.patches, out_rows * out_cols * inner)
+    if step.pool:
+        builder.unpooled = max(builder.unpooled, out_rows * out_cols * outs)
+    activation = "RELU" if step.relu else "NO_ACTIVATION"
+    builder.call(
+        label,
+        step.sources,
+        f"eq_convolve(&{label}_params, &{label}_window, {label}_tiles, {len(step.tiles)}, {source},\n"
+        f"                (const elem_t *){label}_w, {label}_b, {target}, {activation}, eq_patches,\n"
+        "                eq_unpooled, mode);",
+    )
+
+
+def is_direct(step: steps.Conv, size: tuple[int, int], generation: Generation) -> bool:
+    """Return whether the convolution calls can do it; else it goes by patches and a product, with the same integers.
+
+    They need regular windows; those of 2021 also square images, and support neither slices of channels nor groups
+    (their depthwise call was wrong).
+    """
+    windows = Windows((step.weights.shape[2], step.weights.shape[3]), step.strides, step.dilations, step.pads)
+    if generation == "2021":
+        square = size[0] == size[1] and step.conv_shape[2] == step.conv_shape[3]
+        return windows.regular and square and step.groups == 1 and len(step.tiles) == 1
+    return windows.regular
+
+
+def emit_step(builder: Builder, step: Step) -> None:
+    """Add the C of one step, which is not in float."""
+    _EMITTED_BY[type(step)](builder, step)
+
+
+def _fc(builder: Builder, step: steps.Fc) -> None:
+    """With one row a sample, the input keeps its order in memory and the rows of the weights are permuted to match:
+    from C, H, W to H, W, C for NHWC."""
+    label = builder.label("fc")
+    outs, inner = step.weights.shape
+    rows = builder.size(step.input) // inner
+    weights = step.weights.T
+    if rows == 1:
+        place = builder.places[step.input]
+        source, weights = place.pointer, weights[place.order]
+    else:
+        source = builder.request(step.input, np.arange(builder.size(step.input)))
+    target = builder.output(label, step.output, order=np.arange(builder.size(step.output)))
+    params: dict[str, str | int | bool] = {
+        "batch_size": builder.batch,
+        "in_features": inner,
+        "out_features": outs,
+        "output_scale": output_scale(step.tiles[0].multiplier, builder.program.array, label),
+        "bias": True,
+        "I": builder.batch * rows,
+        "J": outs,
+        "K": inner,
+    }
+    builder.declare(
+        array("elem_t", f"{label}_w", weights, "row_align(1)"),
+        array("acc_t", f"{label}_b", step.bias, "row_align_acc(1)"),
+        tile_array(label, step.tiles, builder.program.array),
+        f"static const struct FcParams {label}_params = {designated(params)};\n",
+    )
+    activation = "RELU" if step.relu else "NO_ACTIVATION"
+    builder.call(
+        label,
+        step.sources,
+        f"eq_fully_connected(&{label}_params, {label}_tiles, {len(step.tiles)}, {source}, (const elem_t *){label}_w,\n"
+        f"                       {label}_b, {target}, {activation}, mode);",
+    )
+
+
+def _add(builder: Builder, step: steps.ResidualAdd) -> None:
+    label = builder.label("add")
+    place = builder.places[step.left]
+    right = builder.request(step.right, place.order)
+    target = builder.output(label, step.output, order=place.order)
+    inner = c_shape(builder.tensor(step.output).shape)
+    columns = inner[-1] if inner else 1
+    rows = builder.batch * builder.size(step.output) // columns
+    left_scale, right_scale = (float_literal(m) for m in (step.left_multiplier, step.right_multiplier))
+    builder.call(
+        label,
+        step.sources,
+        f"tiled_resadd_auto({rows}, {columns}, {left_scale}, {right_scale}, ACC_SCALE_IDENTITY, {place.pointer},\n"
+        f"                      {right}, {target}, {str(step.relu).lower()}, eq_adding(mode));",
+    )
+
+
+def _max_pool(builder: Builder, step: steps.MaxPool) -> None:
+    label = builder.label("max_pool")
+    _, _, statement = _pooling(builder, label, step, (*step.dilations, *step.pads[:2]))
+    builder.call(label, step.sources, _loop(builder, statement, 4))
+
+
+def _average_pool(builder: Builder, step: steps.AveragePool) -> None:
+    label = builder.label("average_pool")
+    source, target, on_core = _pooling(builder, label, step, (*step.pads[:2], float_literal(step.multiplier)))
+    _, channels, rows, cols = builder.tensor(step.input).shape
+    plain = np.float32(step.multiplier) == np.float32(1) / np.float32(rows * cols)
+    whole = step.kernel == (rows, cols) and builder.tensor(step.output).shape[2:] == (1, 1)
+    if plain and whole and rows == cols and not any(step.pads):
+        on_array = f"tiled_global_average_auto({source}, {target}, {builder.batch}, {channels}, {rows}, WS);"
+        statement = f"if (mode.type == WS)\n        {on_array}\n    else\n        {_loop(builder, on_core, 8)}"
+        builder.call(label, step.sources, statement)
+    else:
+        builder.call(label, step.sources, _loop(builder, on_core, 4))
+
+
+def _pooling(
+    builder: Builder, label: str, step: steps.MaxPool | steps.AveragePool, arguments: Sequence[int | str]
+) -> tuple[str, str, str]:
+    """Return pointers to input and output of a pooling, and the call that pools one image on the core.
+
+    Args:
+        arguments: what the function takes behind sizes, kernel and strides.
+    """
+    source = builder.require_image(step.input)
+    target = builder.output(label, step.output)
+    _, channels, rows, cols = builder.tensor(step.input).shape
+    out_rows, out_cols = builder.tensor(step.output).shape[2:]
+    begin = f"eq_{label.rpartition('_')[0]}("
+    geometry = ", ".join(map(str, (*step.kernel, *step.strides, *arguments)))
+    call = (
+        f"{begin}{source} + image * {rows * cols * channels}, {rows}, {cols}, {channels},\n{' ' * (8 + len(begin))}"
+        f"{target} + image * {builder.size(step.output)}, {out_rows}, {out_cols}, {geometry});"
+    )
+    return source, target, call
+
+
+def _clamp(builder: Builder, step: steps.Clamp) -> None:
+    _each(builder, step, "clamp", "eq_clamp_all", f"{step.low}, {step.high}")
+
+
+def _quantize(builder: Builder, step: steps.Quantize) -> None:
+    _each(builder, step, "quantize", "eq_quantize", _scale(builder, step.output))
+
+
+def _each(builder: Builder, step: steps.Clamp | steps.Quantize, kind: str, function: str, arguments: str) -> None:
+    """Add a call that makes each element of the output of that of the input at the same place."""
+    label = builder.label(kind)
+    place = builder.places[step.input]
+    target = builder.output(label, step.output, order=place.order)
+    count = builder.batch * builder.size(step.output)
+    names = step.sources if isinstance(step, steps.Clamp) else ()
+    builder.call(label, names, f"{function}({place.pointer}, {target}, {count}, {arguments});")
+
+
+def _concat(builder: Builder, step: steps.Concat) -> None:
+    label = builder.label("concat")
+    sources = [builder.require_image(name) for name in step.inputs]
+    target = builder.output(label, step.output)
+    shape = builder.tensor(step.output).shape
+    axis = c_axis(shape, step.axis) - 1
+    inner = c_shape(shape)
+    rows = builder.batch * math.prod(inner[:axis])
+    whole = math.prod(inner[axis:])
+    statements, start = [], 0
+    for name, source in zip(step.inputs, sources, strict=True):
+        run = math.prod(c_shape(builder.tensor(name).shape)[axis:])
+        statements.append(f"eq_place({source}, {target} + {start}, {rows}, {run}, {whole});")
+        start += run
+    builder.call(label, step.sources, "\n    ".join(statements))
+
+
+def _rearrange(builder: Builder, step: steps.Rearrange) -> None:
+    """A reshape copies nothing, and a permutation in NCHW may be none in NHWC: then the tensor shares its input's
+    buffer. A layer that needs another order requests a copy (a fully connected layer does not need one)."""
+    place = builder.places[step.input]
+    if step.index is None:
+        builder.places[step.output] = Place(place.pointer, place.order)
+        return
+    order = c_order(builder.tensor(step.output).shape)
+    index = moved(step.index, place.order, order)
+    if is_identity(index, place.order.size):
+        builder.places[step.output] = Place(place.pointer, order)
+        return
+    label = builder.label("move")
+    builder.declare(array("int32_t", f"{label}_index", index))
+    target = builder.output(label, step.output)
+    builder.rearrange(label, step.sources, place, target, index.size)
+
+
+def _dequantize(builder: Builder, step: steps.Dequantize) -> None:
+    label = builder.label("real")
+    place = builder.places[step.input]
+    count = builder.batch * builder.size(step.input)
+    builder.declare(f"static float {label}_out[{count}];\n")
+    builder.places[step.output] = Place(f"{label}_out", place.order)
+    scale = _scale(builder, step.input)
+    builder.call(label, (), f"eq_dequantize({place.pointer}, {label}_out, {count}, {scale});")
+
+
+def _scale(builder: Builder, tensor: str) -> str:
+    scale = builder.tensor(tensor).scale
+    assert scale is not None, "an int8 tensor has a scale"
+    return float_literal(scale)
+
+
+def _loop(builder: Builder, statement: str, indent: int) -> str:
+    return f"for (size_t image = 0; image < {builder.batch}; image++)\n{' ' * indent}    {statement}"
+
+
+_EMITTED_BY: Mapping[type, Callable[[Builder, Any], None]] = {
+    steps.Conv: emit_conv,
+    steps.Fc: _fc,
+    steps.ResidualAdd: _add,
+    steps.MaxPool: _max_pool,
+    steps.AveragePool: _average_pool,
+    steps.Clamp: _clamp,
+    steps.Concat: _concat,
+    steps.Rearrange: _rearrange,
+    steps.Dequantize: _dequantize,
+    steps.Quantize: _quantize,
+}

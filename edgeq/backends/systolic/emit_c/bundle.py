@@ -1,4 +1,4 @@
-"""The text of a bundle's files, from a program and what its simulation computed."""
+"""Write the files of a C bundle, from a program and what its simulation computed."""
 
 from __future__ import annotations
 
@@ -12,32 +12,20 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeq.backends.systolic.emit_c import builder as text
-from edgeq.backends.systolic.emit_c.builder import (
-    Builder,
-    CLayer,
-    Generation,
-    Order,
-    Place,
-    Region,
-    c_order,
-    c_region,
-    c_shape,
-    harmless,
-)
-from edgeq.backends.systolic.emit_c.layers import emit_step
-from edgeq.backends.systolic.program import ArrayConfig, Float, Program, Step, step_outputs
+from edgeq.backends.systolic.emit_c import builder as emit
+from edgeq.backends.systolic.emit_c.builder import Builder, CLayer, Generation, Region
+from edgeq.backends.systolic.program import ArrayConfig, Float, Program, step_outputs
 from edgeq.backends.systolic.simulate import simulate
 from edgeq.errors import DataError, HardwareError, UsageError
 
-_OURS = Path(__file__).parent / "c" / "portable" / "include" / "gemmini_params.h"
+C = Path(__file__).parent / "c"
 _LIMIT = 1 << 20
 _BANKS = 4
 
 
 def own_header(array: ArrayConfig) -> str:
-    """The header for `array`, whose numbers are the target's."""
-    text = _OURS.read_text()
+    """Return the header for `array`, whose numbers are the target's."""
+    text = (C / "portable" / "include" / "gemmini_params.h").read_text()
     numbers = {
         "DIM": array.dim,
         "BANK_NUM": _BANKS,
@@ -55,7 +43,7 @@ def own_header(array: ArrayConfig) -> str:
 
 
 def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple[str, ...]]:
-    """A chip's generated gemmini_params.h, after checking it against the target.
+    """Return a chip's generated gemmini_params.h, after checking it against the target.
 
     Returns:
         Its text, the target's array with the header's memories, and notes on where those differ.
@@ -71,7 +59,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     if len(raw) > _LIMIT or b"\0" in raw:
         raise HardwareError(f"{path} is no C header", "Pass the gemmini_params.h of your chip")
     text = raw.decode("utf-8", "replace")
-    code = _without_comments(text)
+    code = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
     dim = _number(code, "DIM")
     if dim is None:
         raise HardwareError(f"{path} does not define DIM", "Pass the gemmini_params.h of your chip")
@@ -109,10 +97,6 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     return text, held, notes
 
 
-def _without_comments(text: str) -> str:
-    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
-
-
 def _number(code: str, name: str) -> int | None:
     found = re.search(rf"(?m)^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+\(?(\d{{1,9}})\)?[ \t]*\r?$", code)
     return int(found[1]) if found else None
@@ -123,14 +107,15 @@ def _type(code: str, name: str) -> str | None:
     return found[1] if found else None
 
 
-_TEMPLATE = Path(__file__).parent / "c" / "README.md"
-
-
 def readme(program: Program, region: Region, builder: Builder) -> str:
-    """Markdown: the array that the C is for, shapes and scales of inputs and outputs, what is left to the host."""
-    host = ""
-    if floats := [*_float_steps(region.before, "before the inputs"), *_float_steps(region.after, "after the outputs")]:
-        host = "\n## Left to the host, in float\n\n" + "\n".join(floats) + "\n"
+    """Return Markdown: the array that the C is for, shapes and scales of inputs and outputs, the host's part."""
+    floats = [
+        f"- {where}: " + ", ".join(f"`{emit.harmless(name)}`" for name in step.sources)
+        for where, ends in (("before the inputs", region.before), ("after the outputs", region.after))
+        for step in ends
+        if isinstance(step, Float)
+    ]
+    host = "\n## Left to the host, in float\n\n" + "\n".join(floats) + "\n" if floats else ""
     filled = {
         "@DIM@": str(program.array.dim),
         "@SCALE@": "float" if program.array.output_scale == "float" else "right shift as",
@@ -139,33 +124,29 @@ def readme(program: Program, region: Region, builder: Builder) -> str:
         "@OUTPUTS@": _tensors(program, region.outputs, builder.batch),
         "@HOST@": host,
     }
-    made = _TEMPLATE.read_text()
-    for mark, value in filled.items():
-        made = made.replace(mark, value)
-    return made
+    return _filled("README.md", filled)
+
+
+def _filled(name: str, marks: Mapping[str, str]) -> str:
+    """Return a file of the `c` folder with its marks replaced."""
+    text = (C / name).read_text()
+    for mark, value in marks.items():
+        text = text.replace(mark, value)
+    return text
 
 
 def _tensors(program: Program, names: tuple[str, ...], batch: int) -> str:
     rows = []
     for name in names:
         tensor = program.tensors[name]
-        shape = " x ".join(str(extent) for extent in (batch, *c_shape(tensor.shape)))
+        shape = " x ".join(str(extent) for extent in (batch, *emit.c_shape(tensor.shape)))
         layout = ", NHWC" if len(tensor.shape) == 4 else ""
         rows.append(
-            f"- `{harmless(tensor.origin or name)}`: int8 {shape}{layout}, scale {np.float32(tensor.scale):.9g}"
+            f"- `{emit.harmless(tensor.origin or name)}`: int8 {shape}{layout}, scale {np.float32(tensor.scale):.9g}"
         )
     return "\n".join(rows)
 
 
-def _float_steps(steps: tuple[Step, ...], where: str) -> list[str]:
-    return [
-        f"- {where}: " + ", ".join(f"`{harmless(name)}`" for name in step.sources)
-        for step in steps
-        if isinstance(step, Float)
-    ]
-
-
-C = Path(__file__).parent / "c"
 Values = Mapping[str, NDArray[np.int8]]
 MODES = ("os", "ws", "cpu")
 """In the order of gemmini.h's enumeration."""
@@ -179,46 +160,8 @@ _COPIED = (
 )
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The files by their place in the bundle, and where C keeps which tensor."""
-
-    files: Mapping[str, str]
-    layers: tuple[CLayer, ...]
-
-
-def c_sources(program: Program, values: Mapping[str, Values], header: str, generation: Generation = "2023") -> Sources:
-    """Everything that a bundle consists of.
-
-    Args:
-        values: by mode (`MODES`): int8 [batch, ...] of every int8 tensor of the program, by name.
-        header: text of gemmini_params.h.
-
-    Raises:
-        ModelError: a step has no C form.
-    """
-    region = c_region(program)
-    batch = len(values["ws"][region.inputs[0]])
-    builder = Builder(program, generation, batch)
-    images = _images(builder, region, values["ws"])
-    for step in region.steps:
-        emit_step(builder, step)
-    outputs = [(name, c_order(program.tensors[name].shape)) for name in region.outputs]
-    pointers = [builder.request(name, order) for name, order in outputs]
-    files = {name: (C / name).read_text() for name in _COPIED}
-    files["portable/include/gemmini_params.h"] = header
-    makefile = (C / "Makefile").read_text().replace("@GENERATION@", generation)
-    files["Makefile"] = makefile.replace("@SHARE@", "2" if program.array.dataflow == "WS" else "1")
-    files["images.h"] = images
-    files["params.h"] = _params(builder)
-    files["expected.h"] = _expected(builder.layers, outputs, values)
-    files["main.c"] = _main(builder, region, pointers)
-    files["README.md"] = readme(program, region, builder)
-    return Sources(dict(sorted(files.items())), tuple(builder.layers))
-
-
-def in_c(values: NDArray[np.int8], order: Order) -> NDArray[np.int8]:
-    """A tensor [batch, ...] as C keeps it: [batch, elements]."""
+def in_c(values: NDArray[np.int8], order: emit.Order) -> NDArray[np.int8]:
+    """Return a tensor [batch, ...] as C keeps it: [batch, elements]."""
     return values.reshape(len(values), -1)[:, order]
 
 
@@ -227,12 +170,12 @@ def _images(builder: Builder, region: Region, values: Values) -> str:
     for number, name in enumerate(region.inputs):
         tensor = builder.tensor(name)
         label = "images" if number == 0 else f"images_{number}"
-        order = c_order(tensor.shape)
-        shaped = in_c(values[name], order).reshape(builder.batch, *c_shape(tensor.shape))
+        order = emit.c_order(tensor.shape)
+        shaped = in_c(values[name], order).reshape(builder.batch, *emit.c_shape(tensor.shape))
         assert tensor.scale is not None, "the inputs of the region are integers"
-        lines.append(f"\n/* {text.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
-        lines.append(text.array("elem_t", label, shaped, "row_align(1)"))
-        builder.places[name] = Place(f"(elem_t *){label}", order)
+        lines.append(f"\n/* {emit.harmless(tensor.origin or name)}, scale {np.float32(tensor.scale):.9g} */\n")
+        lines.append(emit.array("elem_t", label, shaped, "row_align(1)"))
+        builder.places[name] = emit.Place(f"(elem_t *){label}", order)
     return "".join(lines)
 
 
@@ -249,13 +192,13 @@ def _params(builder: Builder) -> str:
         f"#define EDGEQ_BATCH {builder.batch}\n#define EDGEQ_PRINTED {_PRINTED}\n",
     ]
     if builder.patches:
-        head.append(text.buffer("eq_patches", (builder.patches,)))
-        head.append(text.buffer("eq_unpooled", (builder.unpooled,)))
+        head.append(emit.buffer("eq_patches", (builder.patches,)))
+        head.append(emit.buffer("eq_unpooled", (builder.unpooled,)))
     return "\n".join([*head, *builder.declarations])
 
 
-def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, Order]], values: Mapping[str, Values]) -> str:
-    """Outputs in full and fingerprints of all layers, by mode; a mode whose outputs are those of ws shares them."""
+def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, emit.Order]], values: Mapping[str, Values]) -> str:
+    """Return outputs in full and fingerprints of all layers by mode; a mode with the outputs of ws shares those."""
     lines = [
         "/* What the simulator computed; by mode (os, ws, cpu), outputs in full and fingerprints of all layers. */\n"
     ]
@@ -265,13 +208,13 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, Order]], va
             same = np.array_equal(values[mode][name], values["ws"][name])
             label = f"expected_{number}_{'ws' if same else mode}"
             if mode == "ws" or not same:
-                lines.append(text.array("elem_t", label, in_c(values[mode][name], order)))
+                lines.append(emit.array("elem_t", label, in_c(values[mode][name], order)))
             table[mode].append(f"(const elem_t *){label}")
     rows = ",\n".join("    {" + ", ".join(table[mode]) + "}" for mode in MODES)
     lines.append(f"static const elem_t *const expected_outputs[3][{len(outputs)}] = {{\n{rows}\n}};\n")
     rows = ",\n".join(
         "    {"
-        + "\n".join(text.wrapped(f"UINT64_C({fingerprint(in_c(values[m][k.tensor], k.order))})" for k in layers))
+        + "\n".join(emit.wrapped(f"UINT64_C({fingerprint(in_c(values[m][k.tensor], k.order))})" for k in layers))
         + "}"
         for m in MODES
     )
@@ -280,7 +223,7 @@ def _expected(layers: Sequence[CLayer], outputs: Sequence[tuple[str, Order]], va
 
 
 def fingerprint(values: NDArray[np.int8]) -> int:
-    """64 bits that no single changed value leaves as they are; main.c computes the same."""
+    """Return 64 bits that no single changed value leaves as they are; main.c computes the same."""
     data = values.view(np.uint8).ravel().astype(np.uint64)
     factors = np.arange(data.size, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1)
     return int(np.sum((data + np.uint64(1)) * factors, dtype=np.uint64))
@@ -294,13 +237,10 @@ def _main(builder: Builder, region: Region, pointers: Sequence[str]) -> str:
     outputs = ""
     for name, pointer in zip(region.outputs, pointers, strict=True):
         tensor = builder.tensor(name)
-        listed = text.harmless(tensor.origin or name)
+        listed = emit.harmless(tensor.origin or name)
         scale = f"{np.float32(tensor.scale):.9g}"
         outputs += f'    {{"{listed}", "{scale}", {pointer}, {builder.size(name)}}},\n'
-    made = (C / "main.c").read_text()
-    for mark, filled in (("@CALLS@", "\n".join(builder.calls)), ("@LAYERS@", layers), ("@OUTPUTS@", outputs)):
-        made = made.replace(mark, filled)
-    return made
+    return _filled("main.c", {"@CALLS@": "\n".join(builder.calls), "@LAYERS@": layers, "@OUTPUTS@": outputs})
 
 
 @dataclass(frozen=True)
@@ -351,7 +291,7 @@ def write_c_bundle(
     if params_header is not None:
         header, array, notes = read_header(params_header, program.array)
         program = dataclasses.replace(program, array=array)
-    region = c_region(program)
+    region = emit.c_region(program)
     if not all(len(values) for values in inputs.values()):
         raise DataError("there are no samples for the C bundle", "Give at least one")
     keep = (*region.inputs, *(name for step in region.steps for name in step_outputs(step)))
@@ -360,9 +300,24 @@ def write_c_bundle(
         "os": simulate(program, inputs, keep=keep, dataflow="OS").tensors,
         "cpu": simulate(program, inputs, keep=keep, rounding="header").tensors,
     }
-    sources = c_sources(program, modes, header, generation)
-    for name, content in sources.files.items():
+    batch = len(modes["ws"][region.inputs[0]])
+    builder = Builder(program, generation, batch)
+    images = _images(builder, region, modes["ws"])
+    for step in region.steps:
+        emit.emit_step(builder, step)
+    outputs = [(name, emit.c_order(program.tensors[name].shape)) for name in region.outputs]
+    pointers = [builder.request(name, order) for name, order in outputs]
+    files = {name: (C / name).read_text() for name in _COPIED}
+    files["portable/include/gemmini_params.h"] = header
+    share = "2" if program.array.dataflow == "WS" else "1"
+    files["Makefile"] = _filled("Makefile", {"@GENERATION@": generation, "@SHARE@": share})
+    files["images.h"] = images
+    files["params.h"] = _params(builder)
+    files["expected.h"] = _expected(builder.layers, outputs, modes)
+    files["main.c"] = _main(builder, region, pointers)
+    files["README.md"] = readme(program, region, builder)
+    for name, content in files.items():
         place = directory / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(content, encoding="utf-8", newline="\n")
-    return CBundle(directory, tuple(sources.files), sources.layers, region.inputs, region.outputs, notes)
+    return CBundle(directory, tuple(sorted(files)), tuple(builder.layers), region.inputs, region.outputs, notes)

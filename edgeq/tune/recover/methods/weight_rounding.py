@@ -28,7 +28,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeq.backends.cpu import described
+from edgeq.backends.base import described
 from edgeq.calibrate.sampled_values import spread, tensor_values
 from edgeq.data.samples import Samples
 from edgeq.model.load import partitions, read_model, save_model

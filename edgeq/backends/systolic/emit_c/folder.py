@@ -1,0 +1,153 @@
+"""`edgeq emit-c`: the C of an integer program that `quantize` or `package` left beside the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.backends.base import Artifact
+from edgeq.backends.systolic.emit_c.builder import Generation
+from edgeq.backends.systolic.emit_c.bundle import CBundle, write_c_bundle
+from edgeq.backends.systolic.program import Conv, Fc, Program
+from edgeq.backends.systolic.save import SUFFIX, load_program
+from edgeq.data.open_source import Data, sample_paths
+from edgeq.data.samples import Samples, open_samples
+from edgeq.errors import DataError, ModelError, UsageError
+from edgeq.signature import Signature, TensorSpec
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.outputs import check_apart, check_free, output_directory
+from edgeq.util.ownership import MARKER, Judge, Ownership, as_listed, is_plain, read_marker, sha256, write_marker
+
+_KIND = "emit-c"
+_MADE = ("net-host", "net-linux", "net-baremetal")
+_EXECUTABLE = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"MZ")
+MOST_WEIGHTS = 5_000_000
+"""Up to so many the C travels in the bundle: as text, about four bytes each."""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What `emit_c` did: where, for which array and generation of gemmini.h, and what was written."""
+
+    output: Path
+    program: Program
+    generation: Generation
+    images: int
+    bundle: CBundle
+
+    def __record__(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "output": str(self.output),
+            "files": self.bundle.files,
+            "dim": self.program.array.dim,
+            "generation": self.generation,
+            "images": self.images,
+            "layers": [layer.label for layer in self.bundle.layers],
+            "inputs": [self.program.tensors[name].origin or name for name in self.bundle.inputs],
+            "outputs": [self.program.tensors[name].origin or name for name in self.bundle.outputs],
+            "notes": self.bundle.notes,
+        }
+
+
+def emit_c(
+    source: Path,
+    data: Data,
+    output: Path,
+    *,
+    images: int = 2,
+    generation: Generation = "2023",
+    params_header: Path | None = None,
+    force: bool = False,
+    progress: Progress = SILENT,
+) -> Emitted:
+    """Write a C bundle for the program at `source`.
+
+    Args:
+        source: a .program.npz, or the int8 model beside it.
+        data: samples; the first `images` become the bundle's, quantized.
+        output: a folder of its own.
+
+    Raises:
+        BundleError: no program there.
+        EdgeqError: as `write_c_bundle` has it.
+    """
+    place = source if source.name.endswith(SUFFIX) else source.with_name(source.stem + SUFFIX)
+    if not place.is_file():
+        raise UsageError(
+            f"{place} is not there", "Give what `edgeq quantize` for an array wrote: MODEL.onnx or MODEL.program.npz"
+        )
+    check_free(output, force=force, kind="directory")
+    check_apart(output, [place, *([params_header] if params_header else []), *sample_paths((data,))])
+    C_FOLDER.check(output)
+    program = load_program(place)
+    tensors = [program.tensors[name] for name in program.inputs]
+    specs = tuple(TensorSpec(tensor.name, np.dtype(tensor.dtype), tensor.shape) for tensor in tensors)
+    samples = open_samples(data, Signature(specs, ()), progress=progress)
+    inputs = first_inputs(program, samples, images)
+    if any(len(values) < images for values in inputs.values()):
+        raise DataError(f"{data.source} holds fewer than {images} samples", "Give more, or fewer --images")
+    with output_directory(output, force=force, check=C_FOLDER.check) as draft:
+        bundle = write_c_bundle(program, inputs, draft, generation=generation, params_header=params_header)
+        write_marker(draft, _KIND, {name: sha256(draft / name) for name in bundle.files})
+    return Emitted(output, program, generation, images, bundle)
+
+
+def _judge(folder: Path) -> Judge | None:
+    marker = read_marker(folder, _KIND)
+    files = marker.get("files") if marker is not None else None
+    if not isinstance(files, dict):
+        return None
+    return lambda name: name == MARKER or as_listed(folder, files, name) or _is_made(folder / name, name)
+
+
+def _is_made(path: Path, name: str) -> bool:
+    """Return whether it is a program that the Makefile made."""
+    if name not in _MADE or not is_plain(path):
+        return False
+    with path.open("rb") as stream:
+        return stream.read(4).startswith(_EXECUTABLE)
+
+
+C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
+"""Its marker lists every file in it, with its hash; beside them there are the programs that its Makefile makes."""
+
+
+def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
+    """Return `artifact` with the C of its integer program among its files, as c/NAME; as it is where it has no program.
+
+    Args:
+        folder: where the C is written; private, as it is only to be packed.
+        count: how many of `samples` become images of the C.
+    """
+    place = next((path for name, path in sorted(artifact.files.items()) if name.endswith(SUFFIX)), None)
+    if place is None:
+        return artifact
+    program = load_program(place)
+    weights = sum(step.weights.size for step in program.steps if isinstance(step, Conv | Fc))
+    files: Mapping[str, Path] = {}
+    notes: Sequence[str]
+    if weights > MOST_WEIGHTS:
+        much = f"{weights} weights are too many to travel as C text"
+        notes = [f"{much}; `edgeq emit-c` writes them, from {place.name}"]
+    else:
+        try:
+            bundle = write_c_bundle(program, first_inputs(program, samples, count), folder)
+            files, notes = {f"c/{name}": folder / name for name in bundle.files}, bundle.notes
+        except ModelError as error:
+            notes = [f"no C bundle: {error.problem}"]
+    return replace(artifact, files={**artifact.files, **files}, notes=(*artifact.notes, *notes))
+
+
+def first_inputs(program: Program, samples: Samples, count: int) -> Mapping[str, NDArray[Any]]:
+    """Return the first `count` samples, or as many as there are, [N, ...] by input."""
+    taken = list(itertools.islice(samples, count))
+    if not taken:
+        raise DataError(f"{samples.source} holds no samples", "Give at least one")
+    return {name: np.concatenate([np.asarray(sample.inputs[name])[:1] for sample in taken]) for name in program.inputs}

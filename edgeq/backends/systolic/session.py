@@ -1,0 +1,65 @@
+"""Run programs for the array as onnxruntime runs models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq.backends.systolic.save import SUFFIX, load_program
+from edgeq.backends.systolic.simulate import Simulator
+from edgeq.bundle.plan import FILES
+from edgeq.errors import RuntimeUnavailableError
+from edgeq.hardware.target import Target
+from edgeq.measure.latency import Session
+from edgeq.run.session import SessionSettings
+
+
+@dataclass(frozen=True)
+class Output:
+    """Names one output, as an onnxruntime session does."""
+
+    name: str
+
+
+class ProgramSession:
+    """Runs an integer program in the array's arithmetic, bit by bit."""
+
+    def __init__(self, program: Path) -> None:
+        self._simulator = Simulator(load_program(program))
+
+    def get_outputs(self) -> Sequence[Output]:
+        """Return the outputs of the program, in order, as `InferenceSession.get_outputs` gives those of a model."""
+        return [Output(name) for name in self._simulator.program.outputs]
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
+        """Simulate one sample; `output_names` as `InferenceSession.run` takes them, None for all outputs."""
+        program, found = self._simulator.program, self._simulator.run(input_feed).tensors
+        # An output without axes: the simulator gives one value for each sample.
+        return [
+            found[name] if program.tensors[name].shape else found[name].reshape(())
+            for name in output_names or program.outputs
+        ]
+
+
+def open_program(model: Path, settings: SessionSettings) -> Session:
+    """Open the program that travels with `model`: beside it, or among its variant's files in a bundle.
+
+    Raises:
+        RuntimeUnavailableError: there is none.
+    """
+    del settings
+    packed = model.parents[3] / FILES / model.parent.name if len(model.parents) > 3 else model.parent
+    found = [file for folder in (model.parent, packed) for file in sorted(folder.glob(f"*{SUFFIX}"))]
+    if not found:
+        raise RuntimeUnavailableError(f"{model} has no {SUFFIX} beside it", "Package the model again for this target")
+    return ProgramSession(found[0])
+
+
+@contextmanager
+def simulated_array(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
+    """Give what opens a model as a session of the program that travels with it: `Backend.simulator`."""
+    del target
+    yield open_program

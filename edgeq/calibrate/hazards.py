@@ -1,0 +1,642 @@
+"""Tensors that must not become 8-bit integers on any backend, found from the graph and from what calibration saw.
+
+| kind | found by |
+|---|---|
+| NaN or infinity | the count of such elements |
+| numbers that mean "nothing", as masks have them | a gap in the histogram, and a constant beyond it |
+| angles, divisors, arguments of logarithms and roots | what rounding would do to small values |
+| joins of unlike ranges | levels that the joint range leaves the narrowest input |
+
+A backend leaves every node in float that makes or reads such a tensor (`edgeq.model.int8_prediction`), or, where it
+quantizes operands alone, every node that reads one.
+
+Tensors whose small values count: angles, divisors, and what a logarithm or a root is taken of.
+
+Rounding to 8 bits makes an error of one size for all values of a tensor. A sum bears that. A divisor, a logarithm and a
+root do not where values are near zero next to the range, and Sin and Cos do not where the range is many periods long.
+
+From each such argument the error that it may have, as a standard deviation, is followed upstream through the operators
+that pass an error on in a known size (products, sums, means, roots, layers). A tensor that 8 bits would give a larger
+error is kept. The way ends at other operators; behind a layer, at activation functions too, because what a network
+computes with is quantized. The mean square that a norm divides by is kept whatever its values are.
+
+Joins of unlike ranges: boxes in pixels and scores in one tensor, and columns of one layer in different units.
+
+In 8 bits a tensor has one scale. An input of a Concat whose range is a hundredth of the joint one is left two or three
+of 256 levels. So is a column of an output that another column exceeds a hundred times.
+
+Where no layer follows, float costs next to nothing. The join stays in float, from the last layer before it to the
+outputs, where an input would be left fewer than 16 levels, or so would a column by its constants. Where a layer reads
+the join, that layer would be in float. Then an input must be left fewer than 4, and the rounding must make a twentieth
+of the layer's output.
+
+Elements that carry no information: NaN, infinities, and numbers far outside the real values, as masks have them.
+
+A number means "nothing" where three things come together. The histogram has a gap, with a narrow cluster beyond it. A
+range that reaches that far leaves what lies before the gap only a few of the 256 levels. And a constant of that size
+leads to the tensor through operators that select, move or add, or an input that has the number in many places. Ordinary
+outliers have no gap before them or come from no constant, and padding with an ordinary number leaves enough levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.calibrate.statistics import FINITE, Float64s, Int64s, Nonfinite, Statistics, TensorStatistics
+from edgeq.model.graph import (
+    DATA_MOVEMENT,
+    MAIN_DOMAINS,
+    GraphIndex,
+    constant,
+    consumers,
+    indexed,
+    is_op,
+    moves_data,
+    name_of,
+    node_input,
+    operator_of,
+    readers,
+)
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.tensors import float_constant, output_channels
+
+LEVELS = 255
+"""Steps of an 8-bit range."""
+FEWEST = 16
+"""Levels: a tensor that has fewer has lost more than four of its eight bits."""
+_SMALL = 0.01
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Magnitudes of the finite values of one tensor, as float64 from its histogram.
+
+    Attributes:
+        low, high: the range, with zero in it.
+        magnitudes: ascending, without zero; one for each bin and sign.
+        counts: of values with them.
+        zeros: count of values that are zero.
+        nonfinite: the other elements.
+    """
+
+    low: float
+    high: float
+    magnitudes: Float64s
+    counts: Int64s
+    zeros: int
+    nonfinite: Nonfinite = FINITE
+
+    @classmethod
+    def of(cls, tensor: TensorStatistics) -> Spread:
+        """Return the spread of a tensor that calibration saw."""
+        lower, upper = tensor.histogram.edges()
+        middle = np.where(tensor.histogram.keys == 0, 0.0, np.abs(lower + upper) / 2)
+        counts, order = tensor.histogram.counts, np.argsort(middle, kind="stable")
+        middle, counts = middle[order], counts[order]
+        zeros = int(np.searchsorted(middle, 0.0, side="right"))
+        low, high = (min(tensor.minimum, 0.0), max(tensor.maximum, 0.0)) if tensor.count else (0.0, 0.0)
+        return cls(low, high, middle[zeros:], counts[zeros:], int(counts[:zeros].sum()), tensor.nonfinite)
+
+    @property
+    def width(self) -> float:
+        """The length of the range."""
+        return self.high - self.low
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the error of 8 bits: a twelfth of the squared step, as power."""
+        return self.width / LEVELS / math.sqrt(12)
+
+    def levels(self, width: float) -> float:
+        """Return how many steps of the range an interval of `width` takes."""
+        return width / self.width * LEVELS if self.width else math.inf
+
+    @cached_property
+    def rms(self) -> float:
+        """The root of the mean square."""
+        total = int(self.counts.sum()) + self.zeros
+        return math.sqrt(float(np.sum(self.counts * self.magnitudes**2)) / total) if total else 0.0
+
+    @property
+    def count(self) -> int:
+        """Return the number of finite values."""
+        return int(self.counts.sum()) + self.zeros
+
+    @property
+    def least(self) -> float:
+        """The smallest magnitude that is not zero; infinite where there is none."""
+        return float(self.magnitudes[0]) if self.magnitudes.size else math.inf
+
+    @cached_property
+    def small(self) -> float:
+        """The magnitude under which a hundredth of the values that are not zero lie; infinite where there are none."""
+        if not self.magnitudes.size:
+            return math.inf
+        sums = np.cumsum(self.counts)
+        return float(self.magnitudes[np.searchsorted(sums, _SMALL * sums[-1])])
+
+
+class Measured:
+    """A prepared model with the spreads of its tensors.
+
+    Attributes:
+        model: the model.
+        constants: names of tensors that are the same at each run.
+    """
+
+    def __init__(self, graph: GraphIndex, statistics: Statistics) -> None:
+        self.model = graph.model
+        self.constants = graph.computed_constants
+        self._tensors = statistics.tensors
+        self._spreads: dict[str, Spread | None] = {}
+
+    def spread(self, value: ir.Value | None) -> Spread | None:
+        """Return the spread of a tensor; None where calibration did not see it."""
+        name = name_of(value)
+        if name not in self._spreads:
+            found = self._tensors.get(name)
+            self._spreads[name] = None if found is None or not found.samples else Spread.of(found)
+        return self._spreads[name]
+
+    def rms(self, value: ir.Value | None) -> float:
+        """Return the root mean square of a tensor or constant; 1 where it is not known."""
+        found = self.spread(value)
+        if found is not None:
+            return found.rms or 1.0
+        values = self.numbers(value)
+        return float(np.sqrt(np.mean(values**2))) or 1.0 if values is not None and values.size else 1.0
+
+    def is_constant(self, value: ir.Value | None) -> bool:
+        """Return whether a tensor is the same at each run."""
+        return name_of(value) in self.constants
+
+    def numbers(self, value: ir.Value | None) -> Float64s | None:
+        """Return the values of a constant of floats; None for what is computed, and for other types."""
+        values = constant(value)
+        return values.astype(np.float64) if values is not None and values.dtype.kind == "f" else None
+
+
+ANGLE = "is the angle of a Sin or Cos, or leads to it: 8 bits are too coarse for their period"
+DIVISOR = "is what a division goes by, or leads to it: 8 bits would round its small values to zero"
+LOGARITHM = "is what a logarithm is taken of, or leads to it: 8 bits would round its small values to zero"
+ROOT = "is what a root is taken of, or leads to it: 8 bits would round its small values to zero"
+
+_RELATIVE = 0.02
+"""The error that a small value may have, as its share: 34 dB, somewhat less than 8 bits leave an activation."""
+_RADIANS = 0.01
+_LEAST_ROOT_SNR = 1e3
+_CLAMPS = frozenset({"Clip", "LeakyRelu", "Max", "MaxPool", "Min", "ReduceMax", "ReduceMin", "Relu"})
+_SIGNS = frozenset({"Abs", "Cast", "Neg"})
+_CHOICES = frozenset({"Add", "Concat", "Sub", "Sum", "Where"})
+_MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean"})
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Requirements on the precision of a tensor.
+
+    Attributes:
+        value: the tensor.
+        error: that it may have, a standard deviation.
+        reason: why.
+        layers: how many layers lie between it and the argument.
+    """
+
+    value: ir.Value
+    error: float
+    reason: str
+    layers: int = 0
+
+
+def find_precise(measured: Measured) -> Mapping[str, str]:
+    """Return the tensors that 8 bits are too coarse for, by name, each with the reason."""
+    found: dict[str, str] = {}
+    for node in measured.model.graph:
+        for need in _arguments(node, measured):
+            kept, norm = _follow(need, measured)
+            names = [name for name, coarse in kept.items() if coarse or norm]
+            if names and need.reason == DIVISOR and _inverts(node, measured):
+                names.append(name_of(node.outputs[0]))
+            for name in names:
+                found.setdefault(name, need.reason)
+    return found
+
+
+def _inverts(node: ir.Node, measured: Measured) -> bool:
+    """Return whether a division gives a reciprocal, by which products divide then."""
+    return not is_op(node, "Div") or measured.is_constant(node.inputs[0])
+
+
+def _arguments(node: ir.Node, measured: Measured) -> Iterator[_Need]:
+    """Yield what the arguments of a node must be good for, where its function makes small values count."""
+    if node.domain not in MAIN_DOMAINS:
+        return
+    first, second = node_input(node, 0), node_input(node, 1)
+    power = _exponent(node)
+    if is_op(node, "Sin", "Cos", "Tan") and first is not None:
+        yield _Need(first, _RADIANS, ANGLE)
+    elif is_op(node, "Log"):
+        yield from _near_zero(first, LOGARITHM, measured)
+    elif is_op(node, "Div"):
+        yield from _near_zero(second, DIVISOR, measured)
+    elif is_op(node, "Reciprocal") or (power is not None and power < 0):
+        yield from _near_zero(first, DIVISOR, measured)
+    elif first is not None and power is not None and 0 < power < 1 and not _divides(node.outputs[0], measured):
+        spread = measured.spread(first)
+        if spread is not None and root_snr(spread, power) < _LEAST_ROOT_SNR:
+            # So much that the root of a small value is off by a fiftieth of what most roots are.
+            mean = float(np.sum(spread.counts * spread.magnitudes**power)) / max(1, spread.count)
+            yield _Need(first, _RELATIVE * mean / power * spread.small ** (1 - power), ROOT)
+
+
+def _near_zero(value: ir.Value | None, reason: str, measured: Measured) -> Iterator[_Need]:
+    spread = measured.spread(value)
+    if value is not None and spread is not None and spread.magnitudes.size:
+        # Half of a step is rounded to zero, and what a zero divides is infinite.
+        yield _Need(value, min(_RELATIVE * spread.small, spread.least / math.sqrt(12)), reason)
+
+
+def _divides(value: ir.Value, measured: Measured) -> bool:
+    """Return whether a tensor is a divisor and nothing else, perhaps after a constant was added."""
+    uses = consumers(value)
+    return bool(uses) and all(
+        is_op(node, "Reciprocal")
+        or (is_op(node, "Div") and place == 1)
+        or (
+            is_op(node, "Add", "Clip", "Max", "Expand")
+            and all(read is value or measured.is_constant(read) for read in node.inputs if read is not None)
+            and _divides(node.outputs[0], measured)
+        )
+        for node, place in uses
+    )
+
+
+def root_snr(spread: Spread, power: float = 0.5) -> float:
+    """Return the power of the roots of a tensor over that of the error which 8 bits of the tensor make in them."""
+    if not spread.width:
+        return math.inf
+    step = spread.width / LEVELS
+    roots, rounded = spread.magnitudes**power, (np.round(spread.magnitudes / step) * step) ** power
+    error = float(np.sum(spread.counts * (rounded - roots) ** 2))
+    return float(np.sum(spread.counts * roots**2)) / error if error else math.inf
+
+
+def _follow(need: _Need, measured: Measured) -> tuple[dict[str, bool], bool]:
+    """Return the tensors on the way upstream, each with whether 8 bits are too coarse for it, and whether a norm's mean
+    square is among them."""
+    kept: dict[str, bool] = {}
+    norm, waiting = False, [need]
+    while waiting:
+        at = waiting.pop()
+        name = name_of(at.value)
+        if measured.is_constant(at.value) or kept.get(name):
+            continue
+        spread = measured.spread(at.value)
+        coarse = spread is not None and (spread.noise > at.error or (at == need and at.reason == ANGLE))
+        seen = name in kept
+        kept[name] = coarse
+        node = at.value.producer()
+        if node is None or node.domain not in MAIN_DOMAINS or (seen and not coarse):
+            continue
+        if _is_layer(node) and not coarse:
+            continue
+        if at.reason == DIVISOR and _is_square(node):
+            norm = True
+            continue
+        if at.layers and node.op_type in _CLAMPS:
+            continue
+        waiting.extend(
+            replace(at, value=value, error=error, layers=at.layers + _is_layer(node))
+            for value, error in _behind(node, at.error, measured)
+        )
+    return kept, norm
+
+
+def _behind(node: ir.Node, error: float, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
+    """Yield the inputs of a node that pass an error on, each with the error that it may have for the output's."""
+    inputs = [value for value in node.inputs if value is not None]
+    first, output = inputs[0] if inputs else None, node.outputs[0]
+    if first is None:
+        return
+    power = _exponent(node)
+    if _is_layer(node):
+        yield from ((value, error / gain) for value, gain in _gains(node, measured))
+    elif moves_data(node) or node.op_type in _CLAMPS | _SIGNS:
+        yield from ((value, error) for value in (inputs if node.op_type in ("Max", "Min") else inputs[:1]))
+    elif node.op_type in _CHOICES:
+        yield from ((value, error) for value in inputs)
+    elif _is_square(node):
+        divided = _share(first, output, measured) if node.op_type == "ReduceSumSquare" else 1.0
+        yield first, error if node.op_type == "ReduceL2" else error * math.sqrt(divided) / (2 * measured.rms(first))
+    elif is_op(node, "Mul"):
+        yield inputs[0], error / measured.rms(inputs[1])
+        yield inputs[1], error / measured.rms(inputs[0])
+    elif is_op(node, "Div"):
+        yield first, error * measured.rms(inputs[1])
+    elif power is not None and 0 < power < 1:
+        made = measured.spread(output)
+        if made is not None and math.isfinite(made.small):
+            yield first, error / power * made.small ** (1 / power - 1)
+    elif node.op_type in _MEANS:
+        yield first, error / math.sqrt(_share(first, output, measured))
+    elif is_op(node, "ReduceSum"):
+        yield first, error * math.sqrt(_share(first, output, measured))
+
+
+def _share(value: ir.Value, output: ir.Value, measured: Measured) -> float:
+    """Return the number of elements of an output for each of what it is reduced from."""
+    whole, made = measured.spread(value), measured.spread(output)
+    return made.count / whole.count if whole is not None and made is not None and whole.count and made.count else 1.0
+
+
+def _is_layer(node: ir.Node) -> bool:
+    return is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def _gains(node: ir.Node, measured: Measured) -> Iterator[tuple[ir.Value, float]]:
+    """Yield the operands of a layer that are computed, each with what it multiplies a random error by."""
+    for place in (0, 1):
+        value, other = node.inputs[place], node.inputs[1 - place]
+        if value is None or measured.is_constant(value):
+            continue
+        weights = float_constant(other)
+        if weights is None:
+            depth = value.shape[-1] if value.shape is not None and len(value.shape) else 1
+            yield value, measured.rms(other) * math.sqrt(depth if isinstance(depth, int) else 1)
+        elif weights.ndim > 1:
+            channels = output_channels(node, weights.shape[-2:] if is_op(node, "MatMul") else weights.shape)
+            yield value, math.sqrt(float(np.sum(weights**2)) / (channels if place == 0 else weights.shape[-2])) or 1.0
+
+
+def _is_square(node: ir.Node) -> bool:
+    if is_op(node, "Mul"):
+        return node.inputs[0] is node.inputs[1]
+    return is_op(node, "ReduceSumSquare", "ReduceL2") or _exponent(node) == 2
+
+
+def _exponent(node: ir.Node) -> float | None:
+    """Return the constant power that a node takes; None for other nodes."""
+    if is_op(node, "Sqrt"):
+        return 0.5
+    exponent = float_constant(node_input(node, 1)) if is_op(node, "Pow") else None
+    return float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
+
+
+JOINED = "joins values of unlike ranges: 8 bits would leave the narrowest too few of 256 levels"
+COLUMNS = "has columns of unlike ranges: 8 bits would leave the narrowest too few of 256 levels"
+TAIL = "leads to or from a join of unlike ranges behind the last layer, where 8 bits gain nothing"
+
+_FEWEST_INSIDE = FEWEST / 4
+_MOST_NOISE = 0.05
+_FEW_COLUMNS = 0.05
+"""Share of columns that may be small: some of many features always are."""
+_BOUNDED = ("ArgMax", "HardSigmoid", "LogSoftmax", "Sigmoid", "Softmax", "Tanh", "TopK")
+_JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND": slice(0, 3, 2), "Where": slice(1, 3)}
+
+
+def find_joins(measured: Measured) -> Mapping[str, str]:
+    """Return the tensors around joins of unlike ranges, by name, each with the reason."""
+    before_layers = _before_layers(measured.model)
+    layers = sum(bool(operator_of(node).mac_rule) for node in measured.model.graph)
+    found: dict[str, str] = {}
+    for node in measured.model.graph:
+        if node.domain not in MAIN_DOMAINS or not node.outputs[0].name:
+            continue
+        output = node.outputs[0]
+        joined, columns = _joined_levels(node, measured), math.inf
+        if node not in before_layers:
+            alone = layers == 1 and bool(operator_of(node).mac_rule)  # it is all that can be quantized
+            columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
+            if joined < FEWEST or columns < FEWEST:
+                tail = dict.fromkeys(_tail(node, measured.model, before_layers), TAIL)
+                found = {**tail, **found, name_of(output): JOINED if joined < FEWEST else COLUMNS}
+        elif joined < _FEWEST_INSIDE and _is_lost(output, measured):
+            found.update((name_of(value), JOINED) for value in (output, *_moved(output)))
+    return found
+
+
+def _joined_levels(node: ir.Node, measured: Measured) -> float:
+    """Return the levels that the joint range leaves the narrowest of what a node joins."""
+    places, joint = _JOINED.get(node.op_type), measured.spread(node.outputs[0])
+    if places is None or joint is None or not joint.width:
+        return math.inf
+    widths = [_width(value, measured) for value in list(node.inputs)[places]]
+    return min((joint.levels(width) for width in widths if width), default=math.inf)
+
+
+def _width(value: ir.Value | None, measured: Measured) -> float:
+    """Return the width of the range of an operand; 0 where it is not known, or all zero."""
+    spread, numbers = measured.spread(value), float_constant(value)
+    if spread is not None:
+        # Zero and one other number need no levels between them.
+        return spread.width if spread.magnitudes.size > 1 else 0.0
+    finite = numbers[np.isfinite(numbers)] if numbers is not None else np.zeros(0)
+    return float(finite.max(initial=0.0) - finite.min(initial=0.0))
+
+
+def _column_levels(node: ir.Node, measured: Measured) -> float:
+    """Return the levels that the widest column of an output leaves the narrowest but a few, by the constants that make
+    them: columns of a weight, factors, and summands."""
+    first = node_input(node, 0)
+    weights = float_constant(node_input(node, 1))
+    if is_op(node, "Conv", "Gemm", "MatMul") and weights is not None and weights.ndim > 1:
+        channels = output_channels(node, weights.shape[-2:] if is_op(node, "MatMul") else weights.shape)
+        axis = weights.ndim - 1 if weights.shape[-1] == channels and not is_op(node, "Conv") else 0
+        if is_op(node, "Gemm"):
+            axis = 0 if node.attributes.get_int("transB", 0) else 1
+        sizes = np.sqrt(np.sum(np.moveaxis(weights, axis, 0).reshape(channels, -1) ** 2, axis=1)) * measured.rms(first)
+        bias = float_constant(node_input(node, 2))
+        sizes = sizes + np.abs(bias).reshape(-1) if bias is not None and bias.size == channels else sizes
+    elif is_op(node, "Mul", "Add", "Div"):
+        place = next((p for p in (0, 1) if float_constant(node.inputs[p]) is not None), None)
+        factors = float_constant(node.inputs[place]) if place is not None else None
+        if factors is None or place is None or (is_op(node, "Div") and place == 0):
+            return math.inf
+        other = measured.rms(node.inputs[1 - place])
+        sizes = np.abs(factors).reshape(-1)
+        if is_op(node, "Div"):
+            sizes = 1 / sizes[sizes > 0]
+        sizes = sizes + other if is_op(node, "Add") else sizes
+    else:
+        return math.inf
+    sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
+    return (
+        float(np.quantile(sizes, _FEW_COLUMNS, method="lower") / sizes.max()) * LEVELS if sizes.size > 1 else math.inf
+    )
+
+
+def _before_layers(model: ir.Model) -> frozenset[ir.Node]:
+    """Return the nodes from which some node that multiplies matrices can be reached."""
+    found: set[ir.Node] = set()
+    for node in reversed(list(model.graph)):
+        behind = {reader for output in node.outputs for reader in readers(output)}
+        if any(reader in found or operator_of(reader).mac_rule for reader in behind):
+            found.add(node)
+    return frozenset(found)
+
+
+def _tail(node: ir.Node, model: ir.Model, before_layers: frozenset[ir.Node]) -> Iterator[str]:
+    """Yield the tensors behind a join to the outputs, and those before it that only it and what lies behind it read,
+    back to the last layers."""
+    inside, waiting = {node}, [node]
+    while waiting:
+        at = waiting.pop()
+        for reader in (reader for output in at.outputs for reader in readers(output)):
+            if reader not in inside:
+                inside.add(reader)
+                waiting.append(reader)
+    for at in reversed(list(model.graph)):
+        reading = {reader for output in at.outputs for reader in readers(output)}
+        if reading and reading <= inside and at not in before_layers and not operator_of(at).mac_rule:
+            inside.add(at)
+    for at in model.graph:
+        if at in inside and not operator_of(at).mac_rule:
+            yield from (name_of(output) for output in at.outputs if output.name)
+
+
+def _is_scored(value: ir.Value) -> bool:
+    """Return whether all that reads a tensor maps it to a bounded interval, so that one error counts the same in all
+    columns."""
+    reading = [reader for tensor in (value, *_moved(value)) for reader in readers(tensor) if not moves_data(reader)]
+    return bool(reading) and all(is_op(reader, *_BOUNDED) for reader in reading)
+
+
+def _moved(value: ir.Value) -> Iterator[ir.Value]:
+    """Yield what data movement makes of a tensor."""
+    for reader in readers(value):
+        if moves_data(reader):
+            yield from reader.outputs
+            yield from _moved(reader.outputs[0])
+
+
+def _is_lost(value: ir.Value, measured: Measured) -> bool:
+    """Return whether rounding a join makes too much of what the layers behind it give; where something else reads it,
+    that is so."""
+    for tensor in (value, *_moved(value)):
+        noise = spread.noise if (spread := measured.spread(value)) is not None else 0.0
+        for reader, place in consumers(tensor):
+            weights = float_constant(node_input(reader, 1)) if place == 0 else None
+            if moves_data(reader):
+                continue
+            if not is_op(reader, "Conv", "Gemm", "MatMul") or weights is None or weights.ndim < 2:
+                return True
+            channels = output_channels(reader, weights.shape[-2:] if is_op(reader, "MatMul") else weights.shape)
+            made = noise * math.sqrt(float(np.sum(weights**2)) / channels)
+            if made > _MOST_NOISE * measured.rms(reader.outputs[0]):
+                return True
+    return False
+
+
+NONFINITE = "contains NaN or infinity, which 8 bits cannot represent"
+NOTHING = 'contains numbers that mean "nothing", so far from the others that 8 bits would round those away'
+
+_CLUSTER = 4.0
+"""Largest ratio of the magnitudes in a cluster: masks are added twice."""
+_GAP = 4.0
+_CARRYING = DATA_MOVEMENT | {
+    "Abs", "Add", "Cast", "Clip", "Concat", "ConstantOfShape", "GatherElements", "GatherND", "GlobalMaxPool", "Max",
+    "Min", "Mul", "Neg", "ReduceMax", "ReduceMin", "Relu", "ScatterElements", "ScatterND", "Sub", "Sum", "TopK",
+    "Trilu", "Where",
+}  # fmt: skip
+_LARGEST = 2**22
+
+
+def find_nothing(measured: Measured) -> Mapping[str, str]:
+    """Return the tensors that hold elements without meaning, by name, each with the reason."""
+    graph = measured.model.graph
+    found: dict[str, str] = {}
+    reach = {name_of(value): _given(measured.spread(value)) for value in graph.inputs}
+    for value in (*graph.inputs, *(output for node in graph for output in node.outputs if output.name)):
+        node, spread, name = value.producer(), measured.spread(value), name_of(value)
+        if node is not None and node.op_type in _CARRYING and node.domain in MAIN_DOMAINS:
+            reach[name] = max((_filled(node), *(_reach(read, reach) for read in node.inputs)))
+        far = far_value(spread, _fewest(value)) if spread is not None else 0.0
+        if spread is not None and spread.nonfinite:
+            found[name] = NONFINITE
+        elif far and reach.get(name, 0.0) >= abs(far) / _CLUSTER:
+            found[name] = NOTHING
+            found.update(dict.fromkeys(_masks(node, far, reach, measured), NOTHING))
+    return found
+
+
+def _masks(node: ir.Node | None, far: float, reach: Mapping[str, float], measured: Measured) -> Iterator[str]:
+    """Yield the operands that bring a number into what a node makes; some hold nothing but it and zero."""
+    for value in node.inputs if node is not None else ():
+        spread = measured.spread(value)
+        if spread is not None and reach.get(name_of(value), 0.0) and spread.width >= abs(far) / _CLUSTER:
+            yield name_of(value)
+
+
+def _fewest(value: ir.Value) -> int:
+    """Return the levels that a tensor needs. Operators that select or move cost as much in float, but layers do not."""
+    return FEWEST if any(operator_of(reader).mac_rule for reader in readers(value)) else 4 * FEWEST
+
+
+def far_value(spread: Spread, fewest: int = FEWEST) -> float:
+    """Return the outermost number beyond the gap of a histogram, where the range would leave what lies before the gap
+    fewer levels than `fewest`; 0 where there is none."""
+    beyond = _beyond(spread)
+    if beyond < 2:  # none, one or two numbers lie before it: 8 bits have them
+        return 0.0
+    before = spread.magnitudes[beyond - 1]
+    if spread.magnitudes[beyond] < _GAP * before or spread.levels(2 * before) >= fewest:
+        return 0.0
+    return spread.high if spread.high > -spread.low else spread.low
+
+
+def _beyond(spread: Spread) -> int:
+    """Return the place where the cluster of the largest magnitudes begins."""
+    largest = spread.magnitudes[-1] if spread.magnitudes.size else 0.0
+    return int(np.searchsorted(spread.magnitudes, largest / _CLUSTER))
+
+
+def _given(spread: Spread | None) -> float:
+    """Return the magnitude of an input's number that may mean nothing: it occurs more than once, so that it is no
+    outlier, with a gap before it, or in a mask with nothing but zeros."""
+    if spread is None or not spread.magnitudes.size or spread.counts[-1] < 2:
+        return 0.0
+    alone = _beyond(spread) == spread.magnitudes.size - 1 and (spread.magnitudes.size == 1 or far_value(spread))
+    return float(spread.magnitudes[-1]) if alone else 0.0
+
+
+def _reach(value: ir.Value | None, reach: Mapping[str, float]) -> float:
+    """Return the largest magnitude that a constant is known to bring into a value."""
+    known = constant(value)
+    if known is None or known.dtype.kind != "f" or not 0 < known.size <= _LARGEST:
+        return reach.get(name_of(value), 0.0)
+    return float(np.abs(known).max()) if not np.isnan(known).any() else math.inf
+
+
+def _filled(node: ir.Node) -> float:
+    """Return the magnitude that a ConstantOfShape fills in."""
+    tensor = node.attributes.get_tensor("value") if node.op_type == "ConstantOfShape" else None
+    return float(np.abs(tensor.numpy().astype(np.float64)).max(initial=0.0)) if tensor is not None else 0.0
+
+
+def find_hazards(model: ir.Model | GraphIndex, statistics: Statistics) -> Mapping[str, str]:
+    """Return the tensors of a prepared model that must not be in 8 bits, by name, each with the reason.
+
+    The reason follows the tensor's name in a sentence. Tensors without statistics are judged by the graph alone.
+    """
+    measured = Measured(indexed(model), statistics)
+    return {**find_joins(measured), **find_precise(measured), **find_nothing(measured)}
+
+
+def calibrated(prepared: PreparedModel, statistics: Statistics) -> PreparedModel:
+    """Return a prepared model with its hazards, and a note for each kind of them."""
+    hazards = find_hazards(prepared.graph, statistics)
+    alike: dict[str, list[str]] = {}
+    for name, reason in hazards.items():
+        alike.setdefault(reason, []).append(name)
+    notes = (f"in float: tensor {names[0]!r}{_others(names)} {reason}" for reason, names in alike.items())
+    return replace(prepared, hazards=hazards, notes=(*prepared.notes, *notes))
+
+
+def _others(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -1,0 +1,389 @@
+"""Build models and bundles: `edgeq quantize`, `tune` and `package`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Lines, Printer, command, propose_check, styled, table
+from edgeq.cli._options import (
+    ENGINE,
+    FORCE,
+    PATH,
+    WITH_FLOAT,
+    build_options,
+    complete_board,
+    data_options,
+    engines_of,
+    output_beside,
+    target_option,
+)
+from edgeq.util.registry import RECOVERIES
+
+if TYPE_CHECKING:
+    from edgeq.jobs.package import Packaged
+    from edgeq.jobs.proof import Proof
+    from edgeq.jobs.quantize import Quantized
+    from edgeq.jobs.saturation import Decision
+    from edgeq.measure.agreement import Agreement, OutputAgreement
+    from edgeq.remote.clock import BoardClock
+    from edgeq.tune.run import Plan, Tuned
+    from edgeq.util.display import Progress
+
+_FLOAT_NODES_SHOWN = 8
+_OUTPUTS_SHOWN = 4
+
+
+def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
+    """Yield coverage, agreement, accuracy, speed and warnings."""
+    from edgeq_device.claim import SLOWER
+
+    from edgeq.run.engines import DEFAULT
+
+    coverage, agreement = proof.coverage, proof.agreement
+    yield f"int8 coverage {coverage.summary()}"
+    if coverage.reason:
+        yield f"  not measured: {coverage.reason}"
+    nodes = sorted(coverage.float_nodes, key=lambda node: -node.macs)
+    for node in nodes if verbose else nodes[:_FLOAT_NODES_SHOWN]:
+        yield f"  {node.precision or 'float'}: {node.name} ({node.op_type}, {node.macs:,} MACs): {node.reason}"
+    if not verbose and len(nodes) > _FLOAT_NODES_SHOWN:
+        yield f"  and {len(nodes) - _FLOAT_NODES_SHOWN} more (-v shows them)"
+    in_engine = "" if proof.engine == DEFAULT else f"in {proof.engine}, "
+    yield f"{in_engine}against float32: {closeness(agreement)} ({proof.samples} samples)"
+    if len(agreement.outputs) > 1:
+        outputs = sorted(agreement.outputs, key=lambda output: output.least_db)
+        for output in outputs if verbose else outputs[:_OUTPUTS_SHOWN]:
+            yield f"  output {output.name}: {closeness(output)}"
+    for output in agreement.outputs:
+        parts = sorted(output.slices, key=lambda part: part.sqnr_db)
+        for part in parts if verbose else parts[:_OUTPUTS_SHOWN]:
+            same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
+            yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
+    if proof.accuracy:
+        rows = ((name, *(f"{value:.4f}" for value in one.metrics.values())) for name, one in proof.accuracy.items())
+        yield table(("", *next(iter(proof.accuracy.values())).metrics), rows)
+    if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # a warning says that
+        yield proof.speed.ratio.sentence("int8", "float32")
+    yield from (styled(f"warning: {warning}", "yellow") for warning in proof.warnings())
+
+
+def closeness(found: Agreement | OutputAgreement) -> str:
+    """Say how closely outputs follow others: by the share that is equal where they are indices, the same top-1 where
+    they are class scores, else by their cosine."""
+    if not found.compared:
+        return "nothing could be compared"
+    if found.same is not None:
+        return f"{found.same:.1%} of the values the same"
+    if found.sqnr_db == math.inf:
+        return "the same"
+    second = f"cosine {found.cosine:.5f}" if found.top1 is None else f"same top-1 in {found.top1:.1%}"
+    return f"SQNR {found.sqnr_db:.1f} dB, {second}"
+
+
+def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
+    """Yield what was done about saturating kernels, and at what price."""
+    yield f"16-bit sums: {decision.why}"
+    if not verbose:
+        return
+    metric = "" if decision.exact_metric is None else f", {decision.exact_metric:.4f}"
+    yield f"  exact kernels: {decision.exact_db:.1f} dB{metric}"
+    for mitigation in decision.mitigations:
+        if mitigation.failed:
+            yield f"  {mitigation.name}: cannot be built: {mitigation.failed}"
+            continue
+        metric = "" if mitigation.metric is None else f", {mitigation.metric:.4f}"
+        safe = "" if mitigation.safe else ", can saturate"
+        yield f"  {mitigation.name}: {mitigation.sqnr_db:.1f} dB{metric}, time x{mitigation.cost:g}{safe}"
+
+
+@command("quantize")
+@click.argument("model", type=PATH)
+@output_beside("{stem}.int8.onnx", "OUT.onnx", "The quantized model.")
+@target_option(
+    default="auto",
+    help="auto, a target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file.",
+    show_default=True,
+)
+@click.option(
+    "--recover",
+    multiple=True,
+    metavar="METHOD",
+    help=f"Accuracy recovery (docs/recover.md), repeatable: {', '.join(RECOVERIES.names())}.",
+)
+@click.option("--min-sqnr", type=float, metavar="DB", help="Keep layers in float until the outputs are as close.")
+@ENGINE
+@build_options
+def quantize_command(
+    printer: Printer, recover: tuple[str, ...], min_sqnr: float | None, engine: str | None, **options: Any
+) -> None:
+    """Quantize MODEL for a machine or a target and prove the result.
+
+    \b
+    edgeq quantize model.onnx --data calib/ --preprocess imagenet -o int8.onnx
+    edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
+    edgeq quantize model.onnx --data calib/ --recover bias-correction --min-sqnr 20 -o int8.onnx
+    """
+    from edgeq.jobs.job import build_arguments
+    from edgeq.jobs.quantize import quantize
+    from edgeq.tune.recover.closer import recovering
+
+    result = quantize(
+        **{name: options[name] for name in ("model", "output", "target")},
+        builder=recovering(*recover, min_sqnr_db=min_sqnr) if recover or min_sqnr is not None else None,
+        engine=engines_of([engine])[0] if engine else None,
+        progress=printer.progress(),
+        **build_arguments(options),
+    )
+    printer.lines(result, _quantize_lines(result, verbose=printer.verbose))
+
+
+def _quantize_lines(result: Quantized, *, verbose: bool) -> Lines:
+    scheme = result.scheme
+    yield f"{result.output}: {scheme.title} for {result.target.title}"
+    yield f"size {result.bytes_int8 / 1e6:.2f} MB, {result.bytes_int8 / result.bytes_float:.2f} of float32"
+    yield from draw_proof(result.proof, verbose=verbose)
+    if result.decision is not None:
+        yield from draw_decision(result.decision, verbose=verbose)
+    for kind in result.block_compute.kinds if result.block_compute is not None else ():
+        yield f"products in blocks: {kind.summary()}"
+    for key, value in result.session_options.items():
+        yield f"run it with the session option {key}={value}"
+    yield from (f"note: {note}" for note in result.notes)
+    if verbose:  # where the time went
+        seconds = {**result.seconds, "all": sum(result.seconds.values())}
+        rows = ((title, f"{taken:.2f}") for title, taken in seconds.items())
+        yield table(("stage", "seconds"), rows, numbers_from=1, box=None)
+
+
+@command("package")
+@click.argument("model", type=PATH)
+@target_option(
+    "targets",
+    multiple=True,
+    default=("this-machine",),
+    show_default=True,
+    help="A target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file. Repeatable.",
+)
+@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "The bundle.")
+@WITH_FLOAT
+@click.option(
+    "--selftest", type=click.IntRange(min=1), default=2, show_default=True, help="Samples that travel as test vectors."
+)
+@click.option("--split", is_flag=True, help="One bundle for each target, OUTPUT/NAME.edgeq, instead of one for all.")
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="ENGINE",
+    help="Add a variant that this plug-in runs, as NAME or NAME:PRECISION. Repeatable, the best first.",
+)
+@build_options
+def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) -> None:
+    """Quantize MODEL and write a bundle that a device can verify, run and time by itself.
+
+    \b
+    edgeq package model.onnx --data calib/ --preprocess imagenet -o dist/
+    edgeq package model.onnx --data calib/ -t raspberry-pi-5 -t haswell -t cascade-lake -o dist/
+    edgeq package model.onnx --data calib/ --engine openvino -o dist/
+    python dist/edgeq_run.py verify
+    """
+    from edgeq.jobs.job import build_arguments
+    from edgeq.jobs.package import package
+
+    result = package(
+        **{name: options[name] for name in ("model", "output", "targets", "with_float", "selftest", "split")},
+        engines=engines_of(engines),
+        progress=printer.progress(),
+        **build_arguments(options),
+    )
+    printer.lines(result, _package_lines(result, verbose=printer.verbose))
+    propose_check(next(iter(result.bundles.values())), options["targets"])
+
+
+def _package_lines(result: Packaged, *, verbose: bool) -> Lines:
+    from edgeq.measure.coverage import summarise
+
+    drawn: dict[tuple[Path, str], str] = {}
+    for name, variant in result.variants.items():
+        artifact = variant.built.artifact
+        engine = f" in {artifact.plugin.name}" if artifact.plugin is not None else ""
+        size = f"{variant.bytes / 1e6:.2f} MB, onnxruntime {variant.min_onnxruntime} or newer"
+        yield styled(f"{name}: {artifact.scheme.title}{engine}, {size}", "bold")
+        if (artifact.model, engine) in drawn:
+            yield f"  the same model as {drawn[artifact.model, engine]}"
+        else:
+            drawn[artifact.model, engine] = name
+            yield from draw_proof(variant.proof, verbose=verbose)
+        if variant.decision is not None:
+            yield from draw_decision(variant.decision, verbose=verbose)
+        if verbose:
+            yield from (f"  {check.name}: {check.kind} ({check.where}) {check.detail}" for check in variant.checks)
+        else:
+            yield f"checked {summarise(variant.checks)}"
+    yield from (f"note: {note}" for note in result.notes)
+    yield from (f"bundle: {bundle}" for bundle in dict.fromkeys(result.bundles.values()))
+
+
+_LOSERS_SHOWN = 10
+
+
+@command("tune")
+@click.argument("model", type=PATH)
+@data_options
+@click.option("--max-drop", metavar="DROP", help="Accuracy that may be lost: 1%, 0.5pt or 0.005.", show_default="1%")
+@click.option(
+    "--objective",
+    type=click.Choice(["latency", "throughput", "size", "memory"]),
+    default="latency",
+    show_default=True,
+    help="What to make as good as possible, among what keeps its accuracy and is not slower than float32.",
+)
+@click.option("--budget", metavar="TIME", help="Wall-clock time that it may take: 90s, 10m, 1h30m.")
+@target_option(
+    default="auto",
+    show_default=True,
+    help="auto, or a target or profile that runs on this machine or is simulated on it.",
+)
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="ENGINE",
+    help="Race only this engine, as NAME or NAME:PRECISION. Repeatable. Default: all that are installed and right.",
+)
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="BOARD",
+    shell_complete=complete_board,
+    help="Time on this board and check every candidate there; several of one kind take turns. Repeatable.",
+)
+@output_beside("{stem}.edgeq", "DIR|FILE.edgeq", "The bundle.")
+@WITH_FLOAT
+@click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
+@click.option("--no-memory", is_flag=True, help="Search as if nothing was ever tuned here, and remember nothing.")
+@click.option("--thorough", is_flag=True, help="Dismiss nothing early, to check the search. Takes longer.")
+@click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
+@FORCE
+def tune_command(
+    printer: Printer, model: Path, engines: tuple[str, ...], on: tuple[str, ...], dry_run: bool, **options: Any
+) -> None:
+    """Find the best int8 form of MODEL for this machine, by measuring, and write it as a bundle.
+
+    \b
+    edgeq tune model.onnx --data calib/ --preprocess imagenet -o tuned/
+    edgeq tune model.onnx --data calib/ --val val/ --task classification -t nvidia-t4 -o for-t4/
+    edgeq tune model.onnx --data calib/ --on ssh://pi@10.0.0.5 -o for-the-board/
+    edgeq tune model.onnx --data calib/ --engine onnxruntime --engine openvino:bf16 -o tuned/
+    edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
+    """
+    from edgeq.errors import GoalNotMetError, UsageError
+    from edgeq.jobs.job import tune_arguments
+    from edgeq.tune.goal import Goal, parse_budget
+    from edgeq.tune.run import plan, tune
+
+    arguments = {**tune_arguments(options), "engines": engines_of(engines)}
+    drop = arguments.pop("max_drop")
+    limits = (Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
+    goal = Goal(options["objective"], *limits, options["thorough"])
+    progress = printer.progress()
+    if dry_run:
+        if on:
+            raise UsageError("--dry-run reaches no board", "Leave --on out, or name the board's target with -t")
+        named = {name: arguments[name] for name in ("data", "validation", "statistics", "target", "engines")}
+        steps = plan(model, **named, goal=goal, progress=progress)
+        printer.lines(steps, _plan_lines(steps))
+        return
+    try:
+        with _clock(on, progress) as clock:
+            result = tune(model, output=options["output"], goal=goal, clock=clock, progress=progress, **arguments)
+    except GoalNotMetError as error:
+        printer.lines(error.record, _search_lines(error.record, verbose=printer.verbose))
+        raise
+    printer.lines(result, _tune_lines(result, verbose=printer.verbose))
+
+
+@contextmanager
+def _clock(on: tuple[str, ...], progress: Progress) -> Iterator[BoardClock | None]:
+    if not on:
+        yield None
+        return
+    from edgeq.remote.clock import BoardClock
+    from edgeq.remote.devices import fleet_of
+
+    with BoardClock(fleet_of(on), progress=progress) as clock:
+        yield clock
+
+
+def _tune_lines(result: Tuned, *, verbose: bool) -> Lines:
+    if not result.record.get("simulated"):
+        yield from _search_lines(result.record, verbose=verbose)
+        return
+    yield styled(f"{result.target.title}, in simulation", "bold")
+    yield from _search_lines(result.record, verbose=verbose)
+    yield from draw_proof(result.proof, verbose=verbose)
+    yield f"bundle: {result.bundle}"
+
+
+def _plan_lines(steps: Plan) -> Lines:
+    yield f"for {steps.target.title}, profile {steps.target.profile.name}"
+    steps_of = "built, timed against float32 and screened" if steps.threads else "built and screened"
+    yield f"kernel choices, {steps_of}:"
+    yield from (f"  {candidate.name}" for candidate in steps.candidates)
+    if steps.engines.plugins:
+        yield f"raced beside onnxruntime's own kernels: {', '.join(c.name for c in steps.engines.plugins)}"
+    yield "calibration methods, on those that are worth it:"
+    yield from (f"  {name}" for name in steps.methods)
+    if steps.threads:
+        yield f"threads: {', '.join(str(n) if n else 'all' for n in steps.threads)}"
+    last = "tensors in 16 bits" if "wide" in steps.target.profile.search else "layers in float"
+    yield f"if accuracy falls short: {', '.join((*steps.recoveries, last))}"
+
+
+def _search_lines(record: Mapping[str, Any], *, verbose: bool) -> Lines:
+    if not record.get("simulated"):
+        yield from _draw_timed(record, verbose=verbose)
+        return
+    from edgeq.tune.record import summary
+
+    yield from (f"{title}: {text}" for title, text in summary(record).items())
+    for form in record["trials"] if verbose else ():
+        kept = ", ".join(form["kept_in_float"]) or "nothing"
+        lost = "not measured" if form["loss"] is None else f"{form['loss']:.4f}"
+        yield f"{form['method']}, {kept} in float: loss {lost}"
+    yield f"{len(record['trials'])} forms in {record['elapsed_s']:.0f} s"
+
+
+def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
+    from edgeq_device.claim import Claim
+
+    first, *details = record["verdict"]
+    yield styled(first, "bold")
+    yield from details
+    # A ratio and its milliseconds are of the same runs; those of several candidates may be of several races.
+    heads = ("", "times float32", "interval, milliseconds", "points lost", "at most", "MB", "")
+    rows = []
+    float32 = record["float32"]
+    if timing := float32["timing"]:
+        latency = f"{timing['latency']['p50_ms']:.3g} ms"
+        rows.append(("float32", "1.00", latency, "0.00", "", f"{float32['bytes'] / 1e6:.2f}", ""))
+    front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
+    for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"])):
+        claim = Claim.read(one["timing"]["speedup"])
+        times = f"{claim.interval[0]:.2f}" if claim.interval else "not measurable"
+        losses = (f"{100 * one['accuracy'][name]:.2f}" for name in ("drop", "bound"))
+        size = f"{one['screening']['bytes'] / 1e6:.2f}"
+        rows.append((one["name"], times, claim.figures(), *losses, size, one["status"]))
+    yield table(heads, rows, title="Pareto front", title_justify="left")
+    lost = [c for c in record["candidates"] if c["status"] != "chosen"]
+    for one in lost if verbose else lost[:_LOSERS_SHOWN]:
+        yield f"{one['name']}: {one['reason']}"
+    if not verbose and len(lost) > _LOSERS_SHOWN:
+        yield f"and {len(lost) - _LOSERS_SHOWN} more (-v shows them)"
+    yield f"{len(record['candidates'])} candidates in {record['elapsed_s']:.0f} s"

@@ -1,0 +1,86 @@
+"""Write a quantized model in another form: `edgeq retarget` and `emit-c`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Printer, command
+from edgeq.cli._options import FORCE, INTEGER, OUTPUT, PATH, PREPROCESS, target_option
+
+if TYPE_CHECKING:
+    from edgeq.retarget.run import Retargeted
+
+
+@command("retarget")
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="OUT.onnx", help="The rewritten model.")
+@target_option(help="Take format and types of auto, a target, a profile or a .toml file.")
+@click.option("--format", type=click.Choice(["QDQ", "QOperator"]), help="How quantization is written.")
+@click.option("--activation-type", type=INTEGER, help="Integers of activations.")
+@click.option("--weight-type", type=INTEGER, help="Integers of weights.")
+@FORCE
+def retarget_command(printer: Printer, model: Path, output: Path, force: bool, **options: Any) -> None:
+    """Rewrite a quantized MODEL for another runtime; the numbers it stands for stay.
+
+    Without options it is made to suit this machine.
+
+    \b
+    edgeq retarget qat.onnx -o fast.onnx
+    edgeq retarget qat.onnx --activation-type uint8 -o u8s8.onnx
+    edgeq retarget qat.onnx --format QOperator -o integer.onnx
+    """
+    from edgeq.retarget.run import retarget
+
+    if not any(options.values()):
+        options["target"] = "auto"
+    result = retarget(model, output, force=force, **options)
+    printer.lines(result, _retarget_lines(model, result))
+
+
+def _retarget_lines(model: Path, result: Retargeted) -> Iterator[str]:
+    before, after = (f"{form.format} {form.pair}" for form in (result.before, result.after))
+    yield f"{model}: {before} → {result.output}: {after}"
+    yield from (f"  {line}" for line in result.changes or ("nothing had to be changed",))
+    yield from (f"note: {line}" for line in result.kept)
+    if result.comparison is not None:
+        off = f"within {result.comparison.largest:.2%} of the largest"
+        yield f"outputs on noise: {'the same to the last bit' if result.comparison.identical else off}"
+    for key, value in result.session_options.items():
+        yield f"run it with the session option {key}={value}"
+
+
+@command("emit-c")
+@click.argument("program", type=PATH, metavar="PROGRAM.npz|INT8.onnx")
+@click.option("--data", required=True, help="Samples; the first become the bundle's images.")
+@PREPROCESS
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR", help="The C bundle.")
+@click.option("--images", type=click.IntRange(min=1), default=2, show_default=True, help="Samples in one run of the C.")
+@click.option(
+    "--generation",
+    type=click.Choice(["2023", "2021"]),
+    default="2023",
+    show_default=True,
+    help="Calls of gemmini.h: with rows and columns apart, or square images only.",
+)
+@click.option("--params-header", type=PATH, help="The chip's gemmini_params.h; else one for the target's array.")
+@FORCE
+def emit_c_command(printer: Printer, program: Path, output: Path, **options: Any) -> None:
+    """Write C for an array from the program that `quantize` or `package` for such a target left.
+
+    \b
+    edgeq quantize model.onnx -t gemmini --data calib/ -o int8.onnx
+    edgeq emit-c int8.onnx --data calib/ -o c/
+    make -C c check
+    """
+    from edgeq.backends.systolic.emit_c.folder import emit_c
+    from edgeq.data.open_source import Data
+
+    data = Data(options.pop("data"), options.pop("preprocess"))
+    result = emit_c(program, data, output, progress=printer.progress(), **options)
+    layers = f"{result.output}: {len(result.bundle.layers)} layers, DIM {result.program.array.dim}"
+    notes = (f"note: {note}" for note in result.bundle.notes)
+    printer.lines(result, [layers, *notes, f"check it: make -C {result.output} check"])

@@ -1,0 +1,418 @@
+"""Show what is in a model and where it loses: `edgeq inspect`, `debug`, `report`, `audit`."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeq.cli._common import Lines, Printer, choose_next, command, fill_next, propose_check, styled, table
+from edgeq.cli._options import (
+    OUTPUT,
+    OWN_PREPROCESS,
+    PATH,
+    PREPROCESS,
+    SESSION_OPTIONS,
+    START,
+    STRIDE,
+    THREADS,
+    VARIANT,
+    Output,
+    engines_of,
+    target_option,
+)
+from edgeq.cli.build import closeness
+from edgeq.report.numbers import shorten
+
+if TYPE_CHECKING:
+    from edgeq.jobs.saturation import Audited
+    from edgeq.measure.debug import Diagnosis
+    from edgeq.model.inspect import ModelReport, TargetPrediction
+    from edgeq.report.bundle import Reported
+
+# The bar of a layer's own error: empty at this SQNR or better, full at 0 dB.
+_CLEAN_DB = 50.0
+_BAR = 10
+_WEIGHTS_SHOWN = 5
+_FIGURES, _LEAST_NAME, _WEIGHT_NAME = 90, 16, 40
+_LEAST_SHARE = 0.0001
+
+
+def draw_diagnosis(found: Diagnosis, *, verbose: bool) -> Lines:
+    """Yield outputs first, then the error sources, then the layers in the order in which they run."""
+    variant = f", variant {found.variant}" if found.variant else ""
+    yield f"{found.quantized}{variant} against {found.float_model}, {found.comparison.count} samples"
+    yield from (f"note: {note}" for note in found.notes)
+    yield f"outputs: {closeness(found.optimised)} in the optimised session,"
+    yield f"         {closeness(found.written)} on the graph as written"
+    style = {"healthy": "green", "noisy": "yellow", "poor": "red"}[found.verdict]
+    yield styled(f"verdict: {found.verdict_text}", style)
+    yield from _draw_error_sources(found)
+    yield from _draw_exclusions(found)
+    yield from _draw_layers(found, verbose=verbose)
+    yield from _draw_weights(found, verbose=verbose)
+    yield from _draw_engine(found, verbose=verbose)
+    yield from (styled(f"warning: {warning}", "yellow") for warning in found.warnings)
+
+
+def _draw_error_sources(found: Diagnosis) -> Lines:
+    if not found.error_sources:
+        yield ""
+        yield "no layer stands out: the noise comes from many alike"
+        return
+    healthy = found.verdict == "healthy"
+    what = "layers with the largest part in what error there is" if healthy else "layers that cause the error"
+    yield ""
+    yield f"{what}, each with the outputs' SQNR with its error alone"
+    for rank, error_source in enumerate(found.error_sources, 1):
+        who = f"{error_source.node} ({error_source.op_type})" if error_source.node else f"input {error_source.name}"
+        yield (f"{rank:3}. {who}: {_db(error_source.output_sqnr_db)} dB; {error_source.cause}: {error_source.reason}")
+        yield f"     {_flags(error_source.exclude)}"
+    if len(found.error_sources) > 1:
+        yield f"all of them: {_flags(found.exclude)}"
+
+
+def _draw_exclusions(found: Diagnosis) -> Lines:
+    """Yield the nodes that help most in float, and the one that helps most by itself."""
+    from edgeq.measure.agreement import HEALTHY_DB
+
+    if found.verdict == "healthy":
+        return
+    yield ""
+    if not found.exclusions:
+        yield f"none of them helps in float; `edgeq quantize --min-sqnr {HEALTHY_DB:g}` tries sets of other nodes"
+        return
+    yield "what helps in float, computed so with the rest as it is"
+    single = next((one for one in found.exclusions if len(one.nodes) == 1), None)
+    for one in dict.fromkeys(filter(None, (found.exclusions[0], single))):
+        yield f"  {_db(one.plain_db)} → {_db(one.sqnr_db)} dB: {_flags(one.nodes)}"
+
+
+def _draw_layers(found: Diagnosis, *, verbose: bool) -> Lines:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from edgeq.measure.agreement import worst_db
+
+    ranks = {error_source.name: rank for rank, error_source in enumerate(found.error_sources, 1)}
+    # What the figures leave of the line; rich cuts at the end, where names differ.
+    width = max(_LEAST_NAME, (Console().width - _FIGURES) // 2)
+    activations = found.comparison.activations
+    shown = {id(a) for a in sorted(activations, key=lambda a: -a.noise.own)[: found.worst]}
+    title = "layers in execution order (SQNR in dB)" if verbose else "worst layers in execution order (SQNR in dB)"
+    tensor, layer = (Column(head, overflow="fold") for head in ("tensor", "layer"))
+    layers = Table("", tensor, layer, "all so far", "alone", "", "rounding", "outside", "outputs", title=title)
+    for activation in activations:
+        if not verbose and id(activation) not in shown and activation.name not in ranks:
+            continue
+        operator = activation.op_type + (f"+{activation.folded}" if activation.folded else "")
+        layers.add_row(
+            str(ranks.get(activation.name, "")),
+            shorten(activation.name, width),
+            f"{shorten(activation.node, width)} {operator}".strip(),
+            _db(activation.accumulated.sqnr_db),
+            _db(activation.layer.sqnr_db),
+            _bar(activation.layer.sqnr_db),
+            _db(activation.rounding.sqnr_db) if activation.rounding else activation.kind,
+            _share(activation.saturated_low + activation.saturated_high),
+            _db(worst_db(activation.effect)) if activation.effect is not None else "",
+        )
+    yield layers
+    if not verbose and len(shown) < len(activations):
+        yield f"{len(activations)} tensors were compared (-v shows all)"
+
+
+def _draw_weights(found: Diagnosis, *, verbose: bool) -> Lines:
+    weights = [w for w in found.comparison.weights if verbose or len(w.shape) > 1]
+    chosen = weights if verbose else sorted(weights, key=lambda w: w.sqnr_db)[:_WEIGHTS_SHOWN]
+    rows = []
+    for weight in chosen:
+        names = (shorten(text, _WEIGHT_NAME) for text in (weight.name, weight.node))
+        channels = ", ".join(f"{channel}: {_db(db)}" for channel, db in weight.worst_channels)
+        bits = f"{weight.bits} {'per channel' if weight.per_channel else 'per tensor'}"
+        rows.append((*names, _db(weight.sqnr_db), channels, bits))
+    if rows:
+        heads = ("weight", "layer", "SQNR dB", "worst channels", "bits")
+        yield table(heads, rows, title="weights" if verbose else "worst weights")
+
+
+def _draw_engine(found: Diagnosis, *, verbose: bool) -> Lines:
+    """Yield where an engine's answers part from those of the CPU's kernels."""
+    if not found.engine_name:
+        return
+    worst = {id(layer) for layer in sorted(found.engine, key=lambda layer: -layer.lost_db)[: found.worst]}
+    title = f"{found.engine_name} against onnxruntime's CPU kernels (SQNR in dB), the same file"
+    rows = []
+    for layer in found.engine:
+        if verbose or id(layer) in worst:
+            alone = "" if layer.alone_db is None else _db(layer.alone_db)
+            name, node = (shorten(text, _WEIGHT_NAME) for text in (layer.name, layer.node))
+            figures = (_db(layer.sqnr_db), _db(layer.inputs_db), alone, f"{layer.steps:.1f}")
+            rows.append((name, f"{node} {layer.op_type}".strip(), *figures))
+    yield table(("tensor", "layer", "all so far", "what it reads", "alone", "steps"), rows, title=title)
+
+
+def _flags(nodes: tuple[str, ...]) -> str:
+    return " ".join(f"--exclude {shlex.quote(node)}" for node in nodes) or "(no node to exclude)"
+
+
+def _db(value: float) -> str:
+    if math.isinf(value):
+        return "exact" if value > 0 else "-inf"
+    return f"{value:.1f}"
+
+
+def _bar(sqnr: float) -> str:
+    filled = round(_BAR * min(1.0, max(0.0, 1 - sqnr / _CLEAN_DB))) if sqnr < math.inf else 0
+    return "█" * filled + "·" * (_BAR - filled)
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}" if value >= _LEAST_SHARE else "< 0.01%" if value else ""
+
+
+@command("inspect")
+@click.argument("model", type=PATH)
+@target_option(
+    "targets",
+    multiple=True,
+    help="Predict what runs in int8 on this target or profile; may be given several times. Default: this machine.",
+)
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=SIZES", help="Of an open input: x=1,3,224,224.")
+def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ...], printer: Printer) -> None:
+    """Show a model's operators, shapes, MACs and what runs in int8 where."""
+    from edgeq_device.arrays import parse_shapes
+
+    from edgeq.measure.coverage import inspect
+    from edgeq.util.resources import device_errors
+
+    with device_errors():
+        given = parse_shapes(shapes)
+    report = inspect(model, targets or ("auto",), shapes=given, progress=printer.progress())
+    printer.lines(report, _show(report, verbose=printer.verbose))
+    if report.quantized:
+        choose_next(lambda: "compare FLOAT.onnx {model} --data SAMPLES")
+    elif not any(node.verdict == "int8" for target in report.targets for node in target.nodes):
+        fill_next(model=None)  # there is nothing to quantize
+
+
+def _show(report: ModelReport, *, verbose: bool) -> Lines:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in report.opsets.items())
+    yield f"{report.path}  {_size(report.file_bytes)}, {opsets}, IR {report.ir_version}, {report.producer}"
+    yield (f"{_number(report.parameters)} parameters ({_size(report.parameter_bytes)}), {_number(report.macs)} MACs")
+    for title, specs in (("input", report.signature.inputs), ("output", report.signature.outputs)):
+        for spec in specs:
+            yield f"{title}  {spec}"
+    yield from (f"note: {note}" for note in report.notes)
+    rows = []
+    for operator in report.operators:
+        share = f"{operator.macs / report.macs:.1%}" if operator.macs else ""
+        rows.append((operator.op_type, str(operator.count), _number(operator.macs) if operator.macs else "", share))
+    yield ""
+    yield table(("operator", "count", "MACs", "share"), rows, numbers_from=1, box=None, pad_edge=False)
+    if report.preparation:
+        yield ""
+        yield f"quantizing prepares it: {'; '.join(report.preparation)}"
+    for prediction in report.targets:
+        yield from _show_prediction(prediction, verbose=verbose)
+
+
+def _show_prediction(prediction: TargetPrediction, *, verbose: bool) -> Lines:
+    from edgeq.model.int8_prediction import rules_title
+
+    counted = [n for n in prediction.nodes if n.verdict != "other"]
+    int8 = [n for n in counted if n.verdict == "int8"]
+    yield ""
+    yield (
+        f"{prediction.target} ({prediction.backend}): about {prediction.int8_macs_share:.1%} of the MACs and "
+        f"{len(int8)} of {len(counted)} nodes in int8, a forecast by "
+        f"{rules_title(prediction.backend)}; `edgeq quantize` measures it"
+    )
+    if verbose:
+        for node in prediction.nodes:
+            yield f"  {node.verdict:5}  {node.op_type:20} {node.name}: {node.reason}"
+        return
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for node in counted:
+        if node.verdict == "float":
+            reasons.setdefault((node.op_type, node.reason), []).append(node.name)
+    for (op_type, reason), names in reasons.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield f"  float  {op_type} ({shown}): {reason}"
+
+
+def _number(value: int) -> str:
+    units = (("G", 9), ("M", 6), ("k", 3))
+    return next((f"{value / 10**n:.2f} {unit}" for unit, n in units if value >= 10**n), str(value))
+
+
+def _size(value: int) -> str:
+    units = (("GiB", 30), ("MiB", 20), ("KiB", 10))
+    return next((f"{value / 2**n:.1f} {unit}" for unit, n in units if value >= 2**n), f"{value} B")
+
+
+@command("debug")
+@click.argument("float_model", type=PATH, metavar="FLOAT")
+@click.argument("quantized", type=PATH, metavar="INT8|BUNDLE")
+@click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ... Labels are not needed.")
+@OWN_PREPROCESS
+@click.option("--count", type=click.IntRange(min=1), default=32, show_default=True, help="Samples to use, at most.")
+@START
+@STRIDE
+@click.option("--worst", type=click.IntRange(min=1), default=10, show_default=True, help="Layers to name, at most.")
+@VARIANT
+@THREADS
+@click.option("--engine", metavar="ENGINE", help="Compare each tensor in this engine, too: qnn, openvino:bf16.")
+@SESSION_OPTIONS
+@click.option("--memory", metavar="SIZE", help="What tensors may take at once, such as 500MB; more passes if less.")
+def debug_command(
+    printer: Printer, session_options: Sequence[str], engine: str | None, memory: str | None, **options: Any
+) -> None:
+    """Compare a quantized model with its float model, layer by layer, and name the layers that lose the accuracy.
+
+    \b
+    edgeq debug model.onnx int8.onnx --data calib/ --preprocess imagenet
+    edgeq debug model.onnx dist/ --data calib/ --json
+    edgeq debug model.onnx npu.onnx --data calib/ --engine qnn
+    """
+    from edgeq.calibrate.run import parse_bytes
+    from edgeq.measure.debug import debug
+    from edgeq.run.session import given_options
+
+    options["memory"] = parse_bytes(memory) if memory is not None else None
+    options["session_options"] = given_options(session_options)
+    found = debug(**options, engine=engine or "", progress=printer.progress())
+    printer.lines(found, draw_diagnosis(found, verbose=printer.verbose))
+
+
+@command("report")
+@click.argument("bundle", type=Output(lambda given: given["output"] is None), metavar="BUNDLE|RECORD.json")
+@click.option(
+    "-o", "--output", type=OUTPUT, metavar="FILE.html", help="The page. [beside the bundle, NAME.report.html]"
+)
+@click.option(
+    "--bench", "measure", is_flag=True, help="Time it here and now against its float32 model, layer by layer."
+)
+@click.option("--variant", metavar="NAME", help="With --bench: this variant, not the best for this machine.")
+@click.option(
+    "--fleet", type=PATH, metavar="FILE.json", help="A section on boards: what `bench --on FLEET.toml --json` printed."
+)
+@click.option("--open", "opened", is_flag=True, help="Open the page in the browser.")
+@click.option("--force", is_flag=True, help="Replace what is there; an earlier report is replaced anyway.")
+def report_command(printer: Printer, bundle: Path, output: Path | None, opened: bool, **options: Any) -> None:
+    """Write the report of BUNDLE (a directory or an .edgeq file): one HTML file that opens offline.
+
+    It is rebuilt from the figures in the bundle; the bundle itself is not changed. A tuning run that found nothing
+    has a report too, of the record that `edgeq tune --json` prints.
+
+    \b
+    edgeq report dist/ --open
+    edgeq report dist/ --bench -o report.html
+    edgeq report tuning.json --open
+    """
+    from edgeq.report.bundle import report_bundle
+
+    result = report_bundle(bundle, output, progress=printer.progress(), **options)
+    printer.lines(result, _report_lines(result))
+    # Of a record there is nothing to verify.
+    choose_next(lambda: None) if result.of_record else propose_check(bundle)
+    if opened:
+        _open(result.page.absolute(), printer)
+
+
+def _open(page: Path, printer: Printer) -> None:
+    """Open the page with the system's program for it, which searches the working directory for no other program."""
+    from edgeq.emulate.sysroot import search_path, which
+
+    if os.name == "nt":
+        click.launch(str(page))  # by the kind of the file, and not through PATH
+        return
+    program = which({"darwin": "open"}.get(sys.platform, "xdg-open"))
+    if program is None:
+        printer.progress().note(f"nothing here opens pages: open {page} yourself")
+        return
+    silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    os.posix_spawn(program, [program, str(page)], {**os.environ, "PATH": search_path()}, file_actions=silent)
+
+
+def _report_lines(result: Reported) -> Lines:
+    verdict = result.verdict
+    yield verdict.sentence
+    for figure in verdict.figures:
+        yield f"  {figure.label}: {figure.value}  {figure.note}".rstrip()
+    yield from (styled(f"warning: {warning}", "yellow") for warning in verdict.warnings)
+    for line in verdict.commands:
+        # Of a record it is not known which bundle it came from, or there was none.
+        named = line if result.of_record else line.replace("BUNDLE", shlex.quote(str(result.bundle)))
+        yield f"look closer: {named}"
+    yield f"report: {result.page}"
+
+
+@command("audit")
+@click.argument("model", type=PATH)
+@click.option("--data", help="Samples to simulate MODEL on. Without them the weights alone show what can saturate.")
+@PREPROCESS
+@click.option("--count", type=click.IntRange(min=1), help="Samples to simulate. Default: 2 to 8, by the model's size.")
+@click.option("--float", "reference", type=PATH, help="The float32 model, to measure what saturation costs.")
+@click.option("--variant", metavar="NAME", help="The variant, where MODEL is a bundle.")
+@click.option("--engine", metavar="ENGINE", help="Whose kernels. Default: the variant's, else onnxruntime's own.")
+@target_option(help="Where they run: nothing saturates on a target with exact kernels. Default: any that saturates.")
+@SESSION_OPTIONS
+def audit_command(printer: Printer, model: Path, data: str | None, **options: Any) -> None:
+    """List the layers of MODEL, a quantized model or a bundle, that saturate on x86 CPUs without VNNI.
+
+    Their kernels add two products in 16 bits. The weights bound which output channels can overflow that; with --data,
+    the model is computed as such a CPU would, and the outputs are compared.
+
+    \b
+    edgeq audit int8.onnx
+    edgeq audit int8.onnx --data val/ --preprocess imagenet --float model.onnx
+    edgeq audit int8.onnx --engine openvino -t haswell
+    """
+    from edgeq.data.open_source import Data
+    from edgeq.hardware.target import resolve
+    from edgeq.jobs.saturation import audit_saturation
+    from edgeq.run.session import given_options
+
+    engine, target = options["engine"], options["target"]
+    samples = Data(data, options["preprocess"], count=options["count"]) if data is not None else None
+    result = audit_saturation(
+        model,
+        samples,
+        reference=options["reference"],
+        variant=options["variant"],
+        config=given_options(options["session_options"]),
+        engine=engines_of([engine])[0].engine if engine is not None else None,
+        target=resolve(target) if target is not None else None,
+        progress=printer.progress(),
+    )
+    printer.lines(result, _audit_lines(result, verbose=printer.verbose))
+
+
+def _audit_lines(result: Audited, *, verbose: bool) -> Lines:
+    from edgeq.run.engines import DEFAULT
+
+    found = result.audit
+    engine = f" in {result.engine}" if result.engine != DEFAULT else ""
+    target = f" on {result.target}" if result.target else ""
+    yield f"{result.name}{engine}{target}: {found.summary()}"
+    shown = [layer for layer in found.layers if verbose or layer.can_saturate]
+    if shown:
+        rows = []
+        for layer in shown:
+            share = f"{layer.clipped / layer.sums:.3%}" if layer.sums else ""
+            known = [layer.channels, layer.suspects, layer.worst_pair]
+            numbers = ["?" if value is None else str(value) for value in known]
+            rows.append((layer.name, layer.op_type, *numbers, share))
+        heads = ("layer", "operator", "channels", "can saturate", "worst pair", "clipped")
+        yield table(heads, rows, numbers_from=2, box=None, pad_edge=False)
+        yield "worst pair: the largest sum of two neighbouring weights of one sign; up to 128 cannot saturate"
+    if found.float_db is not None:
+        saturating, exact = found.float_db
+        yield f"against float32: {exact:.1f} dB SQNR on exact kernels, {saturating:.1f} dB where it saturates"

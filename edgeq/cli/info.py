@@ -1,0 +1,218 @@
+"""Show what is here and what edgeq knows: `edgeq detect`, `doctor`, `targets` and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from edgeq.cli._common import Printer, command
+from edgeq.cli._options import board_of, complete_target, on_board
+from edgeq.errors import UsageError
+
+
+@command("detect")
+@on_board
+def detect_command(printer: Printer, on: str | None) -> None:
+    """Show this machine, the profile that fits it and the engines for it. With -v, every CPU feature.
+
+    \b
+    edgeq detect
+    edgeq detect --on ssh://pi@10.0.0.5
+    """
+    from edgeq.hardware import show
+    from edgeq.hardware.detect import detect_machine
+    from edgeq.hardware.engines import detect_engines, wrong_on
+    from edgeq.hardware.profile import load_profiles, match_profile
+    from edgeq.run.engines import load_engines
+
+    profiles = load_profiles()
+    if on is None:
+        machine, installed, state = detect_machine(), None, None
+    else:
+        from edgeq.remote.machine import detect_board
+
+        board = detect_board(board_of(on))
+        machine, installed, state = board.machine, board.engines, board.state
+    match = match_profile(machine, profiles)
+    engines = detect_engines(machine, load_engines(), installed)
+    lines = show.machine_lines(machine, match, profiles, engines, every_feature=printer.verbose)
+    record = {"machine": machine, "match": match, "engines": engines, "wrong_kernels": wrong_on(machine)}
+    if state is not None:
+        record["state"] = state
+        lines.append(f"  now         {state.text()}")
+    printer.lines(record, lines)
+
+
+@command("doctor")
+@click.option("--gpu", is_flag=True, help="Build, run and time the demo model on the GPU too. Takes minutes.")
+@on_board
+def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
+    """Say what is installed here and what works, and with --gpu run it.
+
+    \b
+    edgeq doctor
+    edgeq doctor --on ssh://pi@10.0.0.5
+    edgeq doctor --gpu --json > gpu.json
+    """
+    if on is None:
+        from edgeq.jobs.doctor import doctor
+
+        found = doctor(gpu=gpu, progress=printer.progress())
+    else:
+        from edgeq.remote.machine import doctor_board
+
+        if gpu:
+            raise UsageError("--gpu is for this machine's GPU", "Leave it out, or run edgeq doctor on the board")
+        found = doctor_board(board_of(on), progress=printer.progress())
+    width = max(len(check.name) for check in found.checks)
+    printer.lines(found, [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in found.checks])
+    found.check(gpu=gpu)
+
+
+def _named(what: str, action: str, name: str | None, why: bool) -> str | None:
+    """Return the name with which `targets` and `profiles` are to show one, None where they list all.
+
+    Args:
+        what: "target" or "profile".
+
+    Raises:
+        UsageError: nothing is named to show, or something is named or asked that a list leaves out.
+    """
+    if action == "show" and name is None:
+        raise UsageError(f"no {what} named", f"Give a name: `edgeq {what}s` lists them")
+    if action == "list" and (name is not None or why):
+        raise UsageError(
+            f"{name or '--why'} says nothing where all {what}s are listed",
+            f"Leave it out, or say `edgeq {what}s show {name or 'NAME'}`",
+        )
+    return name
+
+
+ACTION = click.argument("action", type=click.Choice(["list", "show"]), default="list")
+NAME = click.argument("name", required=False, shell_complete=complete_target)
+WHY = click.option("--why", is_flag=True, help="With show: the reason for each default, and where it comes from.")
+
+
+@command("targets")
+@ACTION
+@NAME
+@WHY
+def targets_command(printer: Printer, why: bool, **given: Any) -> None:
+    """List deployment targets, or show the one called NAME (or in the .toml file NAME)."""
+    from edgeq.hardware import show
+    from edgeq.hardware.target import load_targets, resolve
+
+    if (named := _named("target", why=why, **given)) is None:
+        plain, lines = show.target_list(load_targets())
+    else:
+        plain, lines = show.target_page(resolve(named), why=why or printer.verbose)
+    printer.lines(plain, lines)
+
+
+@command("profiles")
+@ACTION
+@NAME
+@WHY
+def profiles_command(printer: Printer, why: bool, **given: Any) -> None:
+    """List hardware profiles, or show the one called NAME (or in the .toml file NAME); a target's has its overrides."""
+    from edgeq.hardware import show
+    from edgeq.hardware.profile import load_profiles
+    from edgeq.hardware.target import resolve
+
+    named, profiles = _named("profile", why=why, **given), load_profiles()
+    if named is None:
+        plain, lines = show.profile_list(profiles)
+    else:
+        profile = profiles.get(named) or resolve(named).profile
+        plain, lines = show.profile_page(profile, why=why or printer.verbose)
+    printer.lines(plain, lines)
+
+
+@click.group("preprocess")
+def preprocess_command() -> None:
+    """List preprocessings, or show one's arithmetic."""
+
+
+@command("list", within=preprocess_command)
+def list_preprocess(printer: Printer) -> None:
+    """List the names, steps and source options that --preprocess takes."""
+    from edgeq.data.preprocess import list_preprocessings
+
+    plain = list_preprocessings()
+    lines = [
+        "Names:",
+        *(f"  {entry['name']:<20}{entry['title']}" for entry in plain["preprocessings"]),
+        "Steps, applied in the order written, as 'resize=short:256,crop=224,divide=255':",
+        *(f"  {name:<20}{text}" for name, text in plain["steps"].items()),
+        f"  {plain['filters']}",
+        "Source options, among the steps or in the [source] table of a .toml file:",
+        *(f"  {name:<20}{text}" for name, text in plain["source"].items()),
+    ]
+    printer.lines(plain, lines)
+
+
+@command("show", within=preprocess_command)
+@click.argument("name")
+def show_preprocess(name: str, printer: Printer) -> None:
+    """Show the exact arithmetic of NAME: a name, a .toml file, file.py:function, or steps."""
+    from edgeq.data.preprocess import show_preprocessing
+
+    plain = show_preprocessing(name)
+    lines = [
+        f"{plain['name']}: {plain['title']}" if plain["title"] else plain["name"],
+        *(f"  {number}. {line}" for number, line in enumerate(plain["arithmetic"], 1)),
+        *(f"  source.{key} = {value}" for key, value in plain["spec"].get("source", {}).items()),
+        "Integers become float32 before arithmetic; constants are rounded to the array's dtype.",
+    ]
+    printer.lines(plain, lines)
+
+
+@command("extensions")
+def extensions_command(printer: Printer) -> None:
+    """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries, improvements
+    of poor results, and backends.
+
+    Those of installed plug-ins are among them, with the package that each comes from: docs/extending.md.
+    """
+    from edgeq.backends import base
+    from edgeq.calibrate import methods
+    from edgeq.data import steps
+    from edgeq.jobs import checks
+    from edgeq.measure import decoders, task
+    from edgeq.tune.recover import methods as recoveries
+
+    plain = {
+        "calibration_methods": _rows(methods, lambda method: {"title": method.title, "options": _options(method)}),
+        "tasks": _rows(task, lambda found: {"title": found.title, "takes": sorted(found.takes)}),
+        "decoders": _rows(decoders, lambda decoder: {"title": decoder.title}),
+        "preprocess_steps": _rows(steps, lambda step: {"title": step.help, "aliases": list(step.aliases)}),
+        "recoveries": _rows(recoveries, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),
+        "improvements": _rows(checks, lambda improvement: {"title": improvement.title}),
+        "backends": _rows(base, lambda backend: {"title": backend.title}),
+    }
+    printer.lines(plain, _extension_lines(plain))
+
+
+def _rows(module: Any, describe: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    registry = module.REGISTRY
+    return [{"name": name, **describe(found), "from": registry.owner(name)} for name, found in registry.items()]
+
+
+def _options(method: Any) -> list[dict[str, Any]]:
+    return [{"name": option.name, "default": option.default, "help": option.help} for option in method.options]
+
+
+def _extension_lines(plain: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    from edgeq.measure.task import option_of
+
+    for kind, rows in plain.items():
+        yield f"{kind.replace('_', ' ')}:"
+        for row in rows:
+            origin = "" if row["from"] == "edgeq" else f" ({row['from']})"
+            yield f"  {row['name']:<26}{row['title']}{origin}"
+            if takes := row.get("takes"):
+                yield f"  {'':<26}takes {', '.join(map(option_of, takes))}"
+            for option in row.get("options", ()):
+                yield f"  {'':<26}{option['name']}={option['default']:g}: {option['help']}"

@@ -1,0 +1,309 @@
+"""Check and measure: `edgeq verify`, `bench` and `eval`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from edgeq_device.relay import printable
+
+from edgeq.cli._common import Lines, Printer, command, styled, table, watched_console
+from edgeq.cli._options import (
+    ENGINE,
+    ENGINE_HELP,
+    OWN_PREPROCESS,
+    PATH,
+    REQUIRE_SIGNATURE,
+    SESSION_OPTIONS,
+    START,
+    STRIDE,
+    TASK_NAMES,
+    THREADS,
+    TRUST,
+    VARIANT,
+    WORKERS,
+    Renamed,
+    board_of,
+    complete_board,
+    complete_target,
+    engines_of,
+    on_board,
+    task_options,
+)
+from edgeq.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgeq.measure.evaluation import EvalResult, Trial
+    from edgeq.measure.latency import Measurement
+    from edgeq.remote.devices import Board
+    from edgeq.remote.jobs import Fleet
+
+
+@command("verify")
+@click.argument("bundle", type=PATH)
+@click.option("--variant", metavar="NAME", help="Check this variant alone.")
+@TRUST
+@REQUIRE_SIGNATURE
+@click.option("--expect", metavar="SHA256", help="Refuse a bundle whose manifest has another hash.")
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="TARGET|BOARD|all",
+    shell_complete=complete_target,
+    help="Run what this target would load, on its own kernels; all: each variant on its target; a board by its "
+    "ssh:// address or its name in devices.toml. Repeatable.",
+)
+@click.option("--data", help="With --on: samples to compare with this machine on: a folder, .npz, .npy, .pb ...")
+@click.option(
+    "--count",
+    cls=Renamed,
+    before=["--samples"],
+    type=click.IntRange(min=1),
+    help="Samples to use, at most of --data.",
+)
+@click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
+@click.option("--task", help=f"Measure accuracy too: {TASK_NAMES}.")
+@task_options()
+@click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
+def verify_command(printer: Printer, bundle: Path, variant: str | None, **options: Any) -> None:
+    """Check BUNDLE (a directory or an .edgeq file): hashes, signature, loading, the self-test of what can run here.
+
+    \b
+    edgeq verify dist/ --trust build.pub
+    edgeq verify dist/ --on all
+    edgeq verify dist/ --on raspberry-pi-5 --data val/ --count 100 --task classification
+    edgeq verify dist/ --on ssh://pi@10.0.0.5
+    """
+    from edgeq_device.verify import report_lines
+
+    from edgeq.bundle.verify import check_report, check_trusted, verify_bundle
+
+    trust, expect, required = (options.pop(name) for name in ("trust", "expect", "require_signature"))
+    if options["on"]:
+        from edgeq.remote.jobs import verify_everywhere
+
+        expect = check_trusted(bundle, trust=trust, required=required, expect=expect)
+        found = verify_everywhere(bundle, variant, {**options, "expect": expect}, progress=printer.progress())
+        printer.lines(found, found.lines())
+        found.check()
+        return
+
+    from edgeq.jobs.target_checks import refuse_without_target
+
+    refuse_without_target(options)
+    given = {"variant": variant, "trust": trust, "require_signature": required, "expect": expect}
+    report = verify_bundle(bundle, progress=printer.progress(), **given)
+    printer.lines(report, report_lines(report))
+    check_report(report)
+
+
+@command("bench")
+@click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
+@click.option("--against", type=PATH, help="Compare with this model, measured interleaved.")
+@VARIANT
+@click.option("--engine", "engines", multiple=True, metavar="ENGINE", help=f"{ENGINE_HELP} Repeatable: compares them.")
+@click.option(
+    "--scenario",
+    type=click.Choice(["single-stream", "multi-stream", "server", "offline", "all"]),
+    default="single-stream",
+    show_default=True,
+    help="MLPerf's scenarios: what a query is, and when it comes.",
+)
+@THREADS
+@SESSION_OPTIONS
+@click.option("--pin", metavar="CORES", help="Run on these cores only, such as 0,2-3.")
+@click.option("--duration", type=float, metavar="S", help="Seconds at least for each model. [2]")
+@click.option("--official", is_flag=True, help="MLPerf's official duration: 600 seconds.")
+@click.option(
+    "--queries", "min_queries", type=int, default=100, show_default=True, help="Queries at least, each model."
+)
+@click.option("--data", "source", help="Samples to run: a folder, .npz, .npy, .pb ... Else inputs are made up.")
+@OWN_PREPROCESS
+@click.option("--count", type=click.IntRange(min=1), help="Samples of --data at most. [32]")
+@click.option("--shape", "shapes", multiple=True, metavar="NAME=SIZES", help="Of a made-up input: x=1,3,224,224.")
+@click.option("--batch", type=int, default=1, show_default=True, help="Samples a run (offline, multi-stream).")
+@click.option("--qps", "target_qps", type=float, help="Server: arrival rate. Else the highest that holds is searched.")
+@click.option("--latency-bound", "latency_bound_ms", type=float, metavar="MS", help="Server: on p99. [10 x p50]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of sample order, interleaving and arrivals.")
+@click.option(
+    "--on",
+    multiple=True,
+    metavar="BOARD|FLEET.toml",
+    shell_complete=complete_board,
+    help="Measure on this board: ssh://user@host[:port], a name of devices.toml, or a file of boards. Repeatable.",
+)
+def bench_command(
+    printer: Printer,
+    model: Path,
+    on: tuple[str, ...],
+    engines: tuple[str, ...],
+    shapes: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Measure latency and throughput of a model or a bundle on this machine.
+
+    A bundle's quantized model is measured interleaved with its float32 one. With -v the distributions are drawn.
+
+    \b
+    edgeq bench int8.onnx --against float.onnx --data val/ --preprocess imagenet
+    edgeq bench bundle/ --scenario all --pin 0-3
+    edgeq bench int8.onnx --engine onnxruntime --engine openvino
+    edgeq bench bundle/ --on ssh://pi@10.0.0.5
+    edgeq bench bundle/ --on fleet.toml
+    """
+    from edgeq_device.arrays import parse_shapes
+    from edgeq_device.bench import bench_lines, parse_settings
+
+    from edgeq.measure.bench import BenchData, bench
+    from edgeq.run.session import given_options
+    from edgeq.util.resources import device_errors
+
+    of_model = {name: options.pop(name) for name in ("against", "variant", "session_options")}
+    of_data = {name: options.pop(name) for name in ("source", "preprocess", "count")}
+    with device_errors():
+        settings = parse_settings(**options)
+        data = BenchData(**of_data, shapes=parse_shapes(shapes))
+    of_model["session_options"] = given_options(of_model["session_options"])
+    run = functools.partial(bench, model, engines=engines_of(engines), data=data, settings=settings, **of_model)
+    if on:
+        from edgeq.remote.devices import fleet_of
+        from edgeq.remote.jobs import bench_on
+
+        boards = fleet_of(on)
+        if len(boards) > 1:
+            fleet = _on_fleet(printer, boards, run)
+            printer.lines(fleet, [*(table(*one) for one in fleet.tables()), *fleet.lines()])
+            fleet.check()
+            return
+        found = bench_on(boards[0], run, progress=printer.progress())
+    else:
+        found = run(progress=printer.progress())
+    lines = bench_lines(found.report, verbose=printer.verbose)
+    printer.result(found, lambda: click.echo("\n".join(map(printable, lines))))
+
+
+def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> Fleet:
+    """Measure on all boards, with what each is doing in one table on a terminal."""
+    from edgeq.remote.jobs import measure_fleet
+
+    if printer.quiet or not sys.stderr.isatty():
+        return measure_fleet(boards, run, lambda name, status: None)
+    from rich.live import Live
+
+    doing = {board.name: "waiting" for board in boards}
+
+    def drawn() -> Table:
+        """Return the boards with what each is doing now."""
+        return table(("board", "status"), ([styled(text, "") for text in row] for row in list(doing.items())))
+
+    with Live(console=watched_console(), get_renderable=drawn, transient=True):
+        return measure_fleet(boards, run, doing.__setitem__)
+
+
+@command("eval")
+@click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
+@click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
+@click.option("--task", help=f"What to measure: {TASK_NAMES}.")
+@click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
+@OWN_PREPROCESS
+@click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")
+@task_options("--output")
+@click.option("--count", type=click.IntRange(min=1), help="Samples to use, at most.")
+@START
+@STRIDE
+@VARIANT
+@THREADS
+@ENGINE
+@click.option(
+    "--optimization",
+    type=click.Choice(["none", "basic", "extended", "all"]),
+    default="all",
+    help="Graph optimisation of a model file; a bundle brings its own.",
+)
+@SESSION_OPTIONS
+@WORKERS
+@on_board
+def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
+    """Measure accuracy of a model or a bundle on labelled data, or its agreement with another.
+
+    \b
+    edgeq eval m.onnx --data val/ --task classification --preprocess imagenet
+    edgeq eval int8.onnx --data val/ --reference float.onnx
+    edgeq eval float.onnx --data val/ --reference float.onnx --engine openvino:bf16
+    edgeq eval m.onnx --data val/ --task classification --count 100 --try-preprocess
+    edgeq eval bundle/ --data val/ --task classification --on ssh://pi@10.0.0.5
+    """
+    from edgeq.distributed.workers import open_workers
+
+    trial, workers = options.pop("try_preprocess"), options.pop("workers")
+    if workers is not None and (trial or on is not None):
+        raise UsageError("--workers does not go with --try-preprocess or --on", "Leave one of them out")
+    if trial and on is not None:
+        raise UsageError("--try-preprocess compares preprocessings here", "Leave --on out")
+    with open_workers(workers, ["edgeq.measure.evaluation"]) as opened:  # they start beside what is imported here
+        from edgeq.measure.evaluation import request_from_options, run_evaluation
+
+        request = request_from_options(options)
+        if on is not None:
+            from edgeq.remote.jobs import evaluate_on
+
+            there = evaluate_on(request, board_of(on), progress=printer.progress())
+            printer.lines(there, _eval_lines(there.result))
+        elif trial:
+            from edgeq.measure.evaluation import try_preprocess
+
+            tried = try_preprocess(request, progress=printer.progress())
+            printer.lines(tried, _draw_trial(tried))
+        else:
+            found = run_evaluation(request, workers=opened, progress=printer.progress())
+            printer.lines(found, _eval_lines(found))
+
+
+def _draw_trial(trial: Trial) -> Lines:
+    from rich.text import Text
+
+    yield f"{trial.request.model}, {trial.count} samples, {trial.task}"
+    rows = []
+    for one in trial.tries:
+        value = "" if one.accuracy is None else f"{one.accuracy.value:.4f}"
+        lines = filter(None, (one.preprocess, one.reason or one.title))
+        rows.append((value, Text("\n  ".join(map(printable, lines)), overflow="fold")))
+    yield table((trial.primary, "preprocessing"), rows, title="the best first")
+    if len(trial.tied) > 1:
+        yield f"{trial.count} samples cannot distinguish these:"
+        yield from (f"  {name}" for name in trial.tied)
+
+
+def _eval_lines(found: EvalResult) -> Lines:
+    accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
+    variant = f", variant {found.variant}" if found.variant else ""
+    yield f"{found.request.model}{variant}, {found.count} samples"
+    if accuracy is not None:
+        rows = []
+        for name, value in accuracy.metrics.items():
+            other = [reference.metrics[name], value - reference.metrics[name]] if reference else []
+            rows.append((name, f"{value:.4f}", *(f"{number:.4f}" for number in other)))
+        heads = ("metric", "value", *(("reference", "difference") if reference else ()))
+        yield table(heads, rows, title=accuracy.task)
+    if found.coverage is not None:
+        yield f"int8 coverage {found.coverage.summary()}"
+    if agreement is not None:
+        outputs = []
+        for output in agreement.outputs:
+            top1 = "" if output.top1 is None else f"{output.top1:.4f}"
+            sqnr = "equal" if output.equal else f"{output.sqnr_db:.1f}" if output.compared else "not compared"
+            if output.same not in (None, 1):
+                sqnr = f"{output.same:.2%} same"
+            outputs.append((output.name, sqnr, f"{output.cosine:.6f}", f"{output.max_abs_error:.4g}", top1))
+            for part in output.slices:
+                figures = (f"{part.sqnr_db:.1f}", f"{part.cosine:.6f}", f"{part.max_abs_error:.4g}", "")
+                outputs.append((f"  {part.where}", *figures))
+        heads = ("output", "SQNR dB", "cosine", "max error", "top-1")
+        yield table(heads, outputs, title="agreement with the reference")
+        yield from (styled(f"warning: {warning}", "yellow") for warning in agreement.left_out("the reference"))

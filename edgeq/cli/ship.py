@@ -1,0 +1,85 @@
+"""Sign bundles and move them: `edgeq sign`, `push` and `pull`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgeq.cli._common import Printer, command, fill_next, propose_check
+from edgeq.cli._options import FORCE, OUTPUT, PATH, REQUIRE_SIGNATURE, TRUST, checked_reference
+
+
+@command("sign")
+@click.argument("bundle", type=OUTPUT)
+@click.option("--key", type=PATH, required=True, metavar="KEY.pem", help="Private key on P-256, P-384 or P-521.")
+@click.option(
+    "--certificate",
+    "certificates",
+    type=PATH,
+    multiple=True,
+    metavar="CERT.pem",
+    help="The key's certificate, then its issuers'. Repeatable.",
+)
+@click.option("--force", is_flag=True, help="Replace the signature that it has.")
+def sign_command(printer: Printer, bundle: Path, **options: Any) -> None:
+    """Sign BUNDLE (a directory or an .edgeq file) in the OpenSSF Model Signing format, for `edgeq verify --trust`.
+
+    An encrypted key is opened with the password in $EDGEQ_KEY_PASSWORD.
+
+    \b
+    edgeq sign dist/ --key build.pem
+    edgeq sign model.edgeq --key build.pem --certificate build.crt --certificate issuer.crt
+    """
+    from edgeq.bundle.write import sign_bundle
+
+    signed = sign_bundle(bundle, **options)
+    by = f" and {signed.certificates} certificates" if signed.certificates else ""
+    printer.lines(signed, [f"{bundle}: {signed.files} files signed", f"key {signed.key} ({signed.curve}){by}"])
+
+
+@command("push")
+@click.argument("bundle", type=PATH)
+@click.argument("reference", metavar="REF", callback=checked_reference)
+def push_command(printer: Printer, bundle: Path, reference: str) -> None:
+    """Upload BUNDLE, with its signature, to the OCI registry at REF, as HOST/REPOSITORY[:TAG].
+
+    It prints the reference by digest, which is what `edgeq pull` takes. Logins are those of `docker login`.
+    A registry that takes under 1,000 bytes a second, or does not answer within 60 s, ends the command.
+
+    \b
+    edgeq push dist/ registry.example.com/models/net:1.2
+    """
+    from edgeq.bundle.transfer import push_bundle
+
+    pushed = push_bundle(bundle, reference, progress=printer.progress())
+    signed = "signed" if pushed.signed else "not signed"
+    size = f"{pushed.bytes / 1e6:.2f} MB, {pushed.uploaded / 1e6:.2f} MB of them new there"
+    fill_next(reference=pushed.reference, trust="KEY.pub" if pushed.signed else None)
+    printer.lines(pushed, [f"{pushed.files} files, {signed}, {size}", pushed.reference])
+
+
+@command("pull")
+@click.argument("reference", metavar="REF@DIGEST", callback=checked_reference)
+@click.option("-o", "--output", type=OUTPUT, required=True, metavar="DIR|FILE.edgeq", help="The bundle.")
+@TRUST
+@REQUIRE_SIGNATURE
+@FORCE
+def pull_command(printer: Printer, reference: str, output: Path, **options: Any) -> None:
+    """Get the bundle at REF, HOST/REPOSITORY@sha256:…, from an OCI registry, with every check that `verify` makes.
+
+    Nothing of it is loaded. A device does the same with `edgeq_run.py pull`.
+    A registry that sends under 1,000 bytes a second, or does not answer within 60 s, ends the command.
+
+    \b
+    edgeq pull registry.example.com/models/net@sha256:0123… -o dist/ --trust build.pub
+    """
+    from edgeq.bundle.transfer import pull_bundle
+
+    pulled = pull_bundle(reference, output, progress=printer.progress(), **options)
+    lines = [f"{output}: pulled, all hashes right", f"manifest sha256 {pulled.manifest_sha256}"]
+    if pulled.signer is not None:
+        lines.append(f"signed by {pulled.signer['trusted_by']} ({pulled.signer['key']})")
+    printer.lines(pulled, lines)
+    propose_check(output)

@@ -1,1 +1,0 @@
-"""Stands for `onnxruntime.quantization.CalTableFlatBuffers`. `edgeq.calibrate.table` reads the whole file, checked."""

@@ -1,1 +1,0 @@
-"""Stands for `onnxruntime.quantization.execution_providers`."""

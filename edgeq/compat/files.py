@@ -1,0 +1,401 @@
+"""Quantize files with the functions of ONNX Runtime's documentation, 2020 to 2026."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.calibrate.ranges import Range
+from edgeq.compat.calibrators import CalibraterBase, CalibratorOptions, as_ranges, ranges_of, read_cache, statistics_of
+from edgeq.compat.source import (
+    LOG,
+    ModelInput,
+    Written,
+    as_file,
+    as_given,
+    checked,
+    listed,
+    member,
+    name_of_member,
+    quant_type,
+    siblings,
+    warn_unknown_nodes,
+)
+from edgeq.errors import RuntimeUnavailableError, UsageError
+from edgeq.model.graph import clamps, name_of
+from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.load import path_of
+from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.rewrites import gemms_with_factors, plain_gemms
+from edgeq.quantize.qdq import lasting_clamps
+from edgeq.quantize.quantizer import chosen_params, quantize_with_ranges, quantizer_files, tensors_data
+from edgeq.quantize.weight_only import standard_attentions
+from edgeq.retarget.run import retarget
+from edgeq.util.outputs import output_file
+
+# Read by onnxruntime's quantizer, which writes the model here too.
+WRITER = frozenset(
+    {
+        "ActivationRestrictedAsymmetric",
+        "ActivationSymmetric",
+        "AddQDQPairToWeight",
+        "BlockSize",
+        "DedicatedQDQPair",
+        "DefaultTensorType",
+        "EnableSubgraph",
+        "ForceQuantizeNoInputCheck",
+        "MatMulConstBOnly",
+        "MinimumRealRange",
+        "OpTypesToExcludeOutputQuantization",
+        "QDQDisableWeightAdjustForInt32Bias",
+        "QDQKeepRemovableActivations",
+        "QDQOpTypePerChannelSupportToAxis",
+        "QuantizeBias",
+        "TensorQuantOverrides",
+        "UseQDQContribOps",
+        "WeightSymmetric",
+        "extra.Sigmoid.nnapi",
+    }
+)
+# Read by edgeq's calibration.
+CALIBRATION = frozenset(
+    {
+        "CalibMaxIntermediateOutputs",
+        "CalibMovingAverage",
+        "CalibMovingAverageConstant",
+        "CalibPercentile",
+        "CalibStridedMinMax",
+        "CalibTensorRangeSymmetric",
+    }
+)
+_CALIBRATORS = {
+    "CalibTensorRangeSymmetric": "symmetric",
+    "CalibMovingAverage": "moving_average",
+    "CalibPercentile": "percentile",
+}
+"""Extra option → option of a calibrator."""
+_SMOOTH = ("SmoothQuant", "SmoothQuantAlpha", "SmoothQuantFolding")
+
+
+def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of the options.
+
+    Unknown keys are ignored, as they always were, but no longer in silence.
+
+    Raises:
+        UsageError: they are no mapping, or SmoothQuant is set, which no release of its dependency has.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
+    options = dict(given or {})
+    if options.get("SmoothQuant"):
+        raise UsageError(
+            "the extra option SmoothQuant needs a module of neural-compressor that its releases no longer have",
+            "Leave it out; `edgeq tune` finds the layers to keep in float instead",
+        )
+    known = WRITER | CALIBRATION | set(_SMOOTH)
+    for name in sorted(set(options) - known):
+        close = difflib.get_close_matches(name, known, n=1)
+        LOG.warning("unknown extra option %r is ignored%s", name, f"; did you mean {close[0]}?" if close else "")
+    return options
+
+
+def writer_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is left for the quantizer that writes the model; `None` means not set."""
+    chosen = {name: value for name, value in options.items() if name in WRITER and value is not None}
+    if "TensorQuantOverrides" in chosen:
+        # The quantizer insists on arrays in place of numpy's scalars.
+        chosen["TensorQuantOverrides"] = {
+            tensor: [
+                {key: np.asarray(value) if isinstance(value, np.generic) else value for key, value in override.items()}
+                for override in overrides
+            ]
+            for tensor, overrides in chosen["TensorQuantOverrides"].items()
+        }
+    return chosen
+
+
+def quantize_static(
+    model_input: ModelInput,
+    model_output: str | Path,
+    calibration_data_reader: Any = None,
+    quant_format: Any = "QDQ",
+    op_types_to_quantize: Sequence[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    activation_type: Any = "QInt8",
+    weight_type: Any = "QInt8",
+    nodes_to_quantize: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] | None = None,
+    use_external_data_format: bool = False,
+    calibrate_method: Any = "MinMax",
+    calibration_providers: Sequence[str] | None = None,
+    extra_options: Mapping[str, Any] | None = None,
+    calibration_cache_path: str | Path | None = None,
+    *,
+    optimize_model: bool | None = None,
+) -> Written:
+    """Calibrate and quantize a model; every parameter has the meaning of ONNX Runtime's documentation.
+
+    The model is quantized node by node as onnxruntime's quantizer does it, from ranges of edgeq's calibration. See
+    docs/migration.md for what differs, and why it is better.
+
+    Args:
+        quant_format: QuantFormat, or its name; so for the other enumerations.
+        calibration_data_reader: a CalibrationDataReader or other data; None with a cache that exists.
+        calibrate_method: also a class derived from CalibraterBase, or an object of one that is ready to collect.
+        calibration_providers: accepted; edgeq calibrates on the CPU.
+        calibration_cache_path: ranges are read from it if it exists, and written to it if not.
+        optimize_model: of the documentation of 2021 to 2022; optimisation before quantization is `edgeq preprocess`'
+            and ONNX Runtime's own business, and False is always what is done.
+
+    Raises:
+        UsageError, ModelError, DataError, CalibrationError: bad arguments, model, data or cache.
+        RuntimeUnavailableError: ONNX Runtime does not take the result.
+    """
+    del calibration_providers, optimize_model
+    options = check_options(extra_options)
+    types = quant_type(activation_type), quant_type(weight_type)
+    if [t.name for t in types] == ["QInt8", "QUInt8"]:
+        raise UsageError("int8 activations with uint8 weights have no kernels", "Make weight_type QuantType.QInt8")
+    output = path_of(model_output, "output")
+    included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-static-") as folder,
+        output_file(output, force=True, beside=siblings(model_input, output)) as draft,
+    ):
+        prepared = _with_plain_gemms(as_given(model_input, Path(folder)), Path(folder))
+        warn_unknown_nodes(prepared.model, included, excluded)
+        cache = Path(calibration_cache_path) if calibration_cache_path is not None else None
+        ranges = _ranges(prepared, calibration_data_reader, calibrate_method, cache, options)
+        arguments = {
+            "quant_format": member("QuantFormat", quant_format),
+            "op_types_to_quantize": listed(op_types_to_quantize),
+            "per_channel": per_channel,
+            "reduce_range": reduce_range,
+            "activation_type": types[0],
+            "weight_type": types[1],
+            "nodes_to_quantize": included,
+            "use_external_data_format": use_external_data_format,
+            "fix": "Keep the node in float with nodes_to_exclude, or choose other options",
+            "fix_ranges": "The cache does not cover this tensor: delete it",
+            "extra_options": writer_options(options),
+        }
+        kept = {
+            *excluded,
+            *_kept_clamps(prepared.model, ranges, types[0], options),
+            *gemms_with_factors(prepared.model),
+        }
+        notes = prepared.notes
+        try:
+            quantize_with_ranges(prepared, draft, ranges, float_nodes=kept, **arguments)
+            return checked(draft, output, notes)
+        except RuntimeUnavailableError:
+            # Some nodes (a dilated AveragePool) cannot run between Q/DQ as onnxruntime's quantizer writes them.
+            predicted = predict_int8(prepared.model, int8_rules("cpu"))
+            float_only = {node.name for node in predicted if node.verdict == "float"} - kept
+            if not float_only:
+                raise
+            LOG.warning("kept in float, for want of an integer form: %s", ", ".join(sorted(float_only)))
+            quantize_with_ranges(prepared, draft, ranges, float_nodes=kept | float_only, **arguments)
+            return checked(draft, output, notes)
+
+
+def _kept_clamps(
+    model: ir.Model, ranges: Mapping[str, Range], activation_type: Any, options: Mapping[str, Any]
+) -> frozenset[str]:
+    """Return the Relu and Clip nodes that onnxruntime's quantizer must not drop: see `edgeq.quantize.qdq`, and those
+    of tensors whose scales the user has set."""
+    dtype, symmetric = ir.DataType(int(activation_type.tensor_type)), bool(options.get("ActivationSymmetric"))
+    overridden = options.get("TensorQuantOverrides") or ()
+    free = {name: found for name, found in ranges.items() if name not in overridden}
+    before = [node for node in clamps(model.graph) if name_of(node.inputs[0]) in overridden]
+    kept = lasting_clamps(model.graph, chosen_params(free, dtype, symmetric=symmetric))
+    return kept | {str(node.name) for node in before}
+
+
+def _with_plain_gemms(prepared: PreparedModel, folder: Path) -> PreparedModel:
+    """onnxruntime's quantizer multiplies a bias by beta and keeps beta, and scales it as if alpha were 1; per channel,
+    it takes a bias for one value per output. No node is added, so that a user's names and ranges still fit."""
+    model = prepared.model.clone()
+    changed = plain_gemms(model, add_nodes=False)
+    if not changed:
+        return prepared
+    note = f"{changed} Gemm without factors, with one bias for each output"
+    return rewritten(prepared, model, folder / "plain.onnx", note)
+
+
+def _ranges(
+    prepared: PreparedModel,
+    reader: Any,
+    method: Any,
+    cache: Path | None,
+    options: Mapping[str, Any],
+) -> dict[str, Range]:
+    if isinstance(method, CalibraterBase) or (isinstance(method, type) and issubclass(method, CalibraterBase)):
+        return _by_users_calibrator(prepared, reader, method)
+    if cache is not None and cache.exists():
+        return read_cache(cache, method)
+    if reader is None:
+        raise UsageError(
+            "there is neither a calibration_data_reader nor a calibration_cache_path that exists", "Give one"
+        )
+    statistics = statistics_of(prepared, reader, stride=options.get("CalibStridedMinMax"))
+    given = {_CALIBRATORS[name]: value for name, value in options.items() if name in _CALIBRATORS}
+    ranges = ranges_of(statistics, method, CalibratorOptions.read(given))
+    if cache is not None:
+        from onnxruntime.quantization import save_tensors_data
+
+        save_tensors_data(tensors_data(ranges, name_of_member(method)), cache)
+    return ranges
+
+
+def _by_users_calibrator(prepared: PreparedModel, reader: Any, method: Any) -> dict[str, Range]:
+    if isinstance(method, type):
+        with tempfile.TemporaryDirectory(prefix="edgeq-calibrator-") as folder:
+            augmented = Path(folder) / "augmented_model.onnx"
+            calibrator = method(str(prepared.path), [], augmented_model_path=str(augmented))
+            calibrator.augment_graph()
+            calibrator.create_inference_session()
+            calibrator.collect_data(reader)
+            return as_ranges(calibrator.compute_data())
+    if reader is not None:
+        method.collect_data(reader)
+    return as_ranges(method.compute_data())
+
+
+def quantize_dynamic(
+    model_input: ModelInput,
+    model_output: str | Path,
+    op_types_to_quantize: Sequence[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    weight_type: Any = "QInt8",
+    nodes_to_quantize: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] | None = None,
+    use_external_data_format: bool = False,
+    extra_options: Mapping[str, Any] | None = None,
+    *,
+    activation_type: Any = "QUInt8",
+    optimize_model: bool | None = None,
+    quant_format: Any = "QOperator",
+) -> Written:
+    """Quantize weights; ranges of activations are measured at run time. Parameters as in the documentation.
+
+    Args:
+        weight_type: QuantType or its name; products take QInt8 and QUInt8, tables of Gather others too.
+        activation_type: of the documentation of 2020 to 2022; the runtime has QUInt8 only.
+        optimize_model: of the documentation of 2021 to 2022; accepted.
+        quant_format: of the documentation of 2022. QDQ is refused: onnxruntime's function does not take it either.
+
+    Raises:
+        UsageError, ModelError: bad arguments or model.
+        RuntimeUnavailableError: ONNX Runtime does not take the result.
+    """
+    from onnxruntime.quantization import quantize_dynamic as write
+
+    del optimize_model
+    if member("QuantFormat", quant_format).name != "QOperator":
+        raise UsageError(
+            "dynamic quantization is written as operators (MatMulInteger, DynamicQuantizeLinear), not as QDQ",
+            "Leave quant_format out",
+        )
+    if quant_type(activation_type).name != "QUInt8":
+        raise UsageError("dynamic quantization measures activations as uint8", "Make activation_type QuantType.QUInt8")
+    options = check_options(extra_options)
+    for name in sorted(CALIBRATION & set(options)):
+        LOG.warning("extra option %r has no effect on dynamic quantization", name)
+    chosen = quant_type(weight_type)
+    output = path_of(model_output, "output")
+    included, excluded = listed(nodes_to_quantize), listed(nodes_to_exclude)
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-dynamic-") as folder,
+        output_file(output, force=True, beside=siblings(model_input, output)) as draft,
+    ):
+        prepared = as_given(model_input, Path(folder))
+        warn_unknown_nodes(prepared.model, included, excluded)
+        fix = "Keep the node in float with nodes_to_exclude, or choose other options"
+        with quantizer_files(prepared.path, draft, prepared.source, fix, external=use_external_data_format) as files:
+            write(
+                **files,
+                op_types_to_quantize=listed(op_types_to_quantize),
+                per_channel=per_channel,
+                reduce_range=reduce_range,
+                weight_type=chosen,
+                nodes_to_quantize=included,
+                nodes_to_exclude=[*excluded, *standard_attentions(prepared.model)],
+                extra_options=writer_options(options),
+            )
+        return checked(draft, output, prepared.notes)
+
+
+_NAMES = {"QInt8": "int8", "QUInt8": "uint8"}
+
+
+def quantize_qat(
+    model_input: ModelInput,
+    model_output: str | Path,
+    op_types_to_quantize: Sequence[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    activation_type: Any = "QUInt8",
+    weight_type: Any = None,
+    nodes_to_quantize: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] | None = None,
+    use_external_data_format: bool = False,
+) -> Written:
+    """Make integer operators of what stands between QuantizeLinear and DequantizeLinear nodes.
+
+    ONNX Runtime runs such models as they are too, and as fast; `edgeq retarget` changes their types alone.
+
+    Args:
+        activation_type: QuantType or its name; int8 activations become uint8 exactly, by shifting zero points.
+        weight_type: None leaves weights in the type that training gave them.
+        per_channel, reduce_range: were decided in training; accepted.
+        op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: which operators to rewrite; None or empty: all.
+        use_external_data_format: accepted: large models always keep their weights beside the file.
+
+    Raises:
+        ModelError: the model has no Q and DQ nodes with constant scales, or is damaged.
+        CheckFailedError: the rewritten model answers otherwise.
+    """
+    del use_external_data_format
+    if per_channel or reduce_range:
+        LOG.warning("per_channel and reduce_range were decided in training; they change nothing here")
+
+    types, included, excluded = map(listed, (op_types_to_quantize, nodes_to_quantize, nodes_to_exclude))
+
+    def wanted(node: ir.Node) -> bool:
+        """Return whether the arguments let this node be quantized."""
+        return (
+            (not types or node.op_type in types)
+            and (not included or node.name in included)
+            and node.name not in excluded
+        )
+
+    with tempfile.TemporaryDirectory(prefix="edgeq-qat-") as folder:
+        result = retarget(
+            as_file(model_input, Path(folder)),
+            model_output,
+            format="QOperator",
+            activation_type=_integer(activation_type),
+            weight_type=_integer(weight_type),
+            wanted=wanted,
+            force=True,
+        )
+    for line in result.kept:
+        LOG.warning("%s", line)
+    return Written(result.output, {}, (*result.changes, *result.kept))
+
+
+def _integer(value: Any) -> str | None:
+    if value is None:
+        return None
+    name = str(quant_type(value).name)
+    return _NAMES.get(name, name)

@@ -1,0 +1,138 @@
+"""Compute with numbers: constants, the item's mean, and the dtype of the arithmetic.
+
+Arithmetic runs in the array's floating dtype; integers become float32 first, unless a `dtype` step chose another.
+Every constant is rounded to that dtype before it is used, and each step rounds once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgeq.data.records import Array, State, check_size
+from edgeq.data.step import Step, field_kind, one_of, read_number
+from edgeq.errors import DataError
+from edgeq.signature import TensorSpec
+
+Operator = Callable[[Array, Array], Array]
+"""Elementwise; the array and the constant have one floating dtype, the constant broadcasts against the array."""
+
+
+def _read_constant(value: Any) -> float | tuple[float, ...]:
+    if isinstance(value, list | tuple) and value:
+        return tuple(read_number(item) for item in value)
+    return read_number(value)
+
+
+@dataclass(frozen=True)
+class Arithmetic(Step):
+    """x (*, /, +, -) a constant, or one constant a channel."""
+
+    sign: ClassVar[str]
+    compute: ClassVar[Operator]
+    value: float | tuple[float, ...] = field(metadata=field_kind(_read_constant, many=True))
+
+    def __post_init__(self) -> None:
+        if self.sign == "/" and 0.0 in (self.value if isinstance(self.value, tuple) else (self.value,)):
+            raise DataError(f"{self.name}: it divides by 0", "Correct the constant")
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """Return the result in the dtype of the array; integers become float32 first.
+
+        Raises:
+            DataError: as many constants as the channel axis does not have.
+        """
+        array = floating(state.array)
+        with np.errstate(all="ignore"):  # what is not finite is refused with the sample's name
+            constant = np.asarray(self.value, array.dtype)
+            if constant.ndim:
+                constant = _along_channels(constant, array, state.axes)
+            return replace(state, array=np.asarray(type(self).compute(array, constant), array.dtype))
+
+    def describe(self) -> str:
+        """Return the operation with its constants in full precision."""
+        if isinstance(self.value, tuple):
+            return f"x = x {self.sign} [{', '.join(map(repr, self.value))}], one a channel"
+        return f"x = x {self.sign} {self.value!r}"
+
+
+def floating(array: Array) -> Array:
+    """`array` itself if it is floating, else as float32.
+
+    Raises:
+        DataError: it takes more bytes than a sample may.
+    """
+    if array.dtype.kind == "f":
+        return array
+    check_size(4 * array.size, "as float32", "Give smaller items")
+    return array.astype(np.float32)
+
+
+def _along_channels(constant: Array, array: Array, axes: str) -> Array:
+    axis = axes.index("C") if "C" in axes else array.ndim - 1
+    if array.ndim == 0 or array.shape[axis] != constant.size:
+        raise DataError(
+            f"{constant.size} constants do not fit axis {axis} of shape {list(array.shape)}",
+            "Declare the axes of the source (source.layout = 'CHW' or 'HWC'), or give one constant a channel",
+        )
+    shape: list[Any] = [1] * array.ndim
+    shape[axis] = constant.size
+    return constant.reshape(shape)
+
+
+def _step(name: str, sign: str, compute: Operator, alias: str, help: str) -> type[Arithmetic]:
+    """Make the class of a step; samples that use it travel to other processes, which look it up in this module."""
+    own = {"name": name, "sign": sign, "compute": compute, "aliases": (alias,), "help": help, "__module__": __name__}
+    return type(name.title(), (Arithmetic,), own)
+
+
+Add = _step("add", "+", operator.add, "offset", "x + CONSTANT")
+Subtract = _step("subtract", "-", operator.sub, "mean", "x - CONSTANT")
+Divide = _step("divide", "/", operator.truediv, "std", "x / CONSTANT")
+Multiply = _step(
+    "multiply", "*", operator.mul, "scale", "x * CONSTANT; a number, a fraction such as 1/255, or [one,a,channel]"
+)
+
+
+@dataclass(frozen=True)
+class Center(Step):
+    """Subtract the item's own mean (over all elements, summed in float64, rounded to the array's dtype)."""
+
+    name = "center"
+    help = "x - mean(x) of the item itself"
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """x - mean(x) in the dtype of x; integers become float32 first."""
+        array = floating(state.array)
+        mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
+        return replace(state, array=np.asarray(array - mean, array.dtype))
+
+    def describe(self) -> str:
+        """Return the subtraction, and what the mean is over."""
+        return "x = x - mean(x), the mean over all elements of this item"
+
+
+@dataclass(frozen=True)
+class Dtype(Step):
+    """Convert to a floating dtype; what follows is computed in it."""
+
+    name = "dtype"
+    help = "float16, float32 or float64: what follows is computed in it (without it: float32)"
+    dtype: str = field(metadata=one_of("float16", "float32", "float64"))
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """Return the values as that dtype.
+
+        Raises:
+            DataError: they take more bytes than a sample may.
+        """
+        check_size(np.dtype(self.dtype).itemsize * state.array.size, f"as {self.dtype}", "Give smaller items")
+        return replace(state, array=state.array.astype(self.dtype))
+
+    def describe(self) -> str:
+        """Return the conversion."""
+        return f"x = {self.dtype}(x)"

@@ -1,0 +1,329 @@
+"""Change images: channels, size, margins. The steps take uint8 and give uint8, through Pillow.
+
+Pillow's default filter has changed between versions, so the filter is always named.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from edgeq.data.records import Array, Geometry, State, check_size, model_size
+from edgeq.data.step import Step, UnfitError, field_kind, integer, listed, one_of
+from edgeq.errors import DataError
+from edgeq.signature import TensorSpec
+
+FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+FEWER = "Give fewer pixels"
+ROUNDINGS = ("floor", "round", "ceil")
+
+Size = tuple[int, int] | str
+"""(width, height), or "model" for the size that the model's input fixes."""
+
+
+def _read_size(value: Any) -> Size:
+    if value == "model":
+        return "model"
+    pair = (value, value) if isinstance(value, int) else value
+    if (
+        not isinstance(pair, list | tuple)
+        or len(pair) != 2
+        or not all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 65536 for n in pair)
+    ):
+        raise UnfitError(value, "Give pixels, as 256, [width, height], or 'model'")
+    return int(pair[0]), int(pair[1])
+
+
+def _size_part(text: str) -> Any:
+    if match := re.fullmatch(r"(\d{1,9})x(\d{1,9})", text):
+        return [int(match[1]), int(match[2])]
+    value = integer(text)
+    return value if isinstance(value, int) or text == "model" else None
+
+
+SIZE = field_kind(_read_size, _size_part)
+FILTER = one_of(*FILTERS)
+ROUNDING = one_of(*ROUNDINGS)
+
+
+def rounded(value: float, rule: str) -> int:
+    """`value` in pixels: floor, ceil, or round half to even."""
+    if rule == "round":
+        return round(value)
+    return math.floor(value) if rule == "floor" else math.ceil(value)
+
+
+def target_size(size: Size, spec: TensorSpec | None) -> tuple[int, int] | None:
+    """(width, height) in pixels; None where the model's size is wanted and the model does not fix one."""
+    return model_size(spec) if isinstance(size, str) else size
+
+
+def describe_size(size: Size, model: str = "the model's width and height") -> str:
+    """ "WIDTH x HEIGHT", or `model`."""
+    return model if isinstance(size, str) else f"{size[0]} x {size[1]}"
+
+
+def image_size(state: State) -> tuple[int, int]:
+    """(height, width) of an image in any axis order.
+
+    Raises:
+        DataError: the axes are not known to be those of an image.
+    """
+    if "H" not in state.axes or "W" not in state.axes or len(state.axes) != state.array.ndim:
+        raise DataError(
+            f"shape {list(state.array.shape)} is not known to be an image", "Declare source.layout = 'HWC' (or 'CHW')"
+        )
+    return int(state.array.shape[state.axes.index("H")]), int(state.array.shape[state.axes.index("W")])
+
+
+def to_hwc(array: Array, axes: str) -> Array:
+    """From `axes` (H, W, perhaps C, and others of size 1, as a batch axis) to HWC.
+
+    Raises:
+        DataError: another axis has another size.
+    """
+    others = tuple(i for i, axis in enumerate(axes) if axis not in "HWC")
+    if any(array.shape[i] != 1 for i in others):
+        raise DataError(f"shape {list(array.shape)}, axes {axes}, is not one image", "Put steps on pixels first")
+    kept = "".join(axis for axis in axes if axis in "HWC")
+    array = array.squeeze(others)
+    if "C" not in kept:
+        return array.transpose([kept.index(a) for a in "HW"])[:, :, None]
+    return array.transpose([kept.index(a) for a in "HWC"])
+
+
+def from_hwc(array: Array, axes: str) -> Array:
+    """Return the inverse of `to_hwc`."""
+    kept = "".join(axis for axis in axes if axis in "HWC")
+    if "C" not in kept:
+        array = array[:, :, 0].transpose(["HW".index(a) for a in kept])
+    else:
+        array = (array if array.ndim == 3 else array[:, :, None]).transpose(["HWC".index(a) for a in kept])
+    return np.expand_dims(array, tuple(i for i, axis in enumerate(axes) if axis not in "HWC"))
+
+
+def through_pillow(state: State, what: str, work: Callable[[Image.Image], Image.Image]) -> Array:
+    """Return the item's array after `work` on it as a Pillow image; `what` names the step in messages.
+
+    Raises:
+        DataError: the item is not uint8 of 1 or 3 channels.
+    """
+    array = to_hwc(state.array, state.axes)
+    if array.dtype != np.uint8 or array.shape[2] not in (1, 3):
+        raise DataError(
+            f"{what} takes uint8 images of 1 or 3 channels, not {array.dtype} {list(array.shape)} (rows first)",
+            "Put the step before any arithmetic, or prepare the data at the model's size",
+        )
+    image = Image.fromarray(np.ascontiguousarray(array[:, :, 0] if array.shape[2] == 1 else array))
+    result = np.asarray(work(image))
+    return from_hwc(result if result.ndim == 3 else result[:, :, None], state.axes)
+
+
+@dataclass(frozen=True)
+class Channels(Step):
+    """The order of the colour channels from here on; "L" turns colour to grey as Pillow does."""
+
+    name = "channels"
+    help = "RGB, BGR, or L for grey"
+    order: str = field(metadata=one_of("RGB", "BGR", "L"))
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """Return the channels in the wanted order; an image that has it already is unchanged.
+
+        Raises:
+            DataError: the item is no image of three channels.
+        """
+        if self.order == "L":
+            if "C" not in state.axes:
+                return state
+            rgb = state if state.channels != "BGR" else Channels("RGB").apply(state, spec)
+            array = through_pillow(rgb, "channels = L", lambda image: image.convert("L"))
+            return State(array, state.axes, "", state.geometry)
+        if state.channels == self.order:
+            return state
+        if state.channels not in ("RGB", "BGR") or "C" not in state.axes:
+            raise DataError(f"channels = {self.order} needs an image with red, green and blue", "Leave the step out")
+        axis = state.axes.index("C")
+        return replace(state, array=np.flip(state.array, axis), channels=self.order)
+
+    def describe(self) -> str:
+        """Return the order, or the integer arithmetic of grey."""
+        return {
+            "RGB": "channels in order red, green, blue",
+            "BGR": "channels in order blue, green, red",
+            "L": "grey = (19595*R + 38470*G + 7471*B + 32768) >> 16, one channel",
+        }[self.order]
+
+
+RULES = ("exact", "short", "long", "fit")
+
+
+@dataclass(frozen=True)
+class Resize(Step):
+    """Resize by a rule; `rounding` turns the computed side into pixels."""
+
+    name = "resize"
+    help = "SIZE[:exact|short|long|fit][:FILTER][:floor|round|ceil]; SIZE 256, 320x240 or model"
+    size: Size = field(metadata=SIZE)
+    rule: str = field(default="exact", metadata=one_of(*RULES))
+    filter: str = field(default="bilinear", metadata=FILTER)
+    rounding: str = field(default="floor", metadata=ROUNDING)
+
+    def __post_init__(self) -> None:
+        if self.rule in ("short", "long") and isinstance(self.size, str):
+            raise DataError(f"resize by the {self.rule} side needs a number of pixels", "Give size = 256 or the like")
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """Return the image in its new size; unchanged where it has that size, or where the model does not fix the
+        wanted one.
+
+        Raises:
+            DataError: no uint8 image of 1 or 3 channels, or a size below one pixel.
+        """
+        size = target_size(self.size, spec)
+        if size is None:
+            return state
+        height, width = image_size(state)
+        x, y, new = self.plan(width, height, size)
+        if new == (width, height):
+            return state
+        if min(new) < 1:
+            raise DataError(f"an image of {width}x{height} would shrink to {new[0]}x{new[1]}", "Leave it out")
+        check_size(math.prod(new) * state.array.size // max(1, width * height), f"resized to {new[0]}x{new[1]}", FEWER)
+        array = through_pillow(state, "resize", lambda image: image.resize(new, FILTERS[self.filter]))
+        geometry = state.geometry or Geometry((width, height))
+        return replace(state, array=array, geometry=geometry.scaled(x, y))
+
+    def plan(self, width: int, height: int, size: tuple[int, int]) -> tuple[float, float, tuple[int, int]]:
+        """Return the scales and the new (width, height) of an image of `width` x `height`."""
+        if self.rule == "exact":
+            return size[0] / width, size[1] / height, size
+        if self.rule == "fit":
+            scale = min(size[0] / width, size[1] / height)
+            return scale, scale, (rounded(width * scale, self.rounding), rounded(height * scale, self.rounding))
+        known = min(width, height) if self.rule == "short" else max(width, height)
+        scale = size[0] / known
+        # Integer product first, one division: the known side comes out exact.
+        sides = tuple(rounded(size[0] * side / known, self.rounding) for side in (width, height))
+        return scale, scale, (sides[0], sides[1])
+
+    def describe(self) -> str:
+        """How the new size is computed, and the filter."""
+        target = describe_size(self.size)
+        side = self.size if isinstance(self.size, str) else self.size[0]
+        how = {
+            "exact": f"resized to {target} (width x height), aspect not kept",
+            "fit": f"r = min(W/w, H/h) for {target}; resized to {self.rounding}(w*r) x {self.rounding}(h*r)",
+            "short": f"the shorter side becomes {side}, the other {self.rounding}({side} * longer / shorter)",
+            "long": f"the longer side becomes {side}, the other {self.rounding}({side} * shorter / longer)",
+        }[self.rule]
+        return f"{how}; Pillow filter {self.filter}; nothing where the size is that already or not fixed"
+
+
+POSITIONS = ("top-left", "center")
+
+
+def _read_pad(value: Any) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(v, int) and 0 <= v <= 255 for v in values):
+        raise UnfitError(value, "Give 0..255, or one a channel")
+    return tuple(values)
+
+
+def _pad_part(text: str) -> Any:
+    if not re.fullmatch(r"\d+|\[.*\]", text):
+        return None
+    values = listed([text])
+    return integer(values) if isinstance(values, str) else [integer(item) for item in values]
+
+
+@dataclass(frozen=True)
+class Letterbox(Step):
+    """Resize to fit, keep the aspect, and fill the rest with one value (or one a channel, in the current order)."""
+
+    name = "letterbox"
+    help = "SIZE[:top-left|center][:PAD][:FILTER][:ROUNDING]; PAD 0..255 or [r,g,b], default 114"
+    size: Size = field(metadata=SIZE)
+    position: str = field(default="top-left", metadata=one_of(*POSITIONS))
+    value: tuple[int, ...] = field(default=(114,), metadata=field_kind(_read_pad, _pad_part))
+    filter: str = field(default="bilinear", metadata=FILTER)
+    rounding: str = field(default="floor", metadata=ROUNDING)
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """uint8 of exactly the size, the image inside it.
+
+        Raises:
+            DataError: no image, pad values that do not fit its channels, or no fixed model size where that is wanted.
+        """
+        size = target_size(self.size, spec)
+        if size is None:
+            raise DataError("letterbox = 'model' needs a model input of fixed height and width", "Give a size")
+        resized = Resize(size, "fit", self.filter, self.rounding).apply(state, spec)
+        height, width = image_size(resized)
+        left, top = (0, 0) if self.position == "top-left" else ((size[0] - width) // 2, (size[1] - height) // 2)
+        array = to_hwc(resized.array, resized.axes)
+        if len(self.value) not in (1, array.shape[2]):
+            raise DataError(f"{len(self.value)} pad values for {array.shape[2]} channels", "Give one, or one a channel")
+        check_size(size[0] * size[1] * array.shape[2], f"padded to {size[0]}x{size[1]}", FEWER)
+        canvas = np.empty((size[1], size[0], array.shape[2]), array.dtype)
+        canvas[:] = self.value
+        canvas[top : top + height, left : left + width] = array
+        geometry = resized.geometry or Geometry((width, height))
+        return replace(resized, array=from_hwc(canvas, resized.axes), geometry=geometry.moved(left, top))
+
+    def describe(self) -> str:
+        """Scale, rounding, filter, position and pad value."""
+        target = describe_size(self.size)
+        pad = self.value[0] if len(self.value) == 1 else list(self.value)
+        place = "at the top left" if self.position == "top-left" else "in the centre, left = (W - w') // 2, top alike"
+        return (
+            f"r = min(W/w, H/h) for {target}; resized to {self.rounding}(w*r) x {self.rounding}(h*r) with Pillow "
+            f"filter {self.filter}, put {place} of W x H pixels of {pad}"
+        )
+
+
+@dataclass(frozen=True)
+class Crop(Step):
+    """Cut the centre; `rounding` turns half of an odd margin into pixels."""
+
+    name = "crop"
+    help = "SIZE[:floor|round|ceil]; the centre"
+    size: Size = field(metadata=SIZE)
+    rounding: str = field(default="floor", metadata=ROUNDING)
+
+    def apply(self, state: State, spec: TensorSpec | None) -> State:
+        """Return the centre of the image; unchanged where the model does not fix the size that is wanted.
+
+        Raises:
+            DataError: no image, or one smaller than the crop.
+        """
+        size = target_size(self.size, spec)
+        if size is None:
+            return state
+        height, width = image_size(state)
+        left, top = rounded((width - size[0]) / 2, self.rounding), rounded((height - size[1]) / 2, self.rounding)
+        if left < 0 or top < 0:
+            raise DataError(f"an image of {width}x{height} is smaller than the crop of {size[0]}x{size[1]}", "Resize")
+        row, column = state.axes.index("H"), state.axes.index("W")
+        cut = [slice(None)] * state.array.ndim
+        cut[row], cut[column] = slice(top, top + size[1]), slice(left, left + size[0])
+        geometry = state.geometry or Geometry((width, height))
+        return replace(state, array=state.array[tuple(cut)], geometry=geometry.moved(-left, -top))
+
+    def describe(self) -> str:
+        """Return the size, and how an odd margin is divided."""
+        target = describe_size(self.size, "the model's size")
+        return f"the centre {target} is kept; left = {self.rounding}((w - W) / 2), top = {self.rounding}((h - H) / 2)"

@@ -1,0 +1,409 @@
+"""Find the layers of a quantized model that can saturate where two products are added in 16 bits, count how often they
+do, and measure what it does to the outputs.
+
+`Simulation` gives the outputs of a model on a CPU with such kernels. The model is optimised by ONNX Runtime as always.
+Layers on saturating paths are then computed by edgeq's exact model of those kernels (`kernels`); everything between
+them, which is exact there, by ONNX Runtime. So the outputs are those of the target, to the last bit where the graph is
+all integers, on any machine of the same architecture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from edgeq_device.engines import FLOAT
+from edgeq_device.variants import EXTERNAL_FOLDER
+from numpy.typing import NDArray
+
+from edgeq.data.samples import Samples
+from edgeq.emulate.kernels import Computed, Layer, find_layers
+from edgeq.measure.comparison import Comparison
+from edgeq.measure.latency import Session
+from edgeq.model.graph import GraphIndex, name_of, reads
+from edgeq.model.load import read_own
+from edgeq.model.macs import node_macs
+from edgeq.model.saturation import SaturationTable, exact_options, pairs_vary
+from edgeq.model.sessions import open_in_memory
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.records import computed
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelRun:
+    """Outputs of the model, and of every layer on a saturating path by its name."""
+
+    outputs: Arrays
+    layers: Mapping[str, Computed]
+
+
+@dataclass(frozen=True, eq=False)
+class _Segment:
+    """What ONNX Runtime runs between two saturating layers: names of the tensors that it reads and gives."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Simulation:
+    """One model, opened for any number of inputs.
+
+    Args:
+        model: quantized, in any form that ONNX Runtime takes.
+        settings: what it is run with.
+        saturating: False computes the same layers exactly: what the model gives where nothing saturates.
+        watched: without `saturating`, count what would have been clipped.
+        table: whose kernels saturate; None: ONNX Runtime's own. What is between them is computed as it does.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime refuses the model.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        settings: SessionSettings | None = None,
+        *,
+        saturating: bool = True,
+        watched: bool = False,
+        table: SaturationTable | None = None,
+    ) -> None:
+        settings = settings or SessionSettings()
+        self.graph = optimised_graph(model, settings)
+        found = find_layers(self.graph, settings.config, table)
+        self.unmodelled = tuple(layer for layer in found if not layer.path.modelled)
+        self.layers = tuple(layer for layer in found if layer.path.modelled)
+        self._saturating, self._watched = saturating, watched
+        self._steps = _steps(self.graph, self.layers)
+        self._sessions: dict[int, Any] = {}
+
+    def run(self, inputs: Arrays) -> ModelRun:
+        """Return the model's outputs for one sample, and those of its saturating layers."""
+        values: dict[str, NDArray[Any]] = dict(inputs)
+        runs = {}
+        for place, step in enumerate(self._steps):
+            if isinstance(step, Layer):
+                given = [self._value(v.name or "", values) if v is not None else None for v in step.node.inputs]
+                computed = step.compute(given, saturating=self._saturating, watched=self._watched)
+                values[name_of(step.node.outputs[0])] = computed.output
+                runs[step.name] = computed
+            else:
+                feed = {name: values[name] for name in step.inputs}
+                session = self._session(place, step, feed)
+                values.update(zip(step.outputs, session.run(list(step.outputs), feed), strict=True))
+        return ModelRun(MappingProxyType({name: self._value(name, values) for name in self.graph.outputs}), runs)
+
+    def get_outputs(self) -> Sequence[ir.Value]:
+        """Return the model's outputs."""
+        return list(self.graph.graph.outputs)
+
+    def _value(self, name: str, values: Arrays) -> NDArray[Any]:
+        return self.graph.constant(name) if self.graph.is_constant(name) else values[name]
+
+    def _session(self, place: int, step: _Segment, feed: Arrays) -> Any:
+        if place not in self._sessions:
+            part = ir.convenience.extract(self.graph.graph, step.inputs, step.outputs)
+            for value in part.inputs:
+                array = feed[name_of(value)]
+                value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), None
+            model = ir.Model(part, ir_version=self.graph.model.ir_version)
+            settings = SessionSettings(optimization="none", intra_op_threads=1)
+            self._sessions[place] = open_in_memory(model, settings)
+        return self._sessions[place]
+
+
+class SimulatedSession:
+    """A `Simulation` in the form of a session, for everything that measures sessions."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def get_outputs(self) -> Sequence[Any]:
+        """As onnxruntime's."""
+        return self._simulation.get_outputs()
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Arrays) -> Sequence[Any]:
+        """As onnxruntime's."""
+        outputs = self._simulation.run(input_feed).outputs
+        return [outputs[name] for name in output_names or outputs]
+
+
+def graph_settings(settings: SessionSettings) -> SessionSettings:
+    """Those with which ONNX Runtime makes the graph of a model that a plug-in runs with `settings`: the graph of a
+    plug-in cannot be read, and what makes ONNX Runtime's kernels exact does nothing to those of a plug-in."""
+    config = {key: value for key, value in settings.config.items() if key not in exact_options()}
+    return replace(settings, engine=None, precision=FLOAT, providers=SessionSettings().providers, config=config)
+
+
+def optimised_graph(model: Path, settings: SessionSettings) -> GraphIndex:
+    """Return the graph that ONNX Runtime makes of `model` before it runs it.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime refuses it.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-optimised-") as folder:
+        path = Path(folder) / "model.onnx"
+        open_session(model, replace(settings, save_optimized_to=path))
+        # External weights stay where they were; onnxruntime writes the same references.
+        weights = Path(settings.config.get(EXTERNAL_FOLDER, model.parent))
+        return GraphIndex(read_own(path, weights))
+
+
+def _steps(graph: GraphIndex, layers: Sequence[Layer]) -> tuple[Layer | _Segment, ...]:
+    """Return the graph's nodes in order: each of `layers` a step, those between them as few segments."""
+    own = {layer.node: layer for layer in layers}
+    runs: list[Layer | list[ir.Node]] = []
+    for node in graph.graph:
+        layer = own.get(node)
+        if layer is not None:
+            runs.append(layer)
+        elif runs and isinstance(runs[-1], list):
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    steps: list[Layer | _Segment] = []
+    needed = set(graph.graph.outputs)
+    for run in reversed(runs):
+        if isinstance(run, Layer):
+            steps.append(run)
+            needed.update(v for v in run.node.inputs if v is not None)
+            continue
+        made = {output for node in run for output in node.outputs}
+        read = {value for node in run for value in reads(node)} - made
+        known = {v for v in read if v.producer() is not None or v.is_graph_input()}
+        steps.append(_Segment(_names(known), _names(made & needed)))
+        needed |= known
+    return tuple(reversed(steps))
+
+
+def _names(values: Iterable[ir.Value]) -> tuple[str, ...]:
+    return tuple(sorted(value.name for value in values if value.name))
+
+
+# A model of n MACs is simulated on about this / n samples.
+_WORK = 8e9
+_FEWEST, _MOST = 2, 8
+
+
+@dataclass(frozen=True)
+class LayerAudit:
+    """One layer on a saturating path.
+
+    Attributes:
+        name, op_type: in the optimised graph.
+        channels: output channels; None where the weight is computed at run time.
+        suspects: channels that some input makes saturate, by their weights alone.
+        worst_pair: the largest sum of two neighbouring weights of one sign; more than 128 can saturate.
+        modelled: whether edgeq can compute the layer as the kernel does.
+        sums, clipped: sums of two products over all samples, and how many of them were clipped.
+        clipped_channels: channels in which that happened.
+    """
+
+    name: str
+    op_type: str
+    channels: int | None
+    suspects: int | None
+    worst_pair: int | None
+    modelled: bool
+    sums: int = 0
+    clipped: int = 0
+    clipped_channels: int = 0
+
+    @computed
+    def can_saturate(self) -> bool:
+        """Return whether some input makes a channel saturate, as far as the weights are known."""
+        return self.suspects is None or self.suspects > 0
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What saturation does to a model.
+
+    Attributes:
+        layers: those on saturating paths, in graph order.
+        samples: how many the figures rest on; 0 where only the weights were looked at.
+        effect_db: SQNR of the saturating against the exact outputs, worst output; infinity where they are equal, None
+            without samples.
+        float_db: SQNR against the float model of the (saturating, exact) outputs; None without one.
+    """
+
+    layers: tuple[LayerAudit, ...]
+    samples: int = 0
+    effect_db: float | None = None
+    float_db: tuple[float, float] | None = None
+
+    @property
+    def safe(self) -> bool:
+        """Return whether nothing can saturate, whatever the input."""
+        return not any(layer.can_saturate for layer in self.layers)
+
+    @property
+    def clipped(self) -> int:
+        """Return how many sums of two products were clipped, over all layers and samples."""
+        return sum(layer.clipped for layer in self.layers)
+
+    def summary(self) -> str:
+        """Return the finding in one line."""
+        if self.safe:
+            return "no layer can saturate, whatever the input"
+        suspects = [layer for layer in self.layers if layer.can_saturate]
+        text = f"{len(suspects)} of {len(self.layers)} layers can saturate"
+        if not self.samples:
+            return text
+        really = sum(layer.clipped > 0 for layer in self.layers)
+        if not really:
+            return f"{text}; none did on {self.samples} samples"
+        share = self.clipped / max(1, sum(layer.sums for layer in self.layers))
+        lost = "" if self.float_db is None else f", {self.float_db[1] - self.float_db[0]:.1f} dB lost"
+        return f"{text}; {really} did on {self.samples} samples ({share:.2%} of the sums of two products{lost})"
+
+    def __record__(self) -> dict[str, Any]:
+        return {
+            "safe": self.safe,
+            "summary": self.summary(),
+            "samples": self.samples,
+            "effect_db": self.effect_db,
+            "float_db": None if self.float_db is None else {"saturating": self.float_db[0], "exact": self.float_db[1]},
+            "layers": self.layers,
+        }
+
+
+def audit(
+    model: Path,
+    settings: SessionSettings | None = None,
+    *,
+    samples: Samples | None = None,
+    reference: Session | None = None,
+    exact: Session | None = None,
+    count: int | None = None,
+    table: SaturationTable | None = None,
+    progress: Progress = SILENT,
+) -> Audit:
+    """Audit a quantized model.
+
+    Args:
+        settings: what it will be run with.
+        samples: what to simulate it on; None bounds by the weights alone.
+        reference: the float model's session, to measure what saturation costs.
+        exact: the same model on kernels that do not saturate; None computes them, which takes as long again.
+        count: samples to simulate; None takes 2 to 8, fewer for larger models.
+        table: whose kernels saturate; None: ONNX Runtime's own.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime refuses the model.
+        DataError: a sample does not fit.
+    """
+    simulation = Simulation(model, settings, table=table)
+    bounds = {layer.name: _bound(layer) for layer in (*simulation.layers, *simulation.unmodelled)}
+    if samples is None or not any(bound.can_saturate for bound in bounds.values()):
+        return Audit(tuple(bounds.values()))
+    plain = exact or SimulatedSession(Simulation(model, settings, saturating=False, table=table))
+    total = min(len(samples), count or sample_count(model_macs(simulation)))
+    names = ("saturating", "exact")
+    against_float = {name: Comparison() for name in names}
+    effect = Comparison()
+    clipped: dict[str, NDArray[np.int64]] = {}
+    sums: dict[str, int] = {}
+    with progress.stage("Simulating saturation", total) as advance:
+        for sample, _ in zip(samples, range(total), strict=False):
+            run, outputs = simulation.run(sample.inputs), _outputs(plain, sample.inputs)
+            effect.update(outputs, run.outputs, sample.inputs)
+            for name, layer in run.layers.items():
+                clipped[name] = clipped.get(name, np.zeros(1, np.int64)) + layer.stats.clipped
+                sums[name] = sums.get(name, 0) + layer.stats.sums
+            if reference is not None:
+                wanted = _outputs(reference, sample.inputs)
+                against_float["saturating"].update(wanted, run.outputs, sample.inputs)
+                against_float["exact"].update(wanted, outputs, sample.inputs)
+            advance(1)
+    found = tuple(_with_counts(bound, sums.get(name, 0), clipped.get(name)) for name, bound in bounds.items())
+    both = tuple(against_float[name].result() for name in names)
+    return Audit(
+        found, total, effect.result().sqnr_db, (both[0].sqnr_db, both[1].sqnr_db) if reference is not None else None
+    )
+
+
+def sample_count(macs: int) -> int:
+    """Return how many samples are simulated of a model of so many multiply-accumulates."""
+    return max(_FEWEST, min(_MOST, int(_WORK / max(1, macs))))
+
+
+def model_macs(simulation: Simulation) -> int:
+    """Multiply-accumulates of the simulated layers, by their weights' sizes where the graph has no shapes."""
+    counted = sum(node_macs(simulation.graph.model).values())
+    return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
+
+
+def _outputs(session: Session, inputs: Arrays) -> Arrays:
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def _bound(layer: Layer) -> LayerAudit:
+    suspects = layer.suspects
+    sums = layer.pair_sums
+    if layer.rows is None or suspects is None or sums is None:
+        return LayerAudit(layer.name, layer.node.op_type, None, None, None, layer.path.modelled)
+    return LayerAudit(
+        layer.name,
+        layer.node.op_type,
+        channels=len(layer.rows),
+        suspects=int(suspects.sum()),
+        worst_pair=int(sums.max(initial=0)),
+        modelled=layer.path.modelled,
+    )
+
+
+def _with_counts(bound: LayerAudit, sums: int, clipped: NDArray[np.int64] | None) -> LayerAudit:
+    if clipped is None:
+        return bound
+    return replace(bound, sums=sums, clipped=int(clipped.sum()), clipped_channels=int(np.count_nonzero(clipped)))
+
+
+_HELD = 2**15 - 1
+
+
+def largest_sums(
+    model: Path,
+    settings: SessionSettings,
+    samples: Samples,
+    source: Callable[[str], str],
+) -> dict[str, NDArray[np.float64]]:
+    """Per output channel of each layer, by the name of its source node, the largest sum of two products beside the
+    samples as a share of what 16 bits hold; 0 where none leaves them. Without layers whose kernels differ in what they
+    pair, and without groups.
+
+    Args:
+        model: quantized with the full range of its weights.
+        samples: 2 to 8 of them are run, fewer for larger models.
+        source: name in the optimised graph → that of the source node.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime refuses the model.
+    """
+    simulation = Simulation(model, settings, saturating=False, watched=True)
+    known = {
+        layer.name: source(layer.name)
+        for layer in simulation.layers
+        if layer.rows is not None
+        and not pairs_vary(layer.rows.shape[1], layer.channels)
+        and layer.node.attributes.get_int("group", 1) == 1
+    }
+    found: dict[str, NDArray[np.float64]] = {}
+    count = min(len(samples), sample_count(model_macs(simulation)))
+    for sample in itertools.islice(samples, count):
+        for name, layer in simulation.run(sample.inputs).layers.items():
+            if name in known:
+                reached = layer.stats.largest / _HELD
+                found[known[name]] = np.maximum(found.get(known[name], 0.0), reached)
+    return found

@@ -1,0 +1,487 @@
+"""Compute the integer operators of ONNX Runtime's CPU provider in numpy, to the last bit.
+
+Each operator takes a node's inputs in the node's order (None where one is left out) and a product of matrices, exact or
+saturating, and gives the node's output. The arithmetic around the product is MLAS's: sums and zero points in int32,
+scales in float32 from left to right, rounding half to even after clipping.
+
+Kernels that add two products in 16 bits compute, for unsigned a and signed b,
+
+    c[m, n] = sum over i of clip(a[m, 2i] b[2i, n] + a[m, 2i+1] b[2i+1, n], -2^15, 2^15 - 1)
+
+on the raw bytes. Few pairs of weights can reach the clip, so only those are looked at: the exact product less what each
+of their sums exceeds 16 bits by.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.model.graph import (
+    Geometry,
+    GraphIndex,
+    constant,
+    constant_tensor,
+    geometry,
+    is_depthwise,
+    name_of,
+    node_input,
+    operator_of,
+)
+from edgeq.model.products import integers
+from edgeq.model.saturation import (
+    PAIR_LIMIT,
+    SaturatingPath,
+    SaturationTable,
+    as_pairs,
+    conv_rows,
+    pair_sums,
+    possible_sums,
+    saturation_table,
+    with_even_channels,
+)
+
+_LOW, _HIGH = -(2**15), 2**15 - 1
+# Products of bytes are below 2^16: so many of them sum up exactly in float32's 24 bits.
+_EXACT_IN_FLOAT32 = 1 << 8
+# OpenBLAS computes products of up to 2^18 multiply-adds on one thread, by a vector up to 2^13. For larger ones its
+# threads wait for each other in busy loops: where other work has the cores, that took 20 times the processor time.
+_ONE_THREAD, _COLUMNS = 1 << 18, 1 << 5
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product of matrices.
+
+    Attributes:
+        values: int64, [M, N].
+        clipped: per column, how many sums of two products were clipped; int64, [N].
+        pairs: how many sums of two products there are in one column.
+        largest: per column, the largest magnitude among the sums of two products that could be clipped beside some
+            input; 0 where none could, or nothing was clipped at all. int64, [N].
+    """
+
+    values: NDArray[np.int64]
+    clipped: NDArray[np.int64]
+    pairs: int
+    largest: NDArray[np.int64]
+
+
+def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
+    """[M, K] by [K, N], bytes of any sign, without saturation."""
+    values = np.zeros((len(a), b.shape[1]), np.int64)
+    for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
+        part = slice(start, start + _EXACT_IN_FLOAT32)
+        _add_product(values, a[:, part].astype(np.float32), b[part].astype(np.float32))
+    nothing = np.zeros((2, b.shape[1]), np.int64)
+    return Product(values, nothing[0], len(a) * ((a.shape[1] + 1) // 2), nothing[1])
+
+
+def _add_product(values: NDArray[np.int64], a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    """Add a product to `values`, in parts that BLAS computes on one thread."""
+    rows = max(_ONE_THREAD // (max(a.shape[1], 1) * _COLUMNS), 1)
+    for top in range(0, len(a), rows):
+        for left in range(0, b.shape[1], _COLUMNS):
+            across, along = slice(top, top + rows), slice(left, left + _COLUMNS)
+            values[across, along] += np.matmul(a[across], b[:, along]).astype(np.int64)
+
+
+def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
+    """[M, K] unsigned by [K, N] signed, each sum of two products clipped to 16 bits."""
+    product, excess = _watched(a, b)
+    return product if excess is None else replace(product, values=product.values - excess.T)
+
+
+def watched_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
+    """As `exact_product`, with what `saturating_product` would clip."""
+    return _watched(a, b)[0]
+
+
+def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArray[np.int32] | None]:
+    """Return the exact product, and what clipping takes off it, [N, M]; None where that is nothing."""
+    product = exact_product(a, b)
+    if not a.size or not (pair_sums(b.T) > PAIR_LIMIT).any():
+        return product, None
+    # One row for each k and for each n: what is looked at together lies together.
+    left = np.ascontiguousarray(a.T).astype(np.int32)
+    if len(left) % 2:
+        left = np.pad(left, ((0, 1), (0, 0)))
+    first, second = as_pairs(b.T.astype(np.int32))
+    suspects = _reach(left.max(axis=1), first, second)
+    excess = np.zeros((b.shape[1], len(a)), np.int32)
+    for i in np.flatnonzero(suspects.any(axis=0)):
+        columns = np.flatnonzero(suspects[:, i])
+        sums = left[2 * i] * first[columns, i, None]
+        sums += left[2 * i + 1] * second[columns, i, None]
+        over = sums - np.clip(sums, _LOW, _HIGH)
+        excess[columns] += over
+        product.clipped[columns] += np.count_nonzero(over, axis=1)
+        product.largest[columns] = np.maximum(product.largest[columns], np.abs(sums).max(axis=1))
+    return product, excess
+
+
+def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which pairs of weights leave 16 bits beside some input, given the largest value there is at each k."""
+    even, odd = largest[0::2], largest[1::2]
+    above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
+    return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))
+
+
+def windows(x: NDArray[Any], shape: Geometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """[N, C, *image] → [N, *out, taps, C], padded with `padding`, and the size of the output image."""
+    x = np.pad(x, ((0, 0), (0, 0), *shape.pads), constant_values=padding)
+    sizes = tuple(
+        (size - (taps - 1) * dilation - 1) // stride + 1
+        for size, taps, dilation, stride in zip(x.shape[2:], shape.kernel, shape.dilations, shape.strides, strict=True)
+    )
+    last = np.moveaxis(x, 1, -1)
+    taps = []
+    for tap in itertools.product(*map(range, shape.kernel)):
+        cut = tuple(
+            slice(at * dilation, at * dilation + (size - 1) * stride + 1, stride)
+            for at, dilation, size, stride in zip(tap, shape.dilations, sizes, shape.strides, strict=True)
+        )
+        taps.append(last[(slice(None), *cut)])
+    return np.stack(taps, axis=-2), sizes
+
+
+Array = NDArray[Any]
+Multiply = Callable[[Array, Array], Product]
+
+
+@dataclass(frozen=True, eq=False)
+class SumStats:
+    """What was seen of a layer's sums of two products.
+
+    Attributes:
+        sums: how many there were.
+        clipped: how many of them were clipped, per output channel.
+        largest: the largest magnitude of one that could be, per output channel: see `Product`.
+    """
+
+    sums: int
+    clipped: NDArray[np.int64]
+    largest: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a layer gives: the output, as the operator has it, and what was seen of its sums."""
+
+    output: Array
+    stats: SumStats
+
+
+Operator = Callable[[ir.Node, Sequence[Array | None], Multiply], Computed]
+
+
+def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, path: SaturatingPath) -> Computed:
+    """Return the output of a node that takes `path`, by its inputs in its own order."""
+    padded = [*inputs, *[None] * (12 - len(inputs))]
+    if path.swapped:
+        return _conv_integer(node, padded, multiply)
+    if node.op_type == "QLinearConv":
+        return _qlinear_conv(node, padded, multiply, path)
+    return OPERATORS[node.op_type](node, padded, multiply)
+
+
+def matmul_sums(
+    a: Array, b: Array, a_zero: Array | None, b_zero: Array | None, multiply: Multiply
+) -> tuple[Array, SumStats]:
+    """int64 sums of (a - a_zero)(b - b_zero), stacked as numpy.matmul does, whose raw products `multiply` adds up."""
+    a, b = np.asarray(a), np.asarray(b)
+    lone_row, lone_column = a.ndim == 1, b.ndim == 1
+    a, b = (a[None] if lone_row else a), (b[:, None] if lone_column else b)
+    if b.ndim == 2:
+        stack, rows = a.shape[:-1], a.reshape(1, -1, a.shape[-1])
+        columns = b[None]
+    else:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        stack = (*batch, a.shape[-2])
+        rows = np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(-1, *a.shape[-2:])
+        columns = np.broadcast_to(b, (*batch, *b.shape[-2:])).reshape(-1, *b.shape[-2:])
+    found = [multiply(left, right) for left, right in zip(rows, columns, strict=True)]
+    values = np.stack([product.values for product in found]).reshape(*stack, b.shape[-1])
+    a_offset, b_offset = _zero(a_zero), _zero(b_zero)
+    if a_offset.ndim:
+        a_offset = a_offset[..., None] if a_offset.shape[-1:] != (1,) else a_offset
+    if a_offset.any():
+        values = values - a_offset * b.astype(np.int64).sum(-2, keepdims=True)
+    if b_offset.any():
+        values = values - (a.astype(np.int64).sum(-1, keepdims=True) - a.shape[-1] * a_offset) * b_offset
+    if lone_row:
+        values = values[..., 0, :]
+    if lone_column:
+        values = values[..., 0]
+    largest = np.max([p.largest for p in found], axis=0)
+    return values, SumStats(
+        sum(p.pairs for p in found) * b.shape[-1], np.asarray(sum(p.clipped for p in found)), largest
+    )
+
+
+def conv_sums(
+    node: ir.Node,
+    x: Array,
+    w: Array,
+    x_zero: Array | None,
+    w_zero: Array | None,
+    multiply: Multiply,
+    path: SaturatingPath | None = None,
+) -> tuple[Array, SumStats]:
+    """int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels.
+
+    Args:
+        path: the kernel, where that decides which products are neighbours and what saturates.
+    """
+    shape = geometry(node, x.shape[2:], w.shape[2:])
+    zero = int(_zero(x_zero).ravel()[0])
+    if path is not None and path.evens(shape.group):
+        # The channel that is added has no weight, and no value either.
+        x, w = with_even_channels(x, zero, group=shape.group), with_even_channels(w)
+    if path is not None and path.exact_padding and zero and any(map(any, shape.pads)):
+        outside = 1 - np.pad(np.ones_like(x), ((0, 0), (0, 0), *shape.pads))
+        inside = np.pad(x, ((0, 0), (0, 0), *shape.pads))
+        unpadded = replace(shape, pads=tuple((0, 0) for _ in shape.pads))
+        values, stats = _window_sums(unpadded, inside, w, x_zero, w_zero, multiply)
+        return values + zero * _window_sums(unpadded, outside, w, None, w_zero, exact_product)[0], stats
+    return _window_sums(shape, x, w, x_zero, w_zero, multiply)
+
+
+def _window_sums(
+    shape: Geometry, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None, multiply: Multiply
+) -> tuple[Array, SumStats]:
+    view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
+    channels, outs = x.shape[1] // shape.group, len(w) // shape.group
+    w_offset = np.broadcast_to(_zero(w_zero), len(w))
+    parts, all_stats = [], []
+    for group in range(shape.group):
+        rows = view[..., group * channels : (group + 1) * channels]
+        rows = rows.reshape(-1, rows.shape[-2] * channels)
+        own = slice(group * outs, (group + 1) * outs)
+        kernel = np.moveaxis(w[own], 1, -1).reshape(outs, -1).T
+        part, stats = matmul_sums(rows, kernel, x_zero, w_offset[own], multiply)
+        parts.append(part)
+        all_stats.append(stats)
+    values = np.concatenate(parts, axis=1).reshape(len(x), *sizes, len(w))
+    clipped, largest = (np.concatenate([getattr(t, name) for t in all_stats]) for name in ("clipped", "largest"))
+    return np.moveaxis(values, -1, 1), SumStats(sum(t.sums for t in all_stats), clipped, largest)
+
+
+def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
+    """int32 sums to bytes of `zero_point`'s type: float32 product, clipped, rounded half to even."""
+    levels, zero = np.iinfo(zero_point.dtype), int(zero_point.ravel()[0])
+    scaled = _int32(sums).astype(np.float32) * scale.astype(np.float32)
+    clipped = np.clip(scaled, np.float32(levels.min - zero), np.float32(levels.max - zero))
+    return (np.rint(clipped).astype(np.int32) + zero).astype(zero_point.dtype)
+
+
+def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
+    """float32 to unsigned bytes, their scale and zero point, as DynamicQuantizeLinear does it."""
+    low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
+    scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(255))
+    zero = np.uint8(np.rint(np.clip(-low / scale, np.float32(0), np.float32(255))))
+    steps = np.rint(np.clip(x / scale, -np.float32(zero), np.float32(255) - np.float32(zero)))
+    return (steps + zero).astype(np.uint8), scale, np.asarray(zero)
+
+
+def _matmul_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
+    a, b, a_zero, b_zero = given[:4]
+    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(_int32(values), stats)
+
+
+def _qlinear_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given[:8]
+    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(requantize(values, _flat(a_scale) * _flat(b_scale) / _flat(y_scale), y_zero), stats)
+
+
+def _matmul_integer_to_float(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = given[:7]
+    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
+    return Computed(_scaled(values, _flat(a_scale) * _flat(b_scale), bias), stats)
+
+
+def _dynamic_matmul(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
+    x, b, b_scale, b_zero, bias = given[:5]
+    a, scale, zero = dynamic_bytes(x)
+    values, stats = matmul_sums(a, b, zero, b_zero, multiply)
+    return Computed(_scaled(values, scale * _flat(b_scale), bias), stats)
+
+
+def _qgemm(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = given[:9]
+    a, b = (a.T if node.attributes.get_int("transA", 0) else a), (b.T if node.attributes.get_int("transB", 0) else b)
+    values, stats = matmul_sums(a, b, a_zero, b_zero, multiply)
+    if c is not None:
+        values = values + c
+    alpha = np.float32(node.attributes.get_float("alpha", 1.0))
+    scale = alpha * _flat(a_scale) * _flat(b_scale)
+    if y_scale is None:
+        return Computed(_scaled(values, scale, None), stats)
+    return Computed(requantize(values, scale / _flat(y_scale), y_zero), stats)
+
+
+def _qlinear_conv(node: ir.Node, given: Sequence[Any], multiply: Multiply, path: SaturatingPath | None) -> Computed:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias = given[:9]
+    last = node.attributes.get_int("channels_last", 0)
+    values, stats = conv_sums(node, np.moveaxis(x, -1, 1) if last else x, w, x_zero, w_zero, multiply, path)
+    spread = (-1, *[1] * (values.ndim - 2))
+    if bias is not None:
+        values = values + bias.reshape(spread)
+    scale = (_flat(x_scale) * _flat(w_scale) / _flat(y_scale)).reshape(spread)
+    output = requantize(values, scale, y_zero)
+    return Computed(np.ascontiguousarray(np.moveaxis(output, 1, -1)) if last else output, stats)
+
+
+def _conv_integer(node: ir.Node, given: Sequence[Any], multiply: Multiply) -> Computed:
+    x, w, x_zero, w_zero = given[:4]
+    shape = geometry(node, x.shape[2:], w.shape[2:])
+    view, sizes = windows(x, shape, int(_zero(x_zero).ravel()[0]))
+    channels, outs = x.shape[1] // shape.group, len(w) // shape.group
+    images, sums = [], 0
+    nothing = np.zeros((2, len(w)), np.int64)
+    for image in view:
+        parts = []
+        for group in range(shape.group):
+            own = slice(group * outs, (group + 1) * outs)
+            columns = np.moveaxis(image[..., group * channels : (group + 1) * channels], -1, -2)
+            columns = columns.reshape(int(np.prod(sizes)), -1).T
+            part, stats = matmul_sums(w[own].reshape(outs, -1), columns, w_zero, x_zero, multiply)
+            parts.append(part.reshape(outs, *sizes))
+            sums += stats.sums
+        images.append(np.concatenate(parts))
+    return Computed(_int32(np.stack(images)), SumStats(sums, *nothing))
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "MatMulInteger": _matmul_integer,
+    "QLinearMatMul": _qlinear_matmul,
+    "MatMulIntegerToFloat": _matmul_integer_to_float,
+    "DynamicQuantizeMatMul": _dynamic_matmul,
+    "QGemm": _qgemm,
+}
+
+
+def _scaled(values: Array, scale: Array, bias: Array | None) -> Array:
+    numbers = _int32(values).astype(np.float32) * scale
+    return numbers if bias is None else numbers + bias.astype(np.float32)
+
+
+def _int32(values: Array) -> Array:
+    """Sums as 32-bit registers hold them: they wrap around."""
+    return values.astype(np.int64).astype(np.int32)
+
+
+def _zero(zero_point: Array | None) -> NDArray[np.int64]:
+    return np.zeros((), np.int64) if zero_point is None else np.asarray(zero_point).astype(np.int64)
+
+
+def _flat(scale: Array) -> Array:
+    scale = np.asarray(scale, np.float32)
+    return scale.reshape(()) if scale.size == 1 else scale
+
+
+_TYPES = {ir.DataType.UINT8: "uint8", ir.DataType.INT8: "int8"}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One node on a saturating path.
+
+    Attributes:
+        node: in the optimised graph.
+        path: the kernel that it takes.
+        rows: its constant weight as [output channels, K] in the order of k; None where the weight is computed, or is of
+            a form that has no single matrix.
+        channels: of its image that one output sees; 0 where it is no convolution.
+    """
+
+    node: ir.Node
+    path: SaturatingPath
+    rows: NDArray[Any] | None
+    channels: int = 0
+
+    @property
+    def pair_sums(self) -> NDArray[Any] | None:
+        """Of `rows`: `edgeq.model.saturation.pair_sums` of all pairs that its kernels may make."""
+        if self.rows is None:
+            return None
+        return possible_sums(self.rows, self.channels) if self.path.any_neighbours else pair_sums(self.rows)
+
+    @property
+    def name(self) -> str:
+        """Return the node's, or that of its output where it has none."""
+        return self.node.name or name_of(self.node.outputs[0])
+
+    @property
+    def suspects(self) -> NDArray[np.bool_] | None:
+        """Per output channel, whether some input makes it saturate; None where the weight is not known."""
+        sums = self.pair_sums
+        return None if sums is None else np.asarray((sums > PAIR_LIMIT).any(axis=1))
+
+    def compute(
+        self, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True, watched: bool = False
+    ) -> Computed:
+        """What it makes of its inputs, which come in the node's order; where it does not saturate, `watched` counts
+        what would have been clipped."""
+        exact = watched_product if watched else exact_product
+        return compute(self.node, inputs, saturating_product if saturating else exact, self.path)
+
+
+def find_layers(
+    graph: GraphIndex, config: Mapping[str, str], table: SaturationTable | None = None
+) -> tuple[Layer, ...]:
+    """Every node of an optimised graph on a saturating path.
+
+    Args:
+        config: session options that the model runs with; one of them makes kernels exact.
+        table: whose kernels; None: ONNX Runtime's own.
+    """
+    table = table or saturation_table()
+    precise = table.precision_operators if config.get(table.precision_option) == "1" else frozenset()
+    found = []
+    for node in graph.graph:
+        row = operator_of(node)
+        if not row.integers or row.weight is None:
+            continue
+        activation = "uint8" if row.dynamic else _dtype(*integers(node, 0))
+        path = table.path(node.op_type, activation, _dtype(*integers(node, row.weight)))
+        array = constant(node_input(node, row.weight))
+        if path is None or (array is not None and node.op_type in precise):
+            continue
+        if path.exact_depthwise and array is not None and is_depthwise(node, array.shape):
+            continue
+        channels = array.shape[1] if array is not None and "Conv" in node.op_type else 0
+        found.append(Layer(node, path, None if array is None else _rows(node, array, path), channels))
+    return tuple(found)
+
+
+def _dtype(*values: ir.Value | None) -> str:
+    """Type of the bytes of a tensor, by itself or by its zero point, whichever is known; "" where neither is."""
+    for value in values:
+        tensor = constant_tensor(value)
+        dtype = tensor.dtype if tensor is not None else value.dtype if value is not None else None
+        if dtype in _TYPES:
+            return _TYPES[dtype]
+        maker = value.producer() if value is not None else None
+        if maker is not None and maker.op_type == "DynamicQuantizeLinear":
+            return "uint8"
+    return ""
+
+
+def _rows(node: ir.Node, weight: NDArray[Any], path: SaturatingPath) -> NDArray[Any] | None:
+    if node.op_type in ("QLinearConv", "ConvInteger"):
+        return conv_rows(weight, path.order)
+    if not path.modelled or weight.ndim < 2:
+        return None
+    if weight.ndim > 2:  # a stack of matrices: one row for every column of every matrix
+        return np.moveaxis(weight, -2, -1).reshape(-1, weight.shape[-2])
+    transposed = node.op_type == "QGemm" and node.attributes.get_int("transB", 0) == 1
+    return weight if transposed else weight.T

@@ -1,0 +1,238 @@
+"""Detector heads: from a model's raw outputs to candidate boxes. Each head is a function and its `Decoder`.
+
+Plug-ins add theirs by an entry point of the group `edgeq.decoders`; "path.py:function" names a function in a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.errors import UsageError
+from edgeq.measure.boxes import Detections, Floats, best_class, centre_to_corners
+from edgeq.measure.latency import Outputs
+from edgeq.util.registry import DECODERS, Registry, load_function, names_function
+
+
+class Decode(Protocol):
+    def __call__(self, outputs: Outputs, size: tuple[int, int]) -> Detections:
+        """Return the candidates of one image, boxes in pixels of the model's input of `size` (width, height), before
+        suppression.
+
+        Raises:
+            UsageError: the outputs are not of this head.
+        """
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One detector head.
+
+    Attributes:
+        name: as `--decoder` has it.
+        title: the outputs that it reads, with their shapes.
+        decode: the function.
+    """
+
+    name: str
+    title: str
+    decode: Decode
+
+
+REGISTRY: Registry[Decoder] = Registry(
+    DECODERS, lambda found: isinstance(found, Decoder), "edgeq.measure.decoders.Decoder"
+)
+
+
+def load_decoder(name: str) -> Decode:
+    """Return the function of a registered decoder, or a user's "path.py:function".
+
+    Raises:
+        UsageError: unknown name, or a function that cannot be loaded.
+    """
+    return load_function(name, "decoder", UsageError) if names_function(name) else REGISTRY.load(name).decode
+
+
+def _single_image(outputs: Outputs) -> dict[str, NDArray[Any]]:
+    """Return outputs of shape [1, a, b] as [a, b]; others are no boxes or scores and are left out."""
+    return {name: array[0] for name, array in outputs.items() if array.ndim == 3 and array.shape[0] == 1}
+
+
+def _only_head(outputs: Outputs, decoder: str, layout: str, *, columns: int = 0) -> NDArray[Any]:
+    """Return the one output of shape [1, a, b], as [a, b], with at least so many columns."""
+    found = list(_single_image(outputs).values())
+    if len(found) != 1 or found[0].shape[1] < columns:
+        raise _wrong_head(outputs, decoder, layout)
+    return found[0]
+
+
+def _wrong_head(outputs: Outputs, decoder: str, layout: str) -> UsageError:
+    """Make the error for outputs that `decoder` cannot take; `layout` says what it takes."""
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+    return UsageError(
+        f"decoder {decoder} takes {layout}, the model gives {shapes}",
+        "Choose another --decoder, or give your own as path.py:function",
+    )
+
+
+def decode_ssd(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Scale boxes to pixels of the input, with the best class but the background.
+
+    The graph decodes the boxes: [1, N, 4] as corners x1, y1, x2, y2 normalised to 0..1, and class scores
+    [1, N, 1 + classes] after softmax, where class 0 is the background and dropped. The last axis shows which output is
+    which; with three classes and background, the names do ("box" or "loc" against the other).
+    """
+    found = _single_image(outputs)
+    four = [name for name, array in found.items() if array.shape[1] == 4]
+    if len(four) > 1:
+        four = [name for name in four if "box" in name.lower() or "loc" in name.lower()]
+    if len(found) != 2 or len(four) != 1:
+        raise _wrong_head(outputs, "ssd", SSD.title)
+    boxes = found.pop(four[0])
+    (scores,) = found.values()
+    if len(scores) != len(boxes) or scores.shape[1] < 2:
+        raise _wrong_head(outputs, "ssd", SSD.title)
+    return best_class(np.asarray(boxes, np.float64) * np.tile(size, 2), scores[:, 1:])
+
+
+ANCHORS = {
+    8: ((10, 13), (16, 30), (33, 23)),
+    16: ((30, 61), (62, 45), (59, 119)),
+    32: ((116, 90), (156, 198), (373, 326)),
+}
+"""Width and height of COCO's anchors in pixels of the model's input, by stride."""
+
+
+def decode_yolov3(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Decode YOLOv3 as Darknet has it: raw levels [1, 3 * (5 + classes), H, W], one a stride of 8, 16 and 32, in any
+    order.
+
+    Channels are anchor by anchor x, y, w, h, objectness, classes, all before their sigmoid (Redmon and Farhadi,
+    "YOLOv3: An Incremental Improvement", 2018):
+
+        centre = (cell + sigmoid(xy)) * stride   size = anchor * exp(wh)   score = sigmoid(objectness) * sigmoid(class)
+    """
+    boxes, scores = [], []
+    for array in outputs.values():
+        stride = size[0] // array.shape[3] if array.ndim == 4 and array.shape[3] else 0
+        channels = array.shape[1] if array.ndim == 4 else 0
+        fits = stride in ANCHORS and array.shape[0] == 1 and array.shape[2] * stride == size[1]
+        if not fits or channels % 3 or channels // 3 < 6:
+            raise _wrong_head(outputs, "yolov3", YOLOV3.title)
+        head = _level(np.asarray(array[0], np.float64), stride)
+        boxes.append(head[:, :4])
+        scores.append(head[:, 4:5] * head[:, 5:])
+    if not boxes or len({part.shape[1] for part in scores}) != 1:
+        raise _wrong_head(outputs, "yolov3", YOLOV3.title)
+    return best_class(centre_to_corners(np.concatenate(boxes)), np.concatenate(scores))
+
+
+def _level(level: Floats, stride: int) -> Floats:
+    """Return one level [3 * (5 + classes), H, W] as rows of centre, size in pixels, objectness and classes."""
+    anchors = np.array(ANCHORS[stride], np.float64)
+    height, width = level.shape[1:]
+    values: NDArray[Any] = level.reshape(3, -1, height, width).transpose(0, 2, 3, 1).copy()
+    rows, columns = np.mgrid[:height, :width]
+    with np.errstate(over="ignore"):  # an infinite box is dropped later; an infinite exponent is a probability of 0
+        values[..., 2:4] = anchors[:, None, None] * np.exp(values[..., 2:4])
+        for place in (slice(0, 2), slice(4, None)):
+            values[..., place] = 1 / (1 + np.exp(-values[..., place]))
+    values[..., :2] = (values[..., :2] + np.stack([columns, rows], axis=-1)) * stride
+    return values.reshape(-1, values.shape[-1])
+
+
+def decode_yolov3_nms(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Return the boxes that YOLOv3 of the ONNX model zoo kept, which suppresses boxes itself:
+
+        boxes [1, N, 4]: top, left, bottom, right
+        scores [1, classes, N]
+        indices [K, 3] or [1, K, 3]: batch, class, box
+
+    The model takes the image's size as a second input and gives boxes of that size. Here it is to be that of the
+    model's own input, so that boxes are in its pixels (`edgeq.compat.readers.YoloV3DataReader` sees to that).
+    """
+    del size
+    integers = [array for array in outputs.values() if array.dtype.kind == "i" and array.shape[-1:] == (3,)]
+    floats = [array[0] for array in outputs.values() if array.dtype.kind == "f" and array.ndim == 3 and len(array) == 1]
+    boxes = next((array for array in floats if array.shape[1] == 4), None)
+    scores = next((array for array in floats if array is not boxes), None)
+    if len(integers) != 1 or boxes is None or scores is None or scores.shape[1] != len(boxes):
+        raise _wrong_head(outputs, "yolov3-nms", YOLOV3_NMS.title)
+    image, classes, places = integers[0].reshape(-1, 3).astype(np.int64).T
+    limits = (1, len(scores), len(boxes))
+    if any(((part < 0) | (part >= limit)).any() for part, limit in zip((image, classes, places), limits, strict=True)):
+        raise _wrong_head(outputs, "yolov3-nms", "indices of its own boxes and classes")
+    corners = np.asarray(boxes[places][:, [1, 0, 3, 2]], np.float64)
+    return Detections(corners, np.asarray(scores[classes, places], np.float64), classes)
+
+
+def decode_yolov5(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Decode YOLOv5 and v7; the score is objectness times class.
+
+    One output [1, N, 5 + classes] is decoded: centre x, centre y, width, height in pixels of the model's input, then
+    objectness and class scores after their sigmoid. Further outputs (the raw levels) are not of this shape.
+    """
+    del size
+    head = _only_head(outputs, "yolov5", YOLOV5.title, columns=6)
+    return best_class(centre_to_corners(head[:, :4]), head[:, 4:5] * head[:, 5:])
+
+
+def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Decode YOLOv8 and its kin; the score is that of the class.
+
+    One output [1, 4 + classes, N] is decoded: centre x, centre y, width, height in pixels of the model's input, then
+    class scores after their sigmoid. There is no objectness. [1, N, 4 + classes] is taken too; the longer axis is N.
+    """
+    del size
+    head = _only_head(outputs, "yolov8", YOLOV8.title)
+    rows = head.T if head.shape[0] < head.shape[1] else head
+    if rows.shape[1] < 5:
+        raise _wrong_head(outputs, "yolov8", YOLOV8.title)
+    return best_class(centre_to_corners(rows[:, :4]), rows[:, 4:])
+
+
+_STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+
+
+def decode_yolox(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Decode YOLOX by grid cell and stride.
+
+    One output [1, N, 5 + classes] is not decoded: x, y as offsets in grid cells, w, h as logarithms, then objectness
+    and class scores, both after their sigmoid.
+
+        centre = (xy + cell) * stride    size = exp(wh) * stride    score = objectness * class
+
+    Cells run row by row, the levels from the finest stride on: 8, 16, 32, and 64 in the larger variants.
+    """
+    cells = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
+    layout = f"[1, N, 5 + classes] with N = {' or '.join(map(str, cells))}"
+    head = _only_head(outputs, "yolox", layout, columns=6)
+    if len(head) not in cells:
+        raise _wrong_head(outputs, "yolox", layout)
+    grid, stride = anchors(size, cells[len(head)])
+    head = head.astype(np.float64)
+    centre = (head[:, :2] + grid) * stride
+    with np.errstate(over="ignore"):  # an infinite box is dropped later
+        extent = np.exp(head[:, 2:4]) * stride
+    return best_class(centre_to_corners(np.concatenate([centre, extent], axis=1)), head[:, 4:5] * head[:, 5:])
+
+
+def anchors(size: tuple[int, int], strides: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Return column and row of each cell, [N, 2], and its stride in pixels, [N, 1]."""
+    places, steps = [], []
+    for stride in strides:
+        rows, columns = np.mgrid[: size[1] // stride, : size[0] // stride]
+        places.append(np.stack([columns, rows], axis=-1).reshape(-1, 2))
+        steps.append(np.full((columns.size, 1), stride))
+    return np.concatenate(places).astype(np.float64), np.concatenate(steps).astype(np.float64)
+
+
+SSD = Decoder("ssd", "boxes [1, N, 4] and scores [1, N, 1 + classes]", decode_ssd)
+YOLOV3 = Decoder("yolov3", "[1, 3 * (5 + classes), H, W] for strides of 8, 16 and 32", decode_yolov3)
+YOLOV3_NMS = Decoder("yolov3-nms", "boxes [1, N, 4], scores [1, classes, N] and integers [K, 3]", decode_yolov3_nms)
+YOLOV5 = Decoder("yolov5", "[1, N, 5 + classes]", decode_yolov5)
+YOLOV8 = Decoder("yolov8", "[1, 4 + classes, N]", decode_yolov8)
+YOLOX = Decoder("yolox", "[1, N, 5 + classes] with box centres and sizes relative to the grid", decode_yolox)

@@ -1,0 +1,260 @@
+"""Find the nodes of a quantized model that help when they stay in float.
+
+A quantized model with some nodes in float is made of the two models: no backend is needed, whatever wrote the file. The
+nodes come from the float model, with its weights. A tensor between two of them stays float unless a node outside
+reads it, too; one that comes from outside is read as the quantized model has it. So the result is what a build with
+these nodes excluded computes, up to roundings.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from edgeq.data.samples import Samples
+from edgeq.errors import RuntimeUnavailableError
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.measure.agreement import GOOD_DB, worst_db
+from edgeq.measure.latency import infer
+from edgeq.measure.layers import LayerPair, instrumented_session
+from edgeq.measure.match_layers import ActivationMatch, match_activations
+from edgeq.model.edit import Editor, replace_value
+from edgeq.model.graph import GraphIndex, bodies, consumers, name_of
+from edgeq.model.macs import node_macs
+from edgeq.model.sessions import Loadable
+from edgeq.util.records import NullIsInfinite
+
+_FLOAT_TYPES = (None, ir.DataType.FLOAT)
+
+
+def with_nodes_in_float(
+    float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[ActivationMatch], nodes: Collection[str]
+) -> Loadable | None:
+    """Return the quantized model in a form that computes `nodes` of the float model in float.
+
+    Nodes that the quantized model holds fused with one of them go along. None where that cannot be done: nodes with
+    bodies, tensors without a counterpart, or a model that computes in another type than float32.
+    """
+    by_name = {match.name: match for match in matches}
+    region = _closed(float_graph, quantized_graph, by_name, nodes)
+    if region is None:
+        return None
+    model = quantized_graph.model.clone()
+    splicer = _Splicer(float_graph, GraphIndex(model), by_name, region)
+    for node in (node for node in float_graph.graph if node.name in region):
+        splicer.add(node)
+    model.graph.sort()
+    return Loadable.of(model).only(name_of(value) for value in model.graph.outputs)
+
+
+def _closed(
+    float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Mapping[str, ActivationMatch], nodes: Collection[str]
+) -> frozenset[str] | None:
+    """Return `nodes` with those that the quantized model cannot be parted from them; None where it cannot be at all."""
+    region, waiting = set(nodes), list(nodes)
+    while waiting:
+        node = float_graph.nodes.get(waiting.pop())
+        if node is None or list(bodies(node)) or set(map(name_of, node.outputs)) & float_graph.captured:
+            return None
+        near: list[ir.Node | None] = []
+        for value in filter(None, node.inputs):
+            # The quantized model has what is not of floats, too: a shape, an index, a mask.
+            as_it_is = name_of(value) in quantized_graph.values and value.dtype not in _FLOAT_TYPES
+            if name_of(value) not in matches and not value.is_initializer() and not as_it_is:
+                near.append(value.producer())
+        for value in node.outputs:
+            match = matches.get(name_of(value))
+            if match is None:
+                near.extend([None] if value.is_graph_output() else [reader for reader, _ in consumers(value)])
+            elif quantized_graph.values[match.computed].dtype not in _FLOAT_TYPES and not match.integer:
+                return None
+        for other in near:
+            if other is None:
+                return None
+            if other.name not in region:
+                region.add(other.name or "")
+                waiting.append(other.name or "")
+    return frozenset(region)
+
+
+class _Splicer:
+    def __init__(
+        self,
+        float_graph: GraphIndex,
+        quantized: GraphIndex,
+        matches: Mapping[str, ActivationMatch],
+        region: frozenset[str],
+    ) -> None:
+        self._float_graph, self._matches, self._region = float_graph, matches, region
+        self._values, self._editor = dict(quantized.values), Editor(quantized.model)
+        self._outputs = frozenset(quantized.outputs)
+        self._made: dict[str, ir.Value | None] = {}
+
+    def add(self, node: ir.Node) -> None:
+        """Add a node of the float model behind those of the region that it reads, and let the others read it."""
+        inputs = [None if value is None else self._read(value) for value in node.inputs]
+        names = [name_of(output) for output in node.outputs]
+        made = self._editor.nodes(
+            node.op_type,
+            inputs,
+            f"{node.name}/float",
+            [f"{name}/float" if name else "" for name in names],
+            attributes=dict(node.attributes),
+            domain=node.domain,
+        )
+        for name, old, new in zip(names, node.outputs, made, strict=True):
+            new.type, new.shape = old.type, old.shape
+            if name:
+                self._made[name] = self._handed_over(name, new)
+
+    def _read(self, value: ir.Value) -> ir.Value | None:
+        name = name_of(value)
+        if name in self._made:
+            return self._made[name]
+        if value.is_initializer() and not value.is_graph_input() and value.const_value is not None:
+            return self._editor.constant(f"{name}/float", value.const_value)
+        match = self._matches.get(name)
+        if match is None:
+            return self._values[name]
+        given = self._values[match.computed]
+        alone = match.is_input and self._all_inside(name)
+        return given if alone else self._rounded(match, given)
+
+    def _handed_over(self, name: str, new: ir.Value) -> ir.Value:
+        """Let readers outside the region read `new` as they read the tensor before; return what those inside read."""
+        match = self._matches.get(name)
+        if match is None:
+            return new
+        if self._all_inside(name):
+            if name in self._outputs:
+                replace_value(self._values[name], new)
+            return new
+        old = self._values[match.computed]
+        if match.integer and match.params is not None:
+            integers = self._editor.quantize(new, match.params, f"{name}/integers")
+            replace_value(old, integers)
+            return self._editor.dequantize(integers, match.params, f"{name}/rounded")
+        replace_value(old, new)
+        return self._rounded(match, new)
+
+    def _rounded(self, match: ActivationMatch, value: ir.Value) -> ir.Value:
+        """Return the floats that readers of a quantized tensor get."""
+        if match.params is None:
+            return value
+        if not match.integer:
+            value = self._editor.quantize(value, match.params, f"{match.name}/integers")
+        return self._editor.dequantize(value, match.params, f"{match.name}/rounded")
+
+    def _all_inside(self, name: str) -> bool:
+        readers = [reader.name for reader, _ in consumers(self._float_graph.values[name])]
+        return all(reader in self._region for reader in readers) and name not in self._float_graph.captured
+
+
+SAMPLES = 4
+# Nodes that are tried by themselves, those of the worst sets.
+_SINGLES = 8
+# Nodes that are put back into integers, at most, as long as that costs nothing.
+_PUT_BACK = 4
+_FLOAT = "float32"
+# What gains less does not help.
+_WORTH_DB = 1.0
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """Nodes in float, and what that gives.
+
+    Attributes:
+        nodes: names, in the order in which the sets were given.
+        sqnr_db: of the outputs with them in float, in dB, on the graph as written.
+        plain_db: of the outputs as they are, on the same samples.
+    """
+
+    nodes: tuple[str, ...]
+    sqnr_db: NullIsInfinite
+    plain_db: NullIsInfinite
+
+
+def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: Samples) -> tuple[Exclusion, ...]:
+    """Return what helps of `sets`, of nodes in them, and of the first 1, 2, 4 ... sets together, the best first.
+
+    Sets go together in the order given, and those that help most first; these once more with the nodes around them that
+    have no multiply-accumulates: beside a node in integers, a tensor is quantized. Of two that are good, the
+    one with fewer nodes is the better.
+
+    Args:
+        samples: few; all of them are run for each set.
+    """
+    float_graph, quantized_graph = pair.float_graph, pair.quantized_graph
+    matches = match_activations(float_graph, quantized_graph)
+    macs = {name: work for name, work in node_macs(float_graph.model).items() if work}
+    reference = instrumented_session(float_graph, optimization="all", settings=pair.settings)
+    known = {_FLOAT: [infer(reference, sample, model="the float model") for sample in samples]}
+
+    def judged(model: GraphIndex | Loadable) -> float:
+        """Return the SQNR in dB of a model's outputs."""
+        sessions = {_FLOAT: reference, "": instrumented_session(model, optimization="none", settings=pair.settings)}
+        return worst_db(evaluate_sessions(sessions, samples, reference=_FLOAT, known=known).agreement[""])
+
+    plain = judged(quantized_graph)
+    found: dict[frozenset[str], Exclusion] = {}
+
+    def measure(nodes: tuple[str, ...]) -> float:
+        """Return the SQNR with `nodes` in float; that of the model as it is where they cannot be parted from it."""
+        key = frozenset(nodes)
+        if key not in found:
+            model, sqnr_db = with_nodes_in_float(float_graph, quantized_graph, matches, nodes), plain
+            try:
+                sqnr_db = plain if model is None else judged(model)
+            except RuntimeUnavailableError as error:
+                pair.progress.note(f"{', '.join(nodes)} in float: {error.problem}")
+            found[key] = Exclusion(nodes, sqnr_db, plain)
+        return found[key].sqnr_db
+
+    singles = list(dict.fromkeys((node,) for nodes in sets for node in nodes))[:_SINGLES]
+    order = [nodes for nodes in dict.fromkeys(sets) if nodes]
+    with pair.progress.stage("What helps in float", len(singles) + len(order)) as advance:
+        for nodes in (*singles, *order):
+            measure(nodes)
+            advance(1)
+        by_gain = sorted(order, key=lambda nodes: -measure(nodes))
+        for count in itertools.takewhile(lambda count: count < 2 * len(order), (2**k for k in range(32))):
+            measure(_together(order[:count]))
+            measure(_together(by_gain[:count]))
+            measure(_with_neighbours(float_graph, _together(by_gain[:count]), macs))
+        best = min(found.values(), key=_rank, default=Exclusion((), plain, plain))
+        kept = best.nodes
+        for name in sorted(kept, key=lambda node: -macs.get(node, 0))[:_PUT_BACK]:
+            fewer = tuple(node for node in kept if node != name)
+            if fewer and min(measure(fewer), GOOD_DB) >= min(best.sqnr_db, GOOD_DB) - _WORTH_DB:
+                kept = fewer
+    worth = [
+        one for one in found.values() if one.sqnr_db >= plain + _WORTH_DB and (not macs or macs.keys() - {*one.nodes})
+    ]
+    return tuple(sorted(worth, key=_rank))
+
+
+def _rank(one: Exclusion) -> tuple[float, int, tuple[str, ...]]:
+    """Sort by decibels, to the precision that counts, then by how many nodes it takes."""
+    return -round(min(one.sqnr_db, GOOD_DB) / _WORTH_DB), len(one.nodes), one.nodes
+
+
+def _together(sets: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the nodes of all sets, each once."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(sets)))
+
+
+def _with_neighbours(float_graph: GraphIndex, nodes: tuple[str, ...], macs: Mapping[str, int]) -> tuple[str, ...]:
+    """Return `nodes` and those without multiply-accumulates that make what they read, or read what they make."""
+    found = dict.fromkeys(nodes)
+    for name in nodes:
+        node = float_graph.nodes.get(name)
+        if node is not None:
+            makers = (value.producer() for value in node.inputs if value is not None)
+            readers = (reader for value in node.outputs for reader, _ in consumers(value))
+            near = (other.name for other in (*makers, *readers) if other is not None)
+            found |= {other: None for other in near if other in float_graph.nodes and not macs.get(other)}
+    return tuple(found)

@@ -1,0 +1,526 @@
+"""The tasks that edgeq ships.
+
+Classification measures top-1, and top-5 where there are more than five classes. Anomaly detection by an autoencoder
+measures the ROC AUC of the reconstruction error against labels 0 (normal) and 1. Similarity of sentence (or image)
+pairs is the rank correlation of the cosine of their embeddings with a score given by people. Object detection measures
+COCO's mean average precision of a detector head's boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.data.records import Sample, to_original
+from edgeq.errors import DataError, UsageError
+from edgeq.measure.boxes import (
+    CocoAnnotations,
+    Detections,
+    Floats,
+    Image,
+    Matches,
+    guesses,
+    load_annotations,
+    load_package,
+    match_image,
+    mean_average_precision,
+    mean_average_precisions,
+    suppress,
+)
+from edgeq.measure.decoders import Decode, load_decoder
+from edgeq.measure.latency import Outputs
+from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
+from edgeq.util.display import Displayed
+from edgeq.util.registry import DECODERS
+
+
+@dataclass(frozen=True)
+class Classification(Displayed):
+    """Class scores [N, classes] (further axes of length 1 allowed), the label an integer per row.
+
+    One score a row is a binary classifier with a sigmoid: class 1 above one half. A row with NaN is never right.
+
+    Attributes:
+        class_offset: scores in front of class 0 that are no class (MobileNet's background: 1).
+        output: the output with the scores; None where the model has only one.
+    """
+
+    classes: ClassVar[bool] = True
+    class_offset: int = 0
+    output: str | None = None
+    name: str = "classification"
+    primary: str = "top1"
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if self.class_offset < 0:
+            raise UsageError(f"class offset is {self.class_offset}", "It counts scores to skip: 0 or more")
+
+    def start(self) -> ClassificationMeter:
+        """A meter of top-1 and top-5."""
+        return ClassificationMeter(self)
+
+
+_LEAST_BESIDE = 8
+"""Rows with the best class beside the label from which on that is not chance."""
+
+
+class ClassificationMeter:
+    def __init__(self, task: Classification) -> None:
+        self._task = task
+        self._ranks: list[int] = []
+        self._classes = 0
+        # Rows whose best class is the one behind the label, or the one before it.
+        self._beside = (0, 0)
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Count the rows whose label is the best, or among the five best, of the scores [rows, classes].
+
+        Raises:
+            DataError: scores of another shape, or a label without a score.
+            UsageError: the class offset leaves no class.
+        """
+        labels = integer_labels(sample)
+        scores = _class_scores(pick_output(outputs, self._task.output, sample), len(labels), sample)
+        scores = scores[:, self._task.class_offset :]
+        if not scores.shape[1]:
+            raise UsageError(f"class offset {self._task.class_offset} leaves no class", "Give a smaller --class-offset")
+        if scores.shape[1] == 1:
+            if scores.dtype.kind != "f":
+                raise DataError(f"{sample.name}: one integer score a row", "Where its middle lies is not known")
+            scores = np.concatenate([1 - scores, scores], axis=1)
+        self._classes = scores.shape[1]
+        outside = labels[(labels < 0) | (labels >= self._classes)]
+        if outside.size:
+            raise DataError(
+                f"{sample.name}: label {outside[0]} is not one of the model's {self._classes} classes",
+                "Check the labels and --class-offset",
+            )
+        self._ranks += ranks(scores, labels).tolist()
+        best = scores.argmax(axis=1)
+        self._add_beside(int((best == labels + 1).sum()), int((best == labels - 1).sum()))
+
+    def collected(self) -> tuple[list[int], int, tuple[int, int]]:
+        """Ranks of the rows, how many classes there are, and how many rows have their best class beside the label."""
+        return self._ranks, self._classes, self._beside
+
+    def take(self, collected: tuple[list[int], int, tuple[int, int]]) -> None:
+        """Add the rows of another meter."""
+        ranks, self._classes, beside = collected
+        self._ranks += ranks
+        self._add_beside(*beside)
+
+    def _add_beside(self, behind: int, before: int) -> None:
+        self._beside = self._beside[0] + behind, self._beside[1] + before
+
+    def notes(self) -> tuple[str, ...]:
+        """Say where the labels seem to be counted from another number than the model's classes."""
+        rows, right = len(self._ranks), sum(rank < 1 for rank in self._ranks)
+        fixes = (
+            ("plus", f"--class-offset {self._task.class_offset + 1} where the model has a class in front of theirs"),
+            ("minus", "count the labels from 0, or give a smaller --class-offset"),
+        )
+        return tuple(
+            f"the best class is the label {sign} 1 in {found} of {rows} rows and the label in {right}: {fix}"
+            for found, (sign, fix) in zip(self._beside, fixes, strict=True)
+            if self._classes > 2 and found >= _LEAST_BESIDE and found > 4 * right
+        )
+
+    def scores(self) -> NDArray[np.float64]:
+        """Return for each row 1 where it is right, else 0."""
+        return (np.array(self._ranks) < 1).astype(np.float64)
+
+    def result(self) -> Mapping[str, float]:
+        """ "top1" and, with more than five classes, "top5": shares of rows, from 0 to 1."""
+        found = np.array(self._ranks)
+        metrics = {"top1": float((found < 1).mean())}
+        if self._classes > 5:
+            metrics["top5"] = float((found < 5).mean())
+        return metrics
+
+
+def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Count the classes that stand before the right one, [N], of scores [N, C] and labels [N].
+
+    Of equal scores the lower index stands first, as with arg-max. A row with NaN ranks last: C.
+    """
+    own = scores[np.arange(len(labels)), labels][:, None]
+    before = np.arange(scores.shape[1])[None] < labels[:, None]
+    rank = ((scores > own) | ((scores == own) & before)).sum(axis=1)
+    if scores.dtype.kind == "f":
+        rank[np.isnan(scores).any(axis=1)] = scores.shape[1]
+    found: NDArray[np.int64] = rank
+    return found
+
+
+def _class_scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[Any]:
+    batch = output if output.ndim > 1 else output[None]
+    inner = batch.shape[1:]
+    if len(batch) != rows or not batch.size or max(inner) != int(np.prod(inner)):
+        raise DataError(
+            f"{sample.name}: {rows} label(s), but scores of shape {list(output.shape)}",
+            "Classification takes [rows, classes]; choose the output with --task-output, or another task",
+        )
+    return batch.reshape(rows, -1)
+
+
+@dataclass(frozen=True)
+class Anomaly(Displayed):
+    """The score is the mean squared difference of output and input.
+
+    A sample with one label gives one score over its whole batch (the windows of one recording); a sample with a label
+    per row gives one score a row.
+    """
+
+    output: str | None = None
+    name: str = "anomaly"
+    primary: str = "auc"
+    higher_is_better: bool = True
+
+    def start(self) -> AnomalyMeter:
+        """A meter of ROC AUC."""
+        return AnomalyMeter(self)
+
+
+class AnomalyMeter(PairedMeter):
+    def __init__(self, task: Anomaly) -> None:
+        super().__init__()
+        self._task = task
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Add the mean squared reconstruction error of a sample, or of each of its rows.
+
+        Raises:
+            DataError: a label other than 0 and 1, an output of another shape than the input, or labels that fit neither
+                the sample nor its rows.
+        """
+        labels = integer_labels(sample)
+        if not np.isin(labels, (0, 1)).all():
+            raise DataError(f"{sample.name}: label {sample.label!r}", "Anomaly labels are 0 (normal) and 1 (anomalous)")
+        given = np.asarray(only_input(sample), np.float64)
+        made = np.asarray(pick_output(outputs, self._task.output, sample), np.float64)
+        if given.shape != made.shape:
+            raise DataError(
+                f"{sample.name}: input {list(given.shape)}, but output {list(made.shape)}",
+                "An autoencoder gives back its input's shape",
+            )
+        if len(labels) not in (1, len(given)):
+            raise DataError(
+                f"{sample.name}: {len(labels)} labels for a batch of {len(given)}", "Give one label, or one a row"
+            )
+        self.add(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1), labels)
+
+    def result(self) -> Mapping[str, float]:
+        """ "auc", from 0 to 1.
+
+        Raises:
+            DataError: all samples have the same label.
+        """
+        scores, labels = self.rows()
+        if not 0 < labels.sum() < len(labels):
+            raise DataError(
+                f"all {len(labels)} samples are labelled {labels[0]}", "AUC needs both; raise --count or use --stride"
+            )
+        return {"auc": roc_auc(scores, labels)}
+
+    def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """AUC over each of the halves [H, samples]; NaN where all of one have the same label."""
+        return np.array([roc_auc(scores, labels) for scores, labels in self.halves(halves)])
+
+
+def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
+    """Area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
+
+    Mann and Whitney's U over the number of pairs, from mean ranks. NaN where a score is NaN or all labels
+    are the same.
+    """
+    positives = labels == 1
+    p = int(positives.sum())
+    n = len(labels) - p
+    if not p or not n:
+        return float("nan")
+    return float((mean_ranks(scores)[positives].sum() - p * (p + 1) / 2) / (p * n))
+
+
+@dataclass(frozen=True)
+class Similarity(Displayed):
+    """A sample is a batch of pairs: rows 0 and 1 belong together, rows 2 and 3, and so on; one score a pair.
+
+    An output [rows, width] is taken as embeddings. An output [rows, positions, width] is averaged over the positions
+    that the input whose name has "mask" in it marks with a value other than 0; over all where no input does.
+    """
+
+    output: str | None = None
+    name: str = "similarity"
+    primary: str = "spearman"
+    higher_is_better: bool = True
+
+    def start(self) -> SimilarityMeter:
+        """A meter of rank correlation."""
+        return SimilarityMeter(self)
+
+
+class SimilarityMeter(PairedMeter):
+    def __init__(self, task: Similarity) -> None:
+        super().__init__()
+        self._task = task
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Add the cosine of each pair of embeddings and its score.
+
+        Raises:
+            DataError: an output that is no embedding, a label that is no number, or not two rows a score.
+        """
+        embedded = embeddings(pick_output(outputs, self._task.output, sample), sample)
+        scores = _pair_scores(sample)
+        if len(embedded) != 2 * len(scores):
+            raise DataError(
+                f"{sample.name}: {len(embedded)} rows for {len(scores)} scores", "Give two rows and one score a pair"
+            )
+        length = np.linalg.norm(embedded, axis=1, keepdims=True)
+        unit = embedded / np.where(length > 0, length, 1)
+        self.add((unit[0::2] * unit[1::2]).sum(axis=1), scores)
+
+    def result(self) -> Mapping[str, float]:
+        """ "spearman" and "pearson", from -1 to 1.
+
+        Raises:
+            DataError: all pairs have the same score.
+        """
+        found, wanted = self.rows()
+        if len(set(wanted.tolist())) < 2:
+            raise DataError(f"all {len(wanted)} pairs have the same score", "Correlation needs different ones")
+        return {"spearman": correlation(mean_ranks(found), mean_ranks(wanted)), "pearson": correlation(found, wanted)}
+
+    def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Rank correlation over each of the halves [H, samples]; NaN where all pairs of one have the same score."""
+        values = []
+        for found, wanted in self.halves(halves):
+            varied = len(np.unique(wanted)) > 1
+            values.append(correlation(mean_ranks(found), mean_ranks(wanted)) if varied else np.nan)
+        return np.array(values)
+
+
+def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
+    """[rows, width] float64: the output itself, or its mean over the positions that count."""
+    values = np.asarray(output, np.float64)
+    if values.ndim == 2:
+        return values
+    if values.ndim != 3:
+        raise DataError(
+            f"{sample.name}: an output of shape {list(values.shape)} is no embedding",
+            "Choose one of [rows, width] or [rows, positions, width] with --task-output",
+        )
+    fitting = [np.asarray(v) for n, v in sorted(sample.inputs.items()) if "mask" in n and v.shape == values.shape[:2]]
+    mask = (fitting[0] != 0)[..., None] if fitting else np.ones((*values.shape[:2], 1), bool)
+    summed: NDArray[np.float64] = np.where(mask, values, 0.0).sum(axis=1)
+    summed /= np.maximum(mask.sum(axis=1), 1)
+    return summed
+
+
+def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Pearson's coefficient; NaN where a value is NaN, 0 where one side is constant."""
+    x, y = a - a.mean(), b - b.mean()
+    size = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / size if size else 0.0
+
+
+def mean_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Ranks from 1 on, ties sharing the mean of theirs. All NaN where a value is NaN."""
+    if np.isnan(values).any():
+        return np.full(values.shape, np.nan)
+    _, place, times = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: NDArray[np.float64] = (np.cumsum(times) - (times - 1) / 2)[place]
+    return ranks
+
+
+def _pair_scores(sample: Sample) -> NDArray[np.float64]:
+    if sample.label is None:
+        raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
+    label = np.asarray(sample.label).reshape(-1)
+    if label.dtype.kind not in "iuf" or not np.isfinite(label.astype(np.float64)).all():
+        raise DataError(f"{sample.name}: label {sample.label!r} is no score", "Give a number for each pair")
+    return label.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Detection(Displayed):
+    """One image a sample, known to the annotations by its file's name.
+
+    Boxes go back to the original image by the geometry that resize or letterbox left in the sample's context, and are
+    not clipped to it.
+
+    Attributes:
+        annotations: the truth.
+        decoder: the model's head.
+        confidence: candidates that score at most this are dropped. Low, as average precision counts
+            low-scored boxes too.
+        iou: overlap above which the lower-scored of two boxes of a class is dropped.
+        limit: detections kept an image; COCO counts 100.
+    """
+
+    annotations: CocoAnnotations
+    decoder: Decode
+    confidence: float = 0.01
+    iou: float = 0.65
+    limit: int = 100
+    name: str = "detection"
+    primary: str = "mAP50-95"
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        for option, value in (("confidence", self.confidence), ("iou", self.iou)):
+            if not 0 <= value <= 1:
+                raise UsageError(f"--{option} is {value}", "It lies between 0 and 1")
+
+    def start(self) -> DetectionMeter:
+        """A meter of mean average precision."""
+        return DetectionMeter(self)
+
+
+def detection(options: TaskOptions) -> Detection:
+    """The task of the command line's options. Annotations and a decoder are needed."""
+    if options.annotations is None:
+        raise UsageError("detection needs annotations", "Give a COCO instances file with --annotations")
+    if options.decoder is None:
+        raise UsageError(
+            "detection needs a decoder", f"Choose --decoder {', '.join(DECODERS.names())}, or path.py:function"
+        )
+    thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
+    return Detection(load_annotations(options.annotations), load_decoder(options.decoder), **thresholds)
+
+
+class DetectionMeter:
+    def __init__(self, task: Detection) -> None:
+        self._task = task
+        self._package = load_package()  # early: before minutes of inference
+        self._found: list[tuple[Image, Detections]] = []
+        self._matches: list[Mapping[int, Matches]] = []
+        self._seen: set[int] = set()
+
+    def update(self, outputs: Outputs, sample: Sample) -> None:
+        """Decode and suppress the boxes of one image, in pixels of the original.
+
+        Raises:
+            DataError: an image that the annotations lack or that comes twice, or a class that they lack.
+        """
+        image = self._image(sample)
+        size = input_size(sample)
+        candidates = self._task.decoder(outputs, size)
+        categories = len(self._task.annotations.categories)
+        if len(candidates) and candidates.classes.max() >= categories:
+            raise DataError(
+                f"{self._task.annotations.source} has {categories} categories, the model's classes go to "
+                f"{candidates.classes.max()}",
+                "Use the annotations that the model was trained for, or a decoder that maps the classes",
+            )
+        kept = suppress(candidates, confidence=self._task.confidence, iou=self._task.iou, limit=self._task.limit)
+        boxes = _placed(kept.boxes, sample, image, size)
+        self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
+
+    def collected(self) -> list[tuple[Image, Detections]]:
+        """Images and what was found in them."""
+        return self._found
+
+    def take(self, collected: list[tuple[Image, Detections]]) -> None:
+        """Add the images of another meter.
+
+        Raises:
+            DataError: one that was there already.
+        """
+        for image, _ in collected:
+            if image.id in self._seen:
+                raise DataError(f"the image with id {image.id} comes twice", "Give each image once")
+            self._seen.add(image.id)
+        self._found += collected
+
+    def result(self) -> Mapping[str, float]:
+        """COCO's metrics, "mAP50-95" among them, from 0 to 1."""
+        return mean_average_precision(self._task.annotations, self._found, self._package)
+
+    def boxes(self) -> list[dict[str, Any]]:
+        """COCO's list of results: what was found in the images seen."""
+        return guesses(self._task.annotations, self._found)
+
+    def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """mAP50-95 over each of the halves [H, images]; NaN where the images of one have no object."""
+        self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
+        # COCO's packages take images by their ids, which decides between equal scores.
+        order = sorted(range(len(self._found)), key=lambda i: self._found[i][0].id)
+        return mean_average_precisions([self._matches[i] for i in order], halves[:, order])
+
+    def _image(self, sample: Sample) -> Image:
+        context = sample.context
+        file = str(context.get("path", context.get("file", sample.name)))
+        try:
+            image = self._task.annotations.image(file)
+        except DataError as error:
+            raise DataError(f"{sample.name}: {error.problem}", error.fix) from error
+        if image.id in self._seen:
+            raise DataError(f"{sample.name}: image {image.id} comes twice", "Give each image once")
+        self._seen.add(image.id)
+        return image
+
+
+def input_size(sample: Sample) -> tuple[int, int]:
+    """Width and height of the model's image input: the only one, [1, C, H, W] or [1, H, W, C] with C of 1, 3 or 4.
+
+    Raises:
+        DataError: no such input.
+    """
+    shape = only_input(sample).shape
+    if len(shape) == 4 and shape[0] == 1:
+        if shape[1] in (1, 3, 4):
+            return shape[3], shape[2]
+        if shape[3] in (1, 3, 4):
+            return shape[2], shape[1]
+    raise DataError(f"{sample.name}: input of shape {list(shape)} is not one image", "Detection takes one image a run")
+
+
+def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) -> Floats:
+    """Boxes [N, 4] from pixels of the model's input to pixels of the original image."""
+    original = sample.context.get("original_size")
+    if image.size is not None and original is not None and tuple(original) != image.size:
+        raise DataError(
+            f"{sample.name} is {original[0]}x{original[1]}, annotated as {image.size[0]}x{image.size[1]}",
+            "Take images and annotations of one set",
+        )
+    if "scale" in sample.context:
+        return to_original(boxes, sample.context)
+    if image.size is not None and image.size != size:
+        raise DataError(
+            f"{sample.name}: no way back from the model's {size[0]}x{size[1]} to the image's "
+            f"{image.size[0]}x{image.size[1]}",
+            "Read image files with a --preprocess that resizes or letterboxes",
+        )
+    return boxes
+
+
+CLASSIFICATION = TaskKind(
+    "classification",
+    "top-1 and top-5 of class scores, or of one sigmoid score",
+    lambda options: Classification(class_offset=options.class_offset or 0, output=options.output),
+    frozenset({"class_offset", "output"}),
+)
+ANOMALY = TaskKind(
+    "anomaly",
+    "ROC AUC of an autoencoder's reconstruction error",
+    lambda options: Anomaly(output=options.output),
+    frozenset({"output"}),
+)
+SIMILARITY = TaskKind(
+    "similarity",
+    "rank correlation of the cosine of two embeddings with a score",
+    lambda options: Similarity(output=options.output),
+    frozenset({"output"}),
+)
+DETECTION = TaskKind(
+    "detection",
+    "COCO mean average precision of boxes",
+    detection,
+    frozenset({"annotations", "decoder", "confidence", "iou"}),
+)

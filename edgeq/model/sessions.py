@@ -1,0 +1,166 @@
+"""Sessions of models in memory: what is opened is made once of a model, and parts of it are opened as protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.model.clean import names_read
+from edgeq.model.edit import external_folder, to_proto
+from edgeq.model.graph import GraphIndex, name_of
+from edgeq.model.tensors import is_external, iter_tensors, tensor_bytes, without_initializers
+from edgeq.run.session import SessionSettings, open_session
+
+_HANDED_OVER = frozenset(getattr(onnx.TensorProto, name) for name in ("FLOAT", "FLOAT16", "DOUBLE", "INT8", "UINT8"))
+_LEAST = 1 << 12
+"""Bytes of a weight. Smaller ones, and integers that may be a shape or axes, stay in the graph, where shape inference
+and constant folding read them."""
+_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+@dataclass(frozen=True)
+class Loadable:
+    """A model as sessions take it.
+
+    Attributes:
+        proto: the model, whose large weights are references; it is not to be changed.
+        weights: the values of those that are in memory, by name.
+        folder: where the others lie; None: there are none.
+    """
+
+    proto: onnx.ModelProto
+    weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @classmethod
+    def of_proto(cls, model: onnx.ModelProto, folder: Path) -> Loadable:
+        """Take a protobuf, whose external data, where it has any, lie in `folder`."""
+        is_whole = not any(map(is_external, iter_tensors(model)))
+        proto = without_initializers(model)
+        weights: dict[str, NDArray[Any]] = {}
+        for tensor in model.graph.initializer:
+            kept = proto.graph.initializer.add()
+            if is_external(tensor) or tensor.data_type not in _HANDED_OVER or tensor_bytes(tensor) < _LEAST:
+                kept.CopyFrom(tensor)
+                continue
+            weights[tensor.name] = np.ascontiguousarray(onnx.numpy_helper.to_array(tensor))
+            _refer(kept, tensor.name, tensor.data_type, tensor.dims)
+        return cls(proto, weights, None if is_whole else folder)
+
+    @classmethod
+    def of(cls, model: ir.Model | GraphIndex | Loadable) -> Loadable:
+        """Take a model, which is not changed; an index keeps the result, and has it of its file where there is one."""
+        if isinstance(model, Loadable):
+            return model
+        if isinstance(model, GraphIndex):
+            return model.once("what sessions open", lambda: cls._of_graph(model))
+        return cls._of_model(model)
+
+    @classmethod
+    def _of_graph(cls, graph: GraphIndex) -> Loadable:
+        if graph.path is None:
+            return cls._of_model(graph.model)
+        return cls.of_proto(onnx.load(graph.path, load_external_data=False), graph.path.parent)
+
+    @classmethod
+    def _of_model(cls, model: ir.Model) -> Loadable:
+        """Convert a model without copying its large weights."""
+        weights: dict[str, NDArray[Any]] = {}
+        bare = model
+        large = [(v, t) for v in model.graph.initializers.values() if (t := v.const_value) is not None and _is_large(t)]
+        if large:
+            bare = model.clone()
+        for value, tensor in large:
+            name = name_of(value)
+            weights[name] = np.ascontiguousarray(tensor.numpy())
+            bare.graph.initializers[name].const_value = ir.ExternalTensor(
+                "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(weights[name].shape), name=name
+            )
+        return cls(to_proto(bare), weights, external_folder(model))
+
+    def with_outputs(self, names: Iterable[str]) -> Loadable:
+        """Return the model that gives the tensors `names` too, behind its own outputs. Types that are not known are
+        left to the runtime."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        present = {value.name for value in proto.graph.output}
+        known = _infos(proto.graph)
+        proto.graph.output.extend(known(name) for name in dict.fromkeys(names) if name not in present)
+        return replace(self, proto=proto)
+
+    def only(self, names: Iterable[str], *, inputs: Collection[str] | None = None) -> Loadable:
+        """Return the model that gives `names`, with only the nodes and constants that they need.
+
+        Args:
+            inputs: graph inputs to keep although nothing needs them; None keeps all.
+        """
+        outputs = list(dict.fromkeys(names))
+        graph, wanted, nodes = self.proto.graph, set(outputs), []
+        for node in reversed(graph.node):
+            if wanted.intersection(node.output):
+                nodes.append(node)
+                wanted |= names_read(node)
+        known = _infos(graph)
+        part = onnx.GraphProto(
+            name=graph.name,
+            node=reversed(nodes),
+            input=[value for value in graph.input if inputs is None or value.name in inputs or value.name in wanted],
+            output=map(known, outputs),
+            initializer=[tensor for tensor in graph.initializer if tensor.name in wanted],
+            value_info=[value for value in graph.value_info if value.name in wanted and value.name not in outputs],
+        )
+        proto = onnx.ModelProto(
+            ir_version=self.proto.ir_version,
+            opset_import=self.proto.opset_import,
+            graph=part,
+            functions=self.proto.functions,
+        )
+        return replace(self, proto=proto, weights={n: v for n, v in self.weights.items() if n in wanted})
+
+    def open(self, settings: SessionSettings | None = None) -> Any:
+        """Open an `onnxruntime.InferenceSession`.
+
+        Raises:
+            RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
+        """
+        settings = settings or SessionSettings()
+        if self.folder is not None:
+            settings = replace(settings, config={**settings.config, _FOLDER: str(self.folder.absolute())})
+        return open_session(self.proto.SerializeToString(), settings, weights=self.weights)
+
+
+def open_in_memory(model: ir.Model, settings: SessionSettings | None = None) -> Any:
+    """Open an `onnxruntime.InferenceSession` for a model in memory; external data is found where it is.
+
+    Args:
+        model: it is not changed.
+
+    Raises:
+        RuntimeUnavailableError: onnxruntime is missing, or refuses the model or the settings.
+    """
+    return Loadable.of(model).open(settings)
+
+
+def _is_large(tensor: ir.TensorProtocol) -> bool:
+    handed_over = int(tensor.dtype) in _HANDED_OVER and tensor.nbytes >= _LEAST
+    return handed_over and not isinstance(tensor, ir.ExternalTensor)
+
+
+def _refer(kept: onnx.TensorProto, name: str, data_type: int, dims: Iterable[int]) -> None:
+    """Make a tensor a reference to values that the session is given."""
+    kept.name, kept.data_type, kept.data_location = name, data_type, onnx.TensorProto.EXTERNAL
+    kept.dims.extend(dims)
+    kept.external_data.add(key="location", value="weights")
+
+
+def _infos(graph: onnx.GraphProto) -> Any:
+    """Return what gives the description of a tensor by its name."""
+    known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
+    return lambda name: known.get(name) or onnx.ValueInfoProto(name=name)

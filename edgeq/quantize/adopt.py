@@ -1,0 +1,141 @@
+"""Take models that are quantized already back to float, with the parameters of their quantization.
+
+They are Q/DQ pairs from PyTorch, TFLite converters or quantization-aware training.
+
+Weights come back as they were rounded; `tiles` finds their grid again, so that a scale that the array can express
+is kept with its integers. Activation scales are kept where the zero point is 0; others become the symmetric scale that
+covers the same values, and a note states by how much the step grows. Where the integers began at zero, quantization was
+the ReLU (quantizers remove one that it makes superfluous), so that one comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from edgeq.calibrate.ranges import Range
+from edgeq.errors import ModelError
+from edgeq.model.edit import Editor, replace_value
+from edgeq.model.graph import DATA_MOVEMENT, constant_values, is_constant, is_op, is_quantized_operator
+from edgeq.model.load import read_model, save_model
+from edgeq.model.quant_params import QuantParams, params_of
+
+_LARGEST = 127
+_KEEP_SIGN = DATA_MOVEMENT | {"AveragePool", "GlobalAveragePool", "ReduceMean", "Concat"}
+_FLOAT_FIX = "Give the float32 model that it was made from"
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """A quantized model that was taken back to float.
+
+    Attributes:
+        model: file of the float model.
+        ranges: by tensor, the symmetric range that covers what its quantization kept.
+        notes: what changed, quantified.
+    """
+
+    model: Path
+    ranges: Mapping[str, Range]
+    notes: tuple[str, ...]
+
+
+def adopt(source: Path, destination: Path) -> Adoption:
+    """Write `source`, a Q/DQ model, without its conversions to `destination`.
+
+    Raises:
+        ModelError: it is quantized in another form (QLinearConv and the like), or with parameters that are computed.
+    """
+    model = read_model(source)
+    editor = Editor(model)
+    found: dict[ir.Value, QuantParams] = {}
+    relus: dict[ir.Value, ir.Value] = {}
+    for node in list(model.graph):
+        if node.op_type not in _PAIR and is_quantized_operator(node.op_type):
+            raise ModelError(f"{source}: {node.op_type} {node.name!r} is no Q/DQ pair", _FLOAT_FIX)
+        if not is_op(node, "DequantizeLinear"):
+            continue
+        params = params_of(node)
+        if params is None:
+            raise ModelError(f"{source}: the scale of {node.name!r} is computed", _FLOAT_FIX)
+        if is_constant(node.inputs[0]):
+            _bypass(editor, node, editor.constant(node.outputs[0].name or "", _dequantized(node, params)))
+            continue
+        origin = _origin(node, params, source)
+        if params.zero_point == params.low and not _nonnegative(origin):
+            if origin not in relus:
+                relus[origin] = editor.node("Relu", [origin], f"{origin.name}/floor", before=node, like=origin)
+            origin = relus[origin]
+        _bypass(editor, node, origin)
+        found[origin] = params
+    RemoveUnusedNodesPass()(model)
+    save_model(model, destination)
+    steps = {value.name or "": params for value, params in found.items()}
+    return Adoption(destination, {name: _covered(params) for name, params in steps.items()}, _notes(steps))
+
+
+def _origin(node: ir.Node, params: QuantParams, source: Path) -> ir.Value:
+    """Return the float tensor that the pair of a DequantizeLinear quantizes."""
+    pair = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if pair is None or not is_op(pair, "QuantizeLinear") or pair.inputs[0] is None:
+        raise ModelError(f"{source}: DequantizeLinear {node.name!r} has no QuantizeLinear before it", _FLOAT_FIX)
+    if params.per_channel:
+        raise ModelError(f"{source}: {node.name!r} has one scale a channel for an activation", _FLOAT_FIX)
+    return pair.inputs[0]
+
+
+def _bypass(editor: Editor, node: ir.Node, value: ir.Value) -> None:
+    """Let `value` be read in place of a node's output, which keeps its name where the model gives it."""
+    output = node.outputs[0]
+    for reader, place in tuple(output.uses()):
+        reader.replace_input_with(place, value)
+    if output.is_graph_output():
+        replace_value(output, editor.node("Identity", [value], f"{output.name}/float", before=node))
+
+
+def _nonnegative(tensor: ir.Value | None) -> bool:
+    """Return whether a tensor has no negative values in the graph as it is now."""
+    node = tensor.producer() if tensor is not None else None
+    if node is None:
+        return False
+    if node.op_type in ("Relu", "Sigmoid", "Softmax"):
+        return True
+    if node.op_type not in _KEEP_SIGN:
+        return False
+    return all(_nonnegative(value) for value in (node.inputs if node.op_type == "Concat" else node.inputs[:1]))
+
+
+def _covered(params: QuantParams) -> Range:
+    # -128 of a symmetric int8 scale is not worth a larger step.
+    symmetric = params.dtype == ir.DataType.INT8 and not params.zero_point.any()
+    low, high = replace(params, narrow=symmetric).range
+    bound = max(-low, high)
+    return Range(-bound, bound, kept=True)
+
+
+def _notes(steps: Mapping[str, QuantParams]) -> tuple[str, ...]:
+    notes = []
+    growth = {name: _covered(params).high / _LARGEST / params.scale.item() for name, params in steps.items()}
+    grown = {name: factor for name, factor in growth.items() if factor > 1.001}
+    same = len(steps) - len(grown)
+    if same:
+        notes.append(f"{same} activation scales of the quantized model are kept")
+    if grown:
+        worst = max(grown, key=lambda name: grown[name])
+        notes.append(
+            f"WARNING: {len(grown)} activations are asymmetric or uint8, which the array is not: their steps grow by "
+            f"{np.mean(list(grown.values())):.2f} times, at most {grown[worst]:.2f} times ({worst})"
+        )
+    return tuple(notes)
+
+
+def _dequantized(node: ir.Node, params: QuantParams) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Return the float32 weights; products are rounded once, int32 biases included."""
+    exact = replace(params, scale=params.scale.astype(np.float64))
+    return exact.dequantize(constant_values(node.inputs[0])).astype(np.float32)

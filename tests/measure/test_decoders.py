@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeq.errors import UsageError
+from edgeq.measure.decoders import ANCHORS, anchors, load_decoder
+from edgeq.util.registry import DECODERS
+
+SIZE = (64, 96)  # width, height: not square, so that a swap shows
+
+
+def test_yolox_inverts_its_encoding() -> None:
+    rng = np.random.default_rng(0)
+    grid, stride = anchors(SIZE, (8, 16, 32))
+    n = (8 * 12) + (4 * 6) + (2 * 3)
+    assert grid.shape == (n, 2)
+    centre = rng.uniform(0, 60, (n, 2))
+    extent = rng.uniform(1, 40, (n, 2))
+    head = np.concatenate([centre / stride - grid, np.log(extent / stride), rng.uniform(size=(n, 1 + 5))], axis=1)
+    found = load_decoder("yolox")({"output": head[None].astype(np.float32)}, SIZE)
+    np.testing.assert_allclose(
+        found.boxes, np.concatenate([centre - extent / 2, centre + extent / 2], axis=1), atol=1e-3
+    )
+    assert found.classes.tolist() == head[:, 5:].argmax(axis=1).tolist()
+    np.testing.assert_allclose(found.scores, head[:, 4] * head[:, 5:].max(axis=1), rtol=1e-5)
+
+
+def test_yolox_cells_run_row_by_row_from_the_finest() -> None:
+    grid, stride = anchors((16, 24), (8,))
+    assert grid.tolist() == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [1, 2]]
+    assert stride.ravel().tolist() == [8] * 6
+
+
+def test_yolox_takes_a_fourth_level() -> None:
+    n = 16 * 16 + 8 * 8 + 4 * 4 + 2 * 2
+    found = load_decoder("yolox")({"output": np.zeros((1, n, 6), np.float32)}, (128, 128))
+    assert found.boxes[-1].tolist() == [32, 32, 96, 96]
+
+
+def test_yolov5() -> None:
+    head = np.zeros((1, 20, 8), np.float32)
+    head[0, 3] = [30, 40, 10, 20, 0.5, 0.1, 0.2, 0.8]
+    found = load_decoder("yolov5")({"output": head, "raw": np.zeros((1, 3, 4, 4, 8), np.float32)}, SIZE)
+    assert found.boxes[3].tolist() == [25, 30, 35, 50]
+    assert found.classes[3] == 2
+    assert found.scores[3] == pytest.approx(0.4)
+
+
+def test_yolov3_inverts_its_encoding() -> None:
+    """One object at each level, in a cell and with an anchor of its own, encoded by the paper's formulas."""
+
+    def logit(share: float) -> float:
+        return float(np.log(share / (1 - share)))
+
+    outputs, wanted = {}, []
+    for stride, place, (x, y, w, h) in (
+        (32, 2, (40, 70, 100, 80)),
+        (8, 0, (13, 21, 12, 20)),
+        (16, 1, (50, 30, 60, 40)),
+    ):
+        level = np.full((3, 5 + 2, SIZE[1] // stride, SIZE[0] // stride), -20, np.float32)
+        anchor = ANCHORS[stride][place]
+        column, row = x // stride, y // stride
+        level[place, :, row, column] = [
+            logit(x / stride - column),
+            logit(y / stride - row),
+            np.log(w / anchor[0]),
+            np.log(h / anchor[1]),
+            logit(0.8),
+            logit(0.1),
+            logit(0.9),
+        ]
+        outputs[f"level{stride}"] = level.reshape(1, -1, *level.shape[2:])
+        wanted.append([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
+    found = load_decoder("yolov3")(outputs, SIZE)
+    assert len(found) == 3 * (8 * 12 + 4 * 6 + 2 * 3)
+    best = np.argsort(-found.scores)[:3]
+    np.testing.assert_allclose(found.scores[best], 0.72, rtol=1e-5)
+    assert found.classes[best].tolist() == [1, 1, 1]
+    np.testing.assert_allclose(sorted(found.boxes[best].tolist()), sorted(wanted), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 21, 5, 8), (1, 20, 12, 8), (2, 21, 12, 8), (1, 15, 12, 8), (1, 21, 96), (1, 21, 12, 0)]
+)
+def test_yolov3_refuses_other_shapes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="yolov3"):
+        load_decoder("yolov3")({"output": np.zeros(shape, np.float32)}, SIZE)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_yolov8(transposed: bool) -> None:
+    head = np.zeros((1, 7, 20), np.float32)
+    head[0, :4, 3] = [30, 40, 10, 20]
+    head[0, 4:, 3] = [0.1, 0.2, 0.9]
+    found = load_decoder("yolov8")({"output0": head.transpose(0, 2, 1) if transposed else head}, SIZE)
+    assert found.boxes[3].tolist() == [25, 30, 35, 50]
+    assert found.classes[3] == 2
+    assert found.scores[3] == pytest.approx(0.9)
+
+
+def test_ssd_drops_the_background_and_scales_to_pixels() -> None:
+    outputs = {
+        "scores": np.array([[[0.8, 0.1, 0.1], [0.2, 0.3, 0.5]]], np.float32),
+        "boxes": np.array([[[0, 0, 1, 1], [0.25, 0.5, 0.5, 0.75]]], np.float32),
+    }
+    found = load_decoder("ssd")(outputs, SIZE)
+    assert found.boxes.tolist() == [[0, 0, 64, 96], [16, 48, 32, 72]]
+    assert found.classes.tolist() == [0, 1]
+    assert found.scores.tolist() == pytest.approx([0.1, 0.5])
+
+
+def test_ssd_tells_boxes_from_four_scores_by_name() -> None:
+    ones = np.ones((1, 2, 4), np.float32)
+    assert load_decoder("ssd")({"scores": ones * 0.5, "loc": ones}, SIZE).boxes[0].tolist() == [64, 96, 64, 96]
+    with pytest.raises(UsageError, match="decoder ssd takes"):
+        load_decoder("ssd")({"a": ones, "b": ones}, SIZE)
+
+
+@pytest.mark.parametrize("name", DECODERS.names())
+@pytest.mark.parametrize("shape", [(1, 10), (2, 30, 9), (1, 3, 3)])
+def test_outputs_of_another_head_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=f"decoder {name} takes .* the model gives out"):
+        load_decoder(name)({"out": np.zeros(shape, np.float32)}, SIZE)
+
+
+def test_unknown_names_list_the_known() -> None:
+    with pytest.raises(UsageError, match="ssd, yolov3, yolov3-nms, yolov5, yolov8, yolox"):
+        load_decoder("centernet")
+
+
+def test_a_users_own_decoder(tmp_path: Path) -> None:
+    path = tmp_path / "head.py"
+    path.write_text("def decode(outputs, size): return size\n")
+    assert load_decoder(f"{path}:decode")({}, SIZE) == SIZE
+
+
+def test_yolov3_of_the_model_zoo_reads_what_was_kept() -> None:
+    boxes = np.float32([[[1, 2, 5, 8], [0, 0, 9, 9]]])
+    scores = np.float32([[[0.1, 0.2], [0.3, 0.9], [0.4, 0.5]]])
+    decode = load_decoder("yolov3-nms")
+    for kept in (np.int32([[0, 1, 1], [0, 2, 0]]), np.int32([[[0, 1, 1], [0, 2, 0]]])):
+        found = decode({"boxes": boxes, "scores": scores, "indices": kept}, SIZE)
+        assert found.boxes.tolist() == [[0, 0, 9, 9], [2, 1, 8, 5]]
+        assert found.scores.tolist() == pytest.approx([0.9, 0.4])
+        assert found.classes.tolist() == [1, 2]
+    for wrong in ([0, 3, 0], [0, 0, 2], [1, 0, 0], [0, -1, 0]):
+        with pytest.raises(UsageError, match="its own boxes and classes"):
+            decode({"boxes": boxes, "scores": scores, "indices": np.int32([wrong])}, SIZE)
+    with pytest.raises(UsageError, match="yolov3-nms takes"):
+        decode({"boxes": boxes, "scores": scores}, SIZE)
