@@ -17,7 +17,7 @@ import pytest
 from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
-from edgeq.jobs import job, quantize
+from edgeq.jobs import builds, job, request
 from edgeq.jobs import package as variant_bundle
 from edgeq.util.process import INTERRUPTED, TERMINAL_GONE, TERMINATED
 from tests.cli import process
@@ -25,10 +25,10 @@ from tests.cli.workspace import Workspace, contents
 
 GOOD = ("net.onnx", "--data", "x.npz", "--no-timing")
 STEPS = [
-    (job, "prepare_model"),
+    (request, "prepare_model"),
     (job, "collect"),
     (CpuBackend, "build"),
-    (quantize, "prove_built"),
+    (builds, "prove"),
 ]
 
 

@@ -24,5 +24,6 @@ def test_latencies_are_kept_beside_those_of_float32() -> None:
     assert found["int8"].share == pytest.approx(0.5, rel=1e-3)
     assert found["int8"].speedup is not None
     assert found["int8"].speedup.estimate == pytest.approx(2, rel=1e-3)
-    assert found["int8"].latency["samples_per_s"] == pytest.approx(4 * measured["int8"].count / measured["int8"].elapsed_s)
+    own = measured["int8"]
+    assert found["int8"].latency["samples_per_s"] == pytest.approx(4 * own.count / own.elapsed_s)
     assert (found["float32"].share, found["float32"].speedup) == (1.0, None)
