@@ -38,7 +38,8 @@ from edgeq.report.numbers import (
 )
 from edgeq.report.read import ReportData, Variant, compared, read_report, timing_of, verdict_of
 from edgeq.report.timing import Timing, board_table, failures, kind_table, latency_chart, series
-from edgeq.report.tuning import NAMES, Candidate, Tuning, mark, measured_texts, pareto, ring
+from edgeq.report.tuning import NAMES, mark, measured_texts, pareto, ring, trial_settings, tuning_facts
+from edgeq.report.tuning_record import TrialRecord, TuningRecord
 from edgeq.util.records import plain, rounded
 
 Row = Sequence[str]
@@ -63,33 +64,33 @@ def known_columns(heads: Row, rows: list[Row], always: int = 1) -> Table:
     return [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-def ordered_candidates(tuning: Tuning) -> list[Candidate]:
+def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
     """Return the chosen one, float32, then what meets the limits, then what was ruled out, each by latency."""
-    sign = 1.0 if tuning.higher_is_better else -1.0
+    sign = 1.0 if tuning.metric.higher_is_better else -1.0
 
-    def rank(candidate: Candidate) -> tuple[int, float, str]:
+    def rank(trial: TrialRecord) -> tuple[int, float, str]:
         """Sorts the chosen first, then what meets the least accuracy, then the rest; each group by latency."""
-        least, value = tuning.least_accuracy, candidate.accuracy
+        least, value = tuning.least_accuracy, tuning.accuracy_of(trial)
         short = least is not None and value is not None and sign * value < sign * least
-        out = 3 if short or candidate.status in _RULED_OUT else 2
-        return _FIRST.get(candidate.status, out), candidate.latency_ms or math.inf, candidate.name
+        out = 3 if short or trial.mark in _RULED_OUT else 2
+        return _FIRST.get(trial.mark, out), trial.latency_ms or math.inf, trial.name
 
-    return sorted(tuning.candidates, key=rank)
+    return sorted(tuning.drawn, key=rank)
 
 
-def statuses_drawn(tuning: Tuning, chart: str) -> list[tuple[str, str]]:
+def statuses_drawn(tuning: TuningRecord, chart: str) -> list[tuple[str, str]]:
     """Return the legend: statuses whose marks are in `chart`, with their names."""
-    present = {c.status if c.status in NAMES else "short" for c in tuning.candidates}
+    present = {trial.mark if trial.mark in NAMES else "short" for trial in tuning.drawn}
     return [(status, name) for status, name in NAMES.items() if status in present or f"mark {status}" in chart]
 
 
-def candidate_figures(candidate: Candidate, tuning: Tuning) -> str:
+def candidate_figures(trial: TrialRecord, tuning: TuningRecord) -> str:
     """Write latency, accuracy, size and coverage, as far as they are known."""
-    texts = measured_texts(candidate, tuning)
-    if candidate.bytes:
-        texts.append(size(candidate.bytes))
-    if candidate.coverage is not None:
-        texts.append(f"{share(candidate.coverage)} in int8")
+    texts = measured_texts(trial, tuning)
+    if total := tuning.bytes_of(trial):
+        texts.append(size(total))
+    if trial.screening is not None:
+        texts.append(f"{share(trial.screening.int8_mac_share)} in int8")
     return ", ".join(texts)
 
 
@@ -97,12 +98,13 @@ def variant_rows(data: ReportData) -> list[Row]:
     """Return a row for each variant: name, target, verdict, median, accuracy, SQNR, coverage, size, where checked."""
     rows: list[Row] = []
     for variant in data.variants:
-        primary, pair = variant.primary, compared(timing_of(data, variant), variant)
+        primary, timing = variant.primary, timing_of(data, variant)
+        model = compared(timing, variant)
         row = [
             isolated(variant.name, 40),
             isolated(variant.title or DASH, 60),
             verdict_of(data, variant).status,
-            milliseconds(pair[1].p50) if pair else DASH,
+            milliseconds(timing.models[model].latency.p50_ms) if timing and model else DASH,
             metric(primary.name, primary.int8) if primary and primary.int8 is not None else DASH,
             or_dash(variant.worst_db, decibels),
             _coverage_cell(variant.coverage),
@@ -123,9 +125,9 @@ def latency_table(timing: Timing) -> Table:
     """Return a row for each model."""
     heads = ["model", "p50", "p90", "p99", "mean", "variation", "samples/s", "peak memory", "queries"]
     rows: list[Row] = []
-    for model in timing.models:
-        f = model.figures
-        key = Markup('<span class="key {}">{}</span>').format(series(model.name, timing), isolated(model.name, 60))
+    for name, model in timing.models.items():
+        f = model.latency
+        key = Markup('<span class="key {}">{}</span>').format(series(name, timing), isolated(name, 60))
         latencies = (or_dash(ms, milliseconds) for ms in (f.p50_ms, f.p90_ms, f.p99_ms, f.mean_ms))
         rates = (or_dash(f.cv, share), or_dash(f.samples_per_s, count))
         rows.append([key, *latencies, *rates, or_dash(model.peak_bytes, size), or_dash(f.count, "{:.0f}".format)])
@@ -387,7 +389,7 @@ def _environment() -> Environment:
     charts = (histogram_chart, latency_chart, layer_profile, mark, pareto, ring)
     tables = (board_table, kind_table, latency_table, layer_table, output_table)
     rows = (candidate_figures, float_node_rows, metric_rows, reason_rows, variant_rows)
-    texts = (coverage_text, failures, histogram_texts, statuses_drawn)
+    texts = (coverage_text, failures, histogram_texts, statuses_drawn, trial_settings, tuning_facts)
     rest = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
     environment.globals.update({one.__name__: one for one in (*charts, *tables, *rows, *texts, *rest)})
     environment.globals.update(numbers=numbers, status_names=NAMES)

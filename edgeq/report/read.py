@@ -19,19 +19,16 @@ from edgeq.report.histograms import TensorHistogram
 from edgeq.report.layers import Layer, LayersRecord, layer_rows
 from edgeq.report.numbers import Pairs, decibels, difference, metric, metric_name, pairs, share, size, string, times
 from edgeq.report.timing import (
-    FLOAT,
     INT8,
     BenchReport,
     FleetRecord,
-    Latency,
     Speed,
     Timing,
     bench_timing,
     finalists_timing,
     speed_timing,
 )
-from edgeq.report.tuning import Tuning, tuning_of
-from edgeq.report.tuning_record import ModelRecord, TuningRecord
+from edgeq.report.tuning_record import FLOAT, ModelRecord, TuningRecord
 from edgeq.util.records import Count, Finite, Positive, Share, readable
 
 
@@ -188,7 +185,7 @@ class ReportData:
     name: str
     variants: tuple[Variant, ...] = ()
     float_bytes: float | None = None
-    tuning: Tuning | None = None
+    tuning: TuningRecord | None = None
     timing: Timing | None = None
     fleet: FleetRecord | None = None
     machine: Pairs = ()
@@ -200,7 +197,7 @@ class ReportData:
     @property
     def main(self) -> Variant | None:
         """Return the variant of the verdict: one that was timed, else one checked on its own kernels, else any."""
-        timed = {m.name for m in self.timing.models} if self.timing else set()
+        timed = self.timing.models if self.timing else {}
         by_name = [v for v in self.variants if v.name in timed]
         native = [v for v in self.variants if v.native]
         return next(iter([*by_name, *native, *self.variants]), None)
@@ -220,7 +217,7 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
         name=record.name or model.name or "model",
         variants=tuple(replace(body, name=name) for name, body in list(record.variants.items())[:_MOST_VARIANTS]),
         float_bytes=model.bytes,
-        tuning=tuning_of(tuning),
+        tuning=tuning if tuning.candidates else None,
         timing=timing,
         fleet=record.fleet,
         machine=_machine(record.machine or tuning.machine) or (timing.machine if timing else ()),
@@ -329,22 +326,21 @@ def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
     timing = data.timing
     if timing is None or variant is None or len(data.variants) <= 1:
         return timing
-    return timing if any(m.name == variant.name for m in timing.models) else variant.timing
+    return timing if variant.name in timing.models else variant.timing
 
 
-def compared(timing: Timing | None, variant: Variant) -> tuple[Latency, Latency] | None:
-    """Return the baseline's latency and the int8 model's."""
-    models = timing.models if timing is not None else ()
-    base = next((m for m in models if timing and m.name == timing.baseline), None)
-    others = [m for m in models if m is not base]
-    mine = [m for m in others if m.name == variant.name] or others
-    return (base, mine[0]) if base is not None and mine else None
+def compared(timing: Timing | None, variant: Variant) -> str:
+    """Return the name of the model that `timing` compares with the baseline: the variant's, else the first; "" where
+    it compares none."""
+    if timing is None or timing.baseline not in timing.models:
+        return ""
+    others = [name for name in timing.models if name != timing.baseline]
+    return variant.name if variant.name in others else next(iter(others), "")
 
 
 def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
     """Return what can be claimed of its speed; None where it was not timed beside float32."""
-    pair = compared(timing, variant)
-    return timing.ratios.get(pair[1].name) if timing is not None and pair is not None else None
+    return timing.ratios.get(compared(timing, variant)) if timing is not None else None
 
 
 def _speed(found: Claim | None) -> Figure | None:
@@ -365,7 +361,7 @@ def _speed_text(found: Claim | None) -> str:
     return f"runs {ratio} as fast as float32" if found.verdict == FASTER else f"is slower than float32 ({ratio})"
 
 
-def _accuracy(variant: Variant, tuning: Tuning | None) -> Figure | None:
+def _accuracy(variant: Variant, tuning: TuningRecord | None) -> Figure | None:
     primary = variant.primary
     if primary is None or primary.int8 is None:
         return None
@@ -376,14 +372,15 @@ def _accuracy(variant: Variant, tuning: Tuning | None) -> Figure | None:
     return Figure(name, shown, f"{change} against float32's {before}", _accuracy_tone(primary, tuning))
 
 
-def _accuracy_tone(primary: Metric, tuning: Tuning | None) -> Tone:
+def _accuracy_tone(primary: Metric, tuning: TuningRecord | None) -> Tone:
     """Judge by what was asked of the tuning run; where nothing was asked, by what is usually put up with."""
     gain = primary.gain or 0.0
     lost = -gain if primary.higher_is_better else gain
     if lost <= 0:
         return "good"
-    if tuning is not None and tuning.metric == primary.name and tuning.allowed_loss is not None:
-        return "good" if lost <= tuning.allowed_loss else "bad"
+    asked = tuning.goal.max_drop if tuning is not None and tuning.metric.name == primary.name else None
+    if asked is not None:
+        return "good" if lost <= asked else "bad"
     scale = abs(primary.float32 or 0.0) or 1.0
     return "good" if lost <= _SMALL_LOSS * min(1.0, scale) else "bad"
 

@@ -6,19 +6,20 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from edgeq_device.claim import Claim
 from markupsafe import Markup
 
 from edgeq.report.numbers import Pairs, milliseconds, pairs, share, significant
 from edgeq.report.svg import EM, Box, Scale, figure, fitted, join, label, scale_for, tag, text_width, x_axis
-from edgeq.report.tuning_record import TuningRecord
+from edgeq.report.tuning_record import FLOAT, TuningRecord
 from edgeq.util.records import Amount, Count, Finite, Positive, readable
 
-FLOAT, INT8 = "float32", "int8"
+INT8 = "int8"
 _MOST_MODELS = 16
 _MOST_BINS = 400
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,39 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class BenchEntry:
-    """One model in one scenario. `histogram` counts queries per bin of the scenario's edges."""
+class Latency:
+    """One model's latencies.
+
+    Attributes:
+        histogram: queries per bin of the timing's edges; empty where there is none.
+        peak_bytes: of the process, which `edgeq bench` says elsewhere; None where it is not known.
+    """
 
     latency: LatencyFigures
     histogram: tuple[Amount, ...] = ()
+    peak_bytes: Amount | None = None
 
 
 @dataclass(frozen=True)
-class BenchScenario:
-    """Latencies measured side by side, and ratios against the baseline."""
+class Timing:
+    """Latencies measured side by side: one scenario of `edgeq bench --json`, and what else that says of it.
 
-    models: Mapping[str, BenchEntry]
+    Attributes:
+        models: by name, in the order in which they are drawn.
+        ratios: by model name, against the baseline.
+        histogram_edges_ms: of the histograms' bins, one more than there are bins.
+        scenario: such as "single-stream".
+    """
+
+    models: Mapping[str, Latency]
     ratios: Mapping[str, Claim] = field(default_factory=dict)
     histogram_edges_ms: tuple[Finite, ...] = ()
+    scenario: str = ""
+    baseline: str = FLOAT
+    machine: Pairs = ()
+    versions: Pairs = ()
+    settings: Pairs = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +100,7 @@ class BenchSettings:
 class BenchReport:
     """`edgeq bench --json` (docs/bench.md), as far as it is drawn."""
 
-    scenarios: Mapping[str, BenchScenario] = field(default_factory=dict)
+    scenarios: Mapping[str, Timing] = field(default_factory=dict)
     models: Mapping[str, BenchModel] = field(default_factory=dict)
     baseline: str = FLOAT
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -89,62 +109,16 @@ class BenchReport:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Latency:
-    """One model's latencies as drawn.
-
-    Attributes:
-        counts: queries per bin of the timing's `edges_ms`; empty where there is no histogram.
-        peak_bytes: of the process; None where not known.
-    """
-
-    name: str
-    figures: LatencyFigures
-    peak_bytes: float | None = None
-    counts: tuple[float, ...] = ()
-
-    @property
-    def p50(self) -> float:
-        """Return the median in milliseconds."""
-        return self.figures.p50_ms
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Latencies measured side by side.
-
-    Attributes:
-        scenario: such as "single-stream".
-        edges_ms: of the histograms' bins, one more than there are bins.
-        ratios: by model name, against the baseline.
-    """
-
-    models: tuple[Latency, ...]
-    scenario: str = ""
-    baseline: str = FLOAT
-    edges_ms: tuple[float, ...] = ()
-    ratios: Mapping[str, Claim] = field(default_factory=dict)
-    machine: Pairs = ()
-    versions: Pairs = ()
-    settings: Pairs = ()
-    notes: tuple[str, ...] = ()
-
-
 def bench_timing(report: BenchReport) -> Timing | None:
     """Read, of several scenarios, the first that has latencies."""
     for name, scenario in report.scenarios.items():
         if scenario.models:
-            models = []
-            for model, entry in list(scenario.models.items())[:_MOST_MODELS]:
-                memory = (report.models.get(model) or BenchModel()).memory or {}
-                peak = memory.get("process_peak_bytes") or None
-                models.append(Latency(model, entry.latency, peak, entry.histogram[:_MOST_BINS]))
-            return Timing(
-                models=tuple(models),
+            return replace(
+                scenario,
+                models={model: _drawn(model, found, report) for model, found in _first(scenario.models).items()},
+                histogram_edges_ms=_edges(scenario.histogram_edges_ms),
                 scenario=name,
                 baseline=report.baseline,
-                edges_ms=_edges(scenario.histogram_edges_ms),
-                ratios=scenario.ratios,
                 machine=pairs(report.machine, 12),
                 versions=pairs(report.versions, 12),
                 settings=_settings(report.settings),
@@ -153,27 +127,36 @@ def bench_timing(report: BenchReport) -> Timing | None:
     return None
 
 
+def _drawn(model: str, found: Latency, report: BenchReport) -> Latency:
+    memory = (report.models.get(model) or BenchModel()).memory or {}
+    peak = memory.get("process_peak_bytes") or None
+    return replace(found, histogram=found.histogram[:_MOST_BINS], peak_bytes=peak)
+
+
+def _first(models: Mapping[str, T]) -> dict[str, T]:
+    return dict(list(models.items())[:_MOST_MODELS])
+
+
 def speed_timing(speed: Speed) -> Timing | None:
     """Read the latencies of a proof; None where there is none."""
-    models = tuple(Latency(name, figures) for name, figures in list(speed.latency.items())[:_MOST_MODELS])
-    others = [model.name for model in models if model.name != FLOAT]
+    models = {name: Latency(figures) for name, figures in _first(speed.latency).items()}
+    others = [name for name in models if name != FLOAT]
     ratios = {others[0]: speed.ratio} if speed.ratio is not None and others else {}
-    return Timing(models, ratios=ratios) if models else None
+    return Timing(models, ratios) if models else None
 
 
 def finalists_timing(record: TuningRecord) -> Timing | None:
     """Read the latencies of float32 and the chosen candidate of a tuning run."""
-    counts = record.histograms.counts
-    models, ratios = [], {}
+    models, ratios = {}, {}
     chosen = [trial for trial in record.candidates if record.chosen and trial.name == record.chosen]
     for name, timing in ((FLOAT, record.float32.timing), *((trial.name, trial.timing) for trial in chosen)):
         figures = readable(timing.latency, LatencyFigures) if timing is not None else None
         if timing is None or figures is None:
             continue
-        models.append(Latency(name, figures, None, counts.get(name, ())))
+        models[name] = Latency(figures, record.histograms.counts.get(name, ()))
         if timing.speedup is not None:
             ratios[name] = timing.speedup
-    return Timing(tuple(models), edges_ms=_edges(record.histograms.edges_ms), ratios=ratios) if models else None
+    return Timing(models, ratios, _edges(record.histograms.edges_ms)) if models else None
 
 
 def _settings(settings: BenchSettings) -> Pairs:
@@ -198,28 +181,22 @@ _BOTTOM = 44.0
 
 def latency_chart(timing: Timing, width: float) -> Markup:
     """Draw rows in the order of `timing.models`; empty without models."""
-    models = timing.models[:8]
+    models = list(timing.models.items())[:8]
     if not models:
         return Markup()
-    ends = [
-        v
-        for m in models
-        for v in (m.figures.min_ms, m.p50, m.figures.p90_ms, m.figures.p99_ms)
-        if v is not None and v > 0
-    ]
+    all_figures = [found.latency for _, found in models]
+    ends = [v for f in all_figures for v in (f.min_ms, f.p50_ms, f.p90_ms, f.p99_ms) if v is not None]
     ends += [e for e in _occupied(timing) if e > 0]
-    if not ends:
-        return Markup()
     xs = scale_for(ends, 8.0, width - 8.0, pad=0.03)
     height = _TOP + ROW * len(models) + _BOTTOM
     base = height - _BOTTOM
-    summary = "; ".join(f"{m.name}: median {milliseconds(m.p50)}" for m in models)
+    summary = "; ".join(f"{name}: median {milliseconds(found.latency.p50_ms)}" for name, found in models)
     return figure(
         width,
         height,
         f"Latency distributions. {summary}",
         x_axis(xs, base, _TOP, "latency (ms)" + (", logarithmic" if xs.log else "")),
-        join(_row(m, timing, xs, _TOP + ROW * (i + 1), width) for i, m in enumerate(models)),
+        join(_row(name, timing, xs, _TOP + ROW * (i + 1), width) for i, (name, _) in enumerate(models)),
         class_="latency",
     )
 
@@ -232,25 +209,24 @@ def series(name: str, timing: Timing) -> str:
 def _occupied(timing: Timing) -> list[float]:
     """Return the outer edges of the bins that hold anything."""
     found = []
-    for model in timing.models:
-        bins = [i for i, n in enumerate(model.counts) if n > 0]
-        if bins and len(timing.edges_ms) == len(model.counts) + 1:
-            found += [timing.edges_ms[bins[0]], timing.edges_ms[bins[-1] + 1]]
+    edges = timing.histogram_edges_ms
+    for model in timing.models.values():
+        bins = [i for i, n in enumerate(model.histogram) if n > 0]
+        if bins and len(edges) == len(model.histogram) + 1:
+            found += [edges[bins[0]], edges[bins[-1] + 1]]
     return found
 
 
-def _row(model: Latency, timing: Timing, xs: Scale, base: float, width: float) -> Markup:
-    kind = series(model.name, timing)
+def _row(model: str, timing: Timing, xs: Scale, base: float, width: float) -> Markup:
+    kind = series(model, timing)
+    figures, counts, edges = timing.models[model].latency, timing.models[model].histogram, timing.histogram_edges_ms
     top = base - ROW + 56
-    parts = [label(xs.start, base - ROW + 26, fitted(model.name, width * 0.9), class_=f"name {kind}")]
-    if len(timing.edges_ms) == len(model.counts) + 1 and any(model.counts):
-        parts.append(tag("path", d=_outline(timing.edges_ms, model.counts, xs, base, top), class_=f"area {kind}"))
+    parts = [label(xs.start, base - ROW + 26, fitted(model, width * 0.9), class_=f"name {kind}")]
+    if len(edges) == len(counts) + 1 and any(counts):
+        parts.append(tag("path", d=_outline(edges, counts, xs, base, top), class_=f"area {kind}"))
     parts.append(tag("line", x1=xs.start, x2=xs.end, y1=base, y2=base, class_="axis"))
-    quantiles = [
-        (name, value)
-        for name, value in (("p50", model.p50), ("p90", model.figures.p90_ms), ("p99", model.figures.p99_ms))
-        if value
-    ]
+    known = (("p50", figures.p50_ms), ("p90", figures.p90_ms), ("p99", figures.p99_ms))
+    quantiles = [(name, value) for name, value in known if value]
     taken: list[Box] = []
     # The median's label is always there, the tail's next; those that would touch one before them are left out.
     for name, value in sorted(quantiles, key=lambda q: ("p50", "p99", "p90").index(q[0])):

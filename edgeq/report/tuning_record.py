@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from edgeq_device.claim import UNKNOWN, Claim
 
+from edgeq.run.engines import DEFAULT
 from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Positive, Share, computed
 
 SCHEMA = "edgeq.tuning/1"
@@ -19,6 +21,13 @@ _SURE = 1.96  # two-sided 95 % of the normal distribution
 Stage = Literal["space", "recovery", "exclusion", "threads"]
 Status = Literal["chosen", "qualified", "short", "eliminated"]
 Basis = Literal["labels", "agreement"]
+
+FLOAT = "float32"
+MOST_CANDIDATES = 300
+"""More than these are not drawn."""
+_AGAINST_FLOAT = ("top-1 agreement", "agreement", "cosine")
+"""Metrics of agreement with float32, which by nature has 1."""
+_DRAWN = {"chosen": "chosen", "short": "short", "eliminated": "dropped", "slow": "slow", FLOAT: FLOAT}
 
 
 @dataclass(frozen=True)
@@ -142,7 +151,12 @@ class StageTime:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One candidate: how it was made, and what became known of it. See `edgeq.tune.trials.Trial`."""
+    """One candidate: how it was made, and what became known of it. See `edgeq.tune.trials.Trial`.
+
+    Attributes:
+        status: as `Status` has it; "float32" for the baseline.
+        reason: why it is not the chosen one.
+    """
 
     name: str
     scheme: Mapping[str, Any] = field(default_factory=dict)
@@ -160,6 +174,24 @@ class TrialRecord:
     accuracy: Assessment | None = None
     timing: Timing | None = None
     memory_bytes: Count | None = None
+
+    @property
+    def mark(self) -> str:
+        """Return what is drawn: "chosen", "front", "behind", "short" (of the accuracy), "slow" (than float32),
+        "dropped" or "float32"."""
+        status = _DRAWN.get(self.status, "behind")
+        return "front" if self.pareto and status != "chosen" else status
+
+    @property
+    def latency_ms(self) -> float | None:
+        """Return the median latency; None where it was not timed."""
+        value = self.timing.latency.get("p50_ms", 0.0) if self.timing is not None else 0.0
+        return value if 0 < value < 1e200 else None
+
+    @property
+    def plugin(self) -> str:
+        """Return the engine that runs it; "" for onnxruntime's own kernels."""
+        return self.engine if self.engine != DEFAULT else ""
 
 
 @dataclass(frozen=True)
@@ -226,3 +258,59 @@ class TuningRecord:
     settled: bool | None = None
     out_of_time: bool = False
     histograms: HistogramsRecord = HistogramsRecord()
+
+    @property
+    def met(self) -> bool | None:
+        """Return whether a candidate meets what was asked; None where the record does not say."""
+        return None if self.chosen == "" else self.chosen is not None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the verdict, and what would be needed to meet the goal."""
+        return (*self.verdict[:12], *self.needed[:12])
+
+    @cached_property
+    def drawn(self) -> tuple[TrialRecord, ...]:
+        """Return float32 and at most `MOST_CANDIDATES` candidates, among them the chosen one and the front."""
+        trials = self.candidates
+        order = sorted(range(len(trials)), key=lambda i: (trials[i].status != "chosen", not trials[i].pareto))
+        baseline = TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing)
+        return (baseline, *(trials[i] for i in sorted(order[:MOST_CANDIDATES])))
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Return the plug-in engines of the candidates that are drawn."""
+        return tuple(dict.fromkeys(trial.plugin for trial in self.drawn if trial.plugin))
+
+    @property
+    def least_accuracy(self) -> float | None:
+        """Return the accuracy that was asked for, in the metric's unit."""
+        base, drop = self._base, self.goal.max_drop
+        return None if base is None or drop is None else base - self._sign * drop
+
+    def accuracy_of(self, trial: TrialRecord) -> float | None:
+        """Return a candidate's value of the metric. Of what was measured on a part of the samples only the loss can be
+        compared with others, because float32 has another value on that part."""
+        found, base = trial.accuracy, self._base
+        if trial.status == FLOAT:
+            return base
+        if found is None:
+            return None
+        if self.metric.name in found.metrics and found.complete:
+            return found.metrics[self.metric.name]
+        return None if base is None else base - self._sign * found.drop
+
+    def bytes_of(self, trial: TrialRecord) -> float | None:
+        """Return the size of a candidate, or of float32."""
+        if trial.status == FLOAT:
+            return self.float32.bytes
+        return trial.screening.bytes if trial.screening else None
+
+    @property
+    def _base(self) -> float | None:
+        """Return float32's value of the metric."""
+        return self.float32.accuracy.get(self.metric.name, 1.0 if self.metric.name in _AGAINST_FLOAT else None)
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.metric.higher_is_better else -1.0

@@ -85,7 +85,7 @@ def test_it_is_rebuilt_beside_the_bundle(copy: Path) -> None:
 def test_measuring_adds_latency_and_layer_times(bundle: Path, tmp_path: Path) -> None:
     done = report_bundle(bundle, tmp_path / "r.html", measure=True, settings=BenchSettings(min_duration_s=0.05))
     assert done.data.timing is not None
-    assert {m.name for m in done.data.timing.models} >= {"float32"}
+    assert "float32" in done.data.timing.models
     layers = done.data.variants[0].drawn_layers[0]
     assert any(layer.int8_us for layer in layers)
     assert any(layer.float_us for layer in layers)

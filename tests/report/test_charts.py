@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +12,7 @@ from edgeq.report.histograms import TensorHistogram, histogram_chart
 from edgeq.report.layers import Layer, layer_profile
 from edgeq.report.svg import EM, Box, text_width
 from edgeq.report.timing import BenchReport, Latency, LatencyFigures, Timing, bench_timing, latency_chart
-from edgeq.report.tuning import Candidate, Tuning, pareto, tuning_of
+from edgeq.report.tuning import pareto
 from edgeq.report.tuning_record import TuningRecord
 from edgeq.util.records import salvage
 
@@ -21,8 +21,8 @@ from . import samples
 WIDTHS = [350.0, 880.0]
 
 
-def latency(name: str, p50: float, p90: float, p99: float | None = None) -> Latency:
-    return Latency(name, LatencyFigures(p50_ms=p50, p90_ms=p90, p99_ms=p99))
+def latency(p50: float, p90: float, p99: float | None = None) -> Latency:
+    return Latency(LatencyFigures(p50_ms=p50, p90_ms=p90, p99_ms=p99))
 
 
 def parsed(drawn: str) -> ElementTree.Element:
@@ -46,15 +46,18 @@ def text_boxes(root: ElementTree.Element, name: str) -> list[Box]:
     return boxes
 
 
-@pytest.fixture
-def tuning() -> Tuning:
-    found = tuning_of(salvage(samples.tuning(), TuningRecord))
-    assert found is not None
+def read_tuning(**changes: Any) -> TuningRecord:
+    found: TuningRecord = salvage({**samples.tuning(), **changes}, TuningRecord)
     return found
 
 
+@pytest.fixture
+def tuning() -> TuningRecord:
+    return read_tuning()
+
+
 @pytest.mark.parametrize("width", WIDTHS)
-def test_pareto_has_a_mark_for_each_measured_candidate(tuning: Tuning, width: float) -> None:
+def test_pareto_has_a_mark_for_each_measured_candidate(tuning: TuningRecord, width: float) -> None:
     root = parsed(pareto(tuning, width, 400))
     points = by_class(root, "point")
     assert sorted(int(p.get("data-candidate", "")) for p in points) == [0, 1, 2, 3, 4, 5]  # "early" has no figures
@@ -68,7 +71,7 @@ def test_pareto_has_a_mark_for_each_measured_candidate(tuning: Tuning, width: fl
         assert 0 <= float(target.get("cy", "")) <= 400
 
 
-def test_a_hopeless_candidate_does_not_flatten_the_others(tuning: Tuning) -> None:
+def test_a_hopeless_candidate_does_not_flatten_the_others(tuning: TuningRecord) -> None:
     root = parsed(pareto(tuning, 880, 400))
     off = by_class(root, "off")
     assert len(off) == 1
@@ -80,8 +83,8 @@ def test_a_hopeless_candidate_does_not_flatten_the_others(tuning: Tuning) -> Non
 
 
 def test_names_on_the_plot_keep_apart_and_inside() -> None:
-    crowd = [Candidate(f"candidate-{i}", (), 0.5 + 0.0001 * i, 1.0 + 0.01 * i, status="front") for i in range(14)]
-    root = parsed(pareto(Tuning("top1", tuple(crowd)), 350, 360))
+    crowd = [samples.candidate(f"candidate-{i}", 0.5 + 0.0001 * i, 1.0 + 0.01 * i, pareto=True) for i in range(14)]
+    root = parsed(pareto(read_tuning(candidates=crowd, float32={}, goal={}), 350, 360))
     boxes = text_boxes(root, "name")
     assert len(boxes) >= 2
     for i, box in enumerate(boxes):
@@ -89,11 +92,14 @@ def test_names_on_the_plot_keep_apart_and_inside() -> None:
         assert not any(box.overlaps(other) for other in boxes[:i])
 
 
-def test_lower_can_be_better(tuning: Tuning) -> None:
-    candidates = tuple(dataclasses.replace(c, accuracy=1 - (c.accuracy or 0.0)) for c in tuning.candidates)
-    turned = dataclasses.replace(
-        tuning, metric="error", candidates=candidates, higher_is_better=False, least_accuracy=0.4372
-    )
+def test_lower_can_be_better() -> None:
+    plain = samples.tuning()
+    for candidate in plain["candidates"]:
+        if candidate["accuracy"]:
+            candidate["accuracy"]["metrics"] = {"error": 1 - candidate["accuracy"]["metrics"]["top1"]}
+    plain["float32"]["accuracy"] = {"error": 1 - 0.5678}
+    turned = read_tuning(**{**plain, "metric": {"name": "error", "higher_is_better": False}})
+    assert turned.least_accuracy == pytest.approx(0.4372)
     drawn = pareto(turned, 880, 400)
     assert "lower is better" in drawn
     assert "at most" in drawn
@@ -101,7 +107,7 @@ def test_lower_can_be_better(tuning: Tuning) -> None:
 
 
 def test_one_candidate_is_no_plot() -> None:
-    assert pareto(Tuning("top1", (Candidate("a", (), 0.5, 1.0),)), 880, 400) == ""
+    assert pareto(read_tuning(candidates=[samples.candidate("a", 0.5, 1.0)], float32={}), 880, 400) == ""
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -119,7 +125,7 @@ def test_latency_rows(width: float) -> None:
 
 
 def test_percentiles_at_one_place_do_not_overlap() -> None:
-    timing = Timing((latency("a", 1.0, 1.001, 1.002), latency("b", 99.0, 99.1, 99.2)))
+    timing = Timing({"a": latency(1.0, 1.001, 1.002), "b": latency(99.0, 99.1, 99.2)})
     root = parsed(latency_chart(timing, 350))
     boxes = text_boxes(root, "tick")
     assert sum("p50" in (e.text or "") for e in by_class(root, "tick")) == 2
@@ -127,10 +133,10 @@ def test_percentiles_at_one_place_do_not_overlap() -> None:
 
 
 def test_latency_without_histograms_still_shows_percentiles() -> None:
-    root = parsed(latency_chart(Timing((latency("a", 2.0, 2.5),)), 880))
+    root = parsed(latency_chart(Timing({"a": latency(2.0, 2.5)}), 880))
     assert not by_class(root, "area")
     assert len(by_class(root, "quantile")) == 2
-    assert latency_chart(Timing(()), 880) == ""
+    assert latency_chart(Timing({}), 880) == ""
 
 
 def test_histogram_draws_each_threshold_and_shades_what_is_clipped() -> None:

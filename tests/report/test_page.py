@@ -194,10 +194,10 @@ def test_candidates_come_in_the_order_that_the_caption_says() -> None:
     tuning = read_report(samples.record()).tuning
     assert tuning is not None
     ordered = ordered_candidates(tuning)
-    assert [c.status for c in ordered[:2]] == ["chosen", "float32"]
+    assert [c.mark for c in ordered[:2]] == ["chosen", "float32"]
     least = tuning.least_accuracy
     assert least is not None
-    out = [c.status in ("short", "slow", "dropped") or (c.accuracy or 0) < least for c in ordered[2:]]
+    out = [c.mark in ("short", "slow", "dropped") or (tuning.accuracy_of(c) or 0) < least for c in ordered[2:]]
     assert out == sorted(out)  # what keeps the accuracy comes before what does not, on the front or not
     assert any(out)
     kept = [c.latency_ms for c, is_out in zip(ordered[2:], out, strict=True) if not is_out and c.latency_ms]

@@ -15,15 +15,16 @@ from edgeq.report.layers import layer_rows
 from edgeq.report.page import render
 from edgeq.report.read import ReportData, Variant, read_report
 from edgeq.report.timing import BenchReport, bench_timing
-from edgeq.report.tuning import MOST_CANDIDATES, Tuning, tuning_of
-from edgeq.report.tuning_record import TuningRecord
+from edgeq.report.tuning import trial_settings, tuning_facts
+from edgeq.report.tuning_record import MOST_CANDIDATES, TuningRecord
 from edgeq.util.records import salvage
 
 from . import samples
 
 
-def read_tuning(plain: dict[str, Any]) -> Tuning | None:
-    return tuning_of(salvage(plain, TuningRecord))
+def read_tuning(plain: dict[str, Any]) -> TuningRecord:
+    found: TuningRecord = salvage(plain, TuningRecord)
+    return found
 
 
 JSON = st.recursive(
@@ -128,8 +129,7 @@ def test_the_bundles_own_short_form_is_read() -> None:
 
 def test_tuning() -> None:
     tuning = read_tuning(samples.tuning())
-    assert tuning is not None
-    assert [c.status for c in tuning.candidates] == [
+    assert [trial.mark for trial in tuning.drawn] == [
         "float32",
         "chosen",
         "front",
@@ -140,9 +140,9 @@ def test_tuning() -> None:
     ]
     assert tuning.least_accuracy == pytest.approx(0.5628)
     assert tuning.met
-    assert dict(tuning.facts)["allowed loss"].startswith("0.50")
-    assert dict(tuning.candidates[1].settings)["recoveries"] == "bias-correction"
-    assert tuning.candidates[-1].accuracy is None
+    assert dict(tuning_facts(tuning))["allowed loss"].startswith("0.50")
+    assert dict(trial_settings(tuning.drawn[1]))["recoveries"] == "bias-correction"
+    assert tuning.accuracy_of(tuning.drawn[-1]) is None
 
 
 def test_tuning_by_agreement() -> None:
@@ -153,8 +153,7 @@ def test_tuning_by_agreement() -> None:
         {"name": "b", "status": "short", "accuracy": samples.assessment(0.3), "timing": None},
     ]
     tuning = read_tuning(plain)
-    assert tuning is not None
-    assert [c.accuracy for c in tuning.candidates] == pytest.approx([1.0, 0.98, 0.7])
+    assert [tuning.accuracy_of(trial) for trial in tuning.drawn] == pytest.approx([1.0, 0.98, 0.7])
 
 
 def test_a_part_of_the_samples_is_compared_by_its_loss() -> None:
@@ -162,8 +161,7 @@ def test_a_part_of_the_samples_is_compared_by_its_loss() -> None:
     part = samples.assessment(0.01, complete=False, metrics={"top1": 0.9})
     plain["candidates"] = [samples.candidate("a", 0.5, 1.0, accuracy=part)]
     tuning = read_tuning(plain)
-    assert tuning is not None
-    assert tuning.candidates[1].accuracy == pytest.approx(0.5578)
+    assert tuning.accuracy_of(tuning.drawn[1]) == pytest.approx(0.5578)
 
 
 def test_the_chosen_candidate_survives_any_limit() -> None:
@@ -171,10 +169,10 @@ def test_the_chosen_candidate_survives_any_limit() -> None:
     extra = [samples.candidate(f"c{i}", 0.5, 1.0) for i in range(1000)]
     plain["candidates"] = [*extra, *plain["candidates"]]
     tuning = read_tuning(plain)
-    assert tuning is not None
-    assert len(tuning.candidates) == MOST_CANDIDATES + 1
-    assert tuning.left_out == len(plain["candidates"]) - MOST_CANDIDATES
-    assert any(c.status == "chosen" for c in tuning.candidates)
+    assert len(tuning.drawn) == MOST_CANDIDATES + 1
+    assert any(trial.mark == "chosen" for trial in tuning.drawn)
+    left_out = len(plain["candidates"]) - MOST_CANDIDATES
+    assert f", {left_out} more are only in the record" in render(read_report(samples.record(tuning=plain)))
 
 
 def test_times_without_errors_keep_the_kernels_order() -> None:
@@ -196,7 +194,7 @@ def test_what_contradicts_itself_is_left_out() -> None:
     bench["scenarios"]["single-stream"]["histogram_edges_ms"][5] = 0.0
     timing = bench_timing(salvage(bench, BenchReport))
     assert timing is not None
-    assert timing.edges_ms == ()
+    assert timing.histogram_edges_ms == ()
 
 
 def test_a_number_beyond_all_counts_is_left_out() -> None:
