@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from edgeq_device.arrays import one_array
 from edgeq_device.bench import BenchSettings, OnProgress, bench_lines
 from edgeq_device.bench_models import BenchModel, Shapes, bench_models
-from edgeq_device.claim import FEWEST_SESSIONS
+from edgeq_device.claim import FEWEST_SESSIONS, Claim
 from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.scenarios import Feed
 from numpy.typing import NDArray
@@ -69,6 +69,10 @@ class Measurement(Page):
         baseline_ms, ms, reason, verdict (`edgeq_device.claim`)."""
         ratio: Mapping[str, Any] = self.scenarios[scenario]["ratios"][name]
         return ratio
+
+    def claim(self, name: str) -> Claim:
+        """Return what can be claimed of the speed of `name` against the baseline, run singly."""
+        return Claim.read(self.ratio(name))
 
     def __brief__(self) -> dict[str, Any]:
         p50 = {

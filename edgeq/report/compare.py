@@ -161,8 +161,8 @@ class Comparison(Page):
         if self.same:
             return ("A and B are the same model.",)
         lines = []
-        if (claim := _claim(self)) is not None:
-            lines.append(f"{claim.sentence('B', 'A')}.")
+        if self.measurement is not None:
+            lines.append(f"{self.measurement.claim(B).sentence('B', 'A')}.")
         if self.a.accuracy is not None and self.b.accuracy is not None:
             lines.append(_accuracy_sentence(self.a.accuracy, self.b.accuracy))
         elif self.agreement is not None:
@@ -206,10 +206,6 @@ class Comparison(Page):
             }
         )
         return found
-
-
-def _claim(found: Comparison) -> Claim | None:
-    return Claim.read(found.measurement.ratio(B)) if found.measurement is not None else None
 
 
 def _memories(found: Comparison) -> tuple[int | None, int | None]:
@@ -293,7 +289,7 @@ def speed_outcome(found: Claim, limit: float) -> Outcome:
 
 def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
     required = f"less than the {times(limit)} required"
-    claim = _claim(found) or Claim.read({"reason": "it was not timed"})
+    claim = found.measurement.claim(B) if found.measurement is not None else Claim(reason="it was not timed")
     outcome, said = speed_outcome(claim, limit), claim.sentence(b, a)
     if found.same:
         outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a}, as fast"
@@ -540,6 +536,6 @@ def _time(
                 feeds=None if feeds is None else lambda session: feeds,
                 progress=progress,
             )
-        if limit is None or speed_outcome(Claim.read(measurement.ratio(B)), limit) != UNSETTLED:
+        if limit is None or speed_outcome(measurement.claim(B), limit) != UNSETTLED:
             break
     return measurement
