@@ -72,6 +72,29 @@ class SelfTestCase:
 
 
 @dataclass(frozen=True)
+class SelfTest:
+    """The self-test of a variant.
+
+    Attributes:
+        tolerance: absolute difference allowed for each output of the cases.
+        slices: the one allowed on parts of an output whose values are of another unit.
+    """
+
+    cases: tuple[SelfTestCase, ...] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    slices: Mapping[str, tuple[SliceTolerance, ...]] = field(default_factory=dict)
+
+    def check(self, where: str) -> None:
+        """Raise UsageError where a tolerance is missing, or is one of an output that no case has."""
+        outputs = {name for case in self.cases for name in case.outputs}
+        if outputs != set(self.tolerance):
+            odd = sorted(outputs ^ set(self.tolerance))
+            raise UsageError(f"{where}: self-test outputs and tolerances differ in {odd[0]!r}")
+        if not set(self.slices) <= outputs:
+            raise UsageError(f"{where}: the self-test has no output {sorted(set(self.slices) - outputs)[0]!r}")
+
+
+@dataclass(frozen=True)
 class VariantSpec:
     """One way to run the model.
 
@@ -86,8 +109,6 @@ class VariantSpec:
             `required_features` (list), `rank` (int, the highest that fits wins), `min_onnxruntime` ("1.17") and
             `optimization` ("none", "basic", "extended", "all") and `threads` (those that suit it best, taken where the
             caller names none); the rest is for people.
-        selftest: vectors; `tolerance` is the absolute difference allowed for each of their outputs, and `slices` the
-            one allowed on parts of an output whose values are of another unit.
         files: what else the target needs (a file for its own runtime), by relative path; in the bundle it lies under
             files/NAME. The runner on the device ignores it.
         calibration: folder with the three calibration tables of the ranges that it uses. In the bundle the first ones
@@ -101,11 +122,9 @@ class VariantSpec:
     session_options: Mapping[str, str] = field(default_factory=dict)
     provider_options: Mapping[str, str] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    selftest: tuple[SelfTestCase, ...] = ()
-    tolerance: Mapping[str, float] = field(default_factory=dict)
+    selftest: SelfTest = SelfTest()
     files: Mapping[str, Path] = field(default_factory=dict)
     calibration: Path | None = None
-    slices: Mapping[str, tuple[SliceTolerance, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"variant {self.name}"
@@ -120,12 +139,7 @@ class VariantSpec:
             if not all(isinstance(value, str) for value in options.values()):
                 raise UsageError(f"{where}: session and provider options must be strings")
         self._check_options(where)
-        outputs = {name for case in self.selftest for name in case.outputs}
-        if outputs != set(self.tolerance):
-            odd = sorted(outputs ^ set(self.tolerance))
-            raise UsageError(f"{where}: self-test outputs and tolerances differ in {odd[0]!r}")
-        if not set(self.slices) <= outputs:
-            raise UsageError(f"{where}: the self-test has no output {sorted(set(self.slices) - outputs)[0]!r}")
+        self.selftest.check(where)
 
     def _check_options(self, where: str) -> None:
         """Refuse what the reader of the bundle would refuse."""
@@ -365,9 +379,8 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
             info = {**variant.info, "device": variant.device, "selftest": _selftest(variant, vectors)}
             if variant.calibration is not None:
                 info["calibration"] = tables[variant.calibration]
-            if variant.slices:
-                slices = {name: [asdict(part) for part in parts] for name, parts in sorted(variant.slices.items())}
-                info["selftest_slices"] = slices
+            if slices := variant.selftest.slices:
+                info["selftest_slices"] = {name: [asdict(part) for part in slices[name]] for name in sorted(slices)}
             files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
             bodies[variant.name] = _variant_body(variant, placement)
             files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})
@@ -426,14 +439,15 @@ def _selftest(variant: VariantSpec, vectors: dict[bytes, str]) -> dict[str, Any]
     """Return the self-test entry of one variant; vectors that are there already (`vectors`: bytes → path) are not
     repeated."""
     cases = []
-    for case in variant.selftest:
+    for case in variant.selftest.cases:
         entry = {}
         for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs)):
             data = _npz(arrays, f"variant {variant.name}: self-test {kind}")
             count = sum(path.startswith(f"selftest/{kind}-") for path in vectors.values())
             entry[kind] = vectors.setdefault(data, f"selftest/{kind}-{count}.npz")
         cases.append(entry)
-    return {"cases": cases, "tolerance": {name: float(value) for name, value in sorted(variant.tolerance.items())}}
+    tolerance = {name: float(value) for name, value in sorted(variant.selftest.tolerance.items())}
+    return {"cases": cases, "tolerance": tolerance}
 
 
 def _npz(arrays: Arrays, where: str) -> bytes:

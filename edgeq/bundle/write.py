@@ -39,10 +39,9 @@ from edgeq_device.signature import (
 )
 from onnx import TensorProto, numpy_helper
 
-from edgeq.bundle.plan import BundleSpec, Content, SelfTestCase, VariantSpec, plan_bundle
+from edgeq.bundle.plan import BundleSpec, Content, plan_bundle
 from edgeq.bundle.verify import check_cryptography, contents, opened, verified_key
 from edgeq.errors import BundleError, DataError, EdgeqError, OutputError, UsageError
-from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import load_model, model_files, path_of
 from edgeq.util.display import Displayed
@@ -116,8 +115,6 @@ def check_archive(path: Path) -> None:
 BUNDLE = Ownership("bundle", _judge)
 """Its manifest is one of edgeq's, and every file in it has the hash that the manifest states."""
 
-
-__all__ = ["SUFFIX", "BundleSpec", "SelfTestCase", "VariantSpec", "write_bundle"]
 
 _LARGE = 1 << 31
 

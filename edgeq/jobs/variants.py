@@ -15,7 +15,7 @@ from edgeq_device.variants import SliceTolerance
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Alternative, Artifact
-from edgeq.bundle.plan import SelfTestCase, VariantSpec
+from edgeq.bundle.plan import SelfTest, SelfTestCase, VariantSpec
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.target import THIS_MACHINE, Target
@@ -58,15 +58,6 @@ def selftest_cases(artifact: Artifact, samples: Samples, count: int) -> tuple[Se
         )
 
 
-@dataclass(frozen=True)
-class SelfTestVectors:
-    """The vectors, and the absolute differences that are allowed: on each output, and on its slices of another unit."""
-
-    cases: tuple[SelfTestCase, ...]
-    tolerance: Mapping[str, float]
-    slices: Mapping[str, tuple[SliceTolerance, ...]]
-
-
 def expected_outputs(
     cases: tuple[SelfTestCase, ...],
     check: EmulatedCheck | None,
@@ -74,8 +65,8 @@ def expected_outputs(
     *,
     native: bool,
     simulated: bool = False,
-) -> SelfTestVectors:
-    """Return the vectors, made of what this machine answers, and what each output may differ by on the device.
+) -> SelfTest:
+    """Return the self-test, made of what this machine answers, and what each output may differ by on the device.
 
     The outputs are the target's own where they could be computed there. Else they are this machine's, and the
     target's may differ by as much as quantization itself changed them: roundings differ between architectures, and a
@@ -100,7 +91,7 @@ def expected_outputs(
         tolerance[name], parts = _allowed(name, pairs, factor)
         if parts:
             slices[name] = parts
-    return SelfTestVectors(cases, tolerance, slices)
+    return SelfTest(cases, tolerance, slices)
 
 
 def _answers(session: Session, case: SelfTestCase) -> dict[str, Array]:
@@ -232,13 +223,8 @@ def variant_spec(
     """
     built, proof = variant.built, variant.proof
     target, artifact = built.target, built.artifact
-    vectors = expected_outputs(
-        cases,
-        variant.emulated,
-        job.prepared.path,
-        native=variant.native,
-        simulated=artifact.simulation is not None,
-    )
+    simulated = artifact.simulation is not None
+    selftest = expected_outputs(cases, variant.emulated, job.prepared.path, native=variant.native, simulated=simulated)
     info = {
         **({"table_file": f"{name}.{artifact.requires['table']}"} if "table" in artifact.requires else {}),
         "title": target.title,
@@ -259,10 +245,10 @@ def variant_spec(
         **({"threads": variant.threads} if variant.threads else {}),
         **({"files": sorted(artifact.files)} if artifact.files else {}),
     }
-    return replace(_spec(name, artifact, info, vectors), model=model, calibration=tables)
+    return replace(_spec(name, artifact, info, selftest), model=model, calibration=tables)
 
 
-def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], vectors: SelfTestVectors) -> VariantSpec:
+def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: SelfTest) -> VariantSpec:
     """Describe an artifact for the bundle. edgeq's runner has a plug-in's options from its description; ONNX Runtime's
     own reader of packages has them from the bundle."""
     provider, options = artifact.provider, artifact.provider_options
@@ -277,9 +263,7 @@ def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], vectors: SelfT
         session_options=artifact.session_options,
         provider_options=options,
         info={**artifact.requires, **info},
-        selftest=vectors.cases,
-        tolerance=vectors.tolerance,
-        slices=vectors.slices,
+        selftest=selftest,
         files=artifact.files,
     )
 
@@ -290,8 +274,11 @@ def _engine(artifact: Artifact) -> dict[str, str]:
     return {} if plugin is None else {"engine": plugin.engine.name, "precision": plugin.precision}
 
 
-def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> VariantSpec:
+def alternative_spec(alternative: Alternative, job: Job, count: int) -> VariantSpec:
     """Return the variant of an artifact that stands in for another, once a bundle: every target's is the same.
+
+    Args:
+        count: how many samples its self-test has.
 
     Raises:
         CheckFailedError: its file answers otherwise when it is opened as devices open it.
@@ -302,9 +289,9 @@ def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> Varia
         opening = open_stand_in(artifact, job.prepared.path, job.validation)
         opening.check(artifact.model)
         unopened = "; ".join(opening.notes)
-    cases = selftest_cases(artifact, job.validation, selftest)
+    cases = selftest_cases(artifact, job.validation, count)
     modelled = artifact.simulation is not None
-    vectors = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
+    selftest = expected_outputs(cases, None, job.prepared.path, native=not modelled, simulated=modelled)
     simulated = modelled or artifact.plugin is not None
     where = "in simulation on a CPU" if simulated else "this machine"
     kind: CheckKind = "modelled" if simulated else "native"
@@ -320,7 +307,7 @@ def alternative_spec(alternative: Alternative, job: Job, selftest: int) -> Varia
         "preprocessing": _preprocessing(job.validation),
         "checks": [plain(check) for check in checks],
     }
-    return replace(_spec(alternative.name, artifact, info, vectors), files={})
+    return replace(_spec(alternative.name, artifact, info, selftest), files={})
 
 
 def _coverage(found: Coverage) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def test_report_lists_every_variant(good_zip: Path) -> None:
 def test_a_slice_of_an_output_travels_with_its_tolerance(tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx", 0.0)
     part = SliceTolerance(1, 4, 11, 1e-3)
-    write_bundle(BundleSpec("x", (variant("v", model, 0.0, slices={"y": (part,)}),)), tmp_path / "b")
+    tested = variant("v", model, 0.0)
+    tested = replace(tested, selftest=replace(tested.selftest, slices={"y": (part,)}))
+    write_bundle(BundleSpec("x", (tested,)), tmp_path / "b")
     report = verify_bundle(tmp_path / "b")
     assert report.passed
     assert report.variants[0].variant.slices == {"y": (part,)}

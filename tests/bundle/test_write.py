@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeq.bundle.plan import BundleSpec, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTest, SelfTestCase, VariantSpec
 from edgeq.bundle.verify import opened
 from edgeq.bundle.write import write_bundle
 from edgeq.errors import BundleError, CalibrationError, DataError, ModelError, OutputError, UsageError
@@ -143,10 +143,9 @@ def test_what_cannot_go_in_is_refused(spec: BundleSpec, tmp_path: Path) -> None:
     refused(ModelError, "nothing.onnx", float_model=tmp_path / "nothing.onnx")
     bad = np.full_like(INPUT, np.inf)
     one = spec.variants[0]
-    case = (SelfTestCase({"x": bad}, {"y": answer(0.0)}),)
-    refused(DataError, "'x' is not finite", variants=(dataclasses.replace(one, selftest=case),))
-    case = (SelfTestCase({"x": INPUT.astype(object)}, {"y": answer(0.0)}),)
-    refused(DataError, "which cannot be compared", variants=(dataclasses.replace(one, selftest=case),))
+    for x, problem in ((bad, "'x' is not finite"), (INPUT.astype(object), "which cannot be compared")):
+        test = SelfTest((SelfTestCase({"x": x}, {"y": answer(0.0)}),), {"y": 1e-4})
+        refused(DataError, problem, variants=(dataclasses.replace(one, selftest=test),))
 
 
 @pytest.mark.parametrize(
@@ -157,16 +156,27 @@ def test_what_cannot_go_in_is_refused(spec: BundleSpec, tmp_path: Path) -> None:
         ({"info": {"selftest": {}}}, "which the bundle writes itself"),
         ({"session_options": {"session.enable_profiling": "1"}}, "is not one that a bundle may set"),
         ({"session_options": {"a": 1}}, "must be strings"),
-        ({"tolerance": {}}, "differ in 'y'"),
-        ({"tolerance": {"y": 1.0, "z": 1.0}}, "differ in 'z'"),
         ({"info": {"selftest_slices": {}}}, "which the bundle writes itself"),
-        ({"slices": {"z": ()}}, "has no output 'z'"),
     ],
 )
 def test_a_variant_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
     good = variant("a", Path("m.onnx"), 0.0)
     with pytest.raises(UsageError, match=says):
         dataclasses.replace(good, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tolerance": {}}, "differ in 'y'"),
+        ({"tolerance": {"y": 1.0, "z": 1.0}}, "differ in 'z'"),
+        ({"slices": {"z": ()}}, "has no output 'z'"),
+    ],
+)
+def test_a_self_test_that_makes_no_sense(changes: dict[str, Any], says: str) -> None:
+    good = variant("a", Path("m.onnx"), 0.0)
+    with pytest.raises(UsageError, match=says):
+        dataclasses.replace(good, selftest=dataclasses.replace(good.selftest, **changes))
 
 
 def test_a_bundle_that_makes_no_sense() -> None:

@@ -15,7 +15,7 @@ from edgeq_device.package import open_bundle
 from edgeq_device.serve import requested_variant
 from edgeq_device.sessions import read_device
 
-from edgeq.bundle.plan import BundleSpec, SelfTestCase, VariantSpec
+from edgeq.bundle.plan import BundleSpec, SelfTest, SelfTestCase, VariantSpec
 from edgeq.bundle.write import write_bundle
 
 from . import fakes
@@ -25,12 +25,8 @@ def bundle(models: dict[str, Path], destination: Path, *, with_float: bool = Tru
     x = {"x": np.linspace(0, 1, 64, dtype=np.float32)[None]}
     session = onnxruntime.InferenceSession(str(models["narrow"]), providers=["CPUExecutionProvider"])
     case = SelfTestCase(x, {"y": session.run(None, x)[0]})
-    variant = VariantSpec(
-        "small",
-        models["narrow"],
-        selftest=(case,) if with_selftest else (),
-        tolerance={"y": 1e-3} if with_selftest else {},
-    )
+    selftest = SelfTest((case,), {"y": 1e-3}) if with_selftest else SelfTest()
+    variant = VariantSpec("small", models["narrow"], selftest=selftest)
     write_bundle(BundleSpec("b", (variant,), float_model=models["wide"] if with_float else None), destination)
     return destination
 
