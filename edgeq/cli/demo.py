@@ -36,6 +36,8 @@ def demo_command(printer: Printer, output: Path, files: Path | None, force: bool
 def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
     from edgeq_device.verify import report_lines
 
+    from edgeq.measure.latency import speed_of
+
     machine, match = result.machine, result.match
     yield f"machine   {machine.cpu_name or 'unknown CPU'}, {machine.usable_threads} threads"
     yield f"profile   {match.profile.name}: {match.profile.title}"
@@ -48,7 +50,7 @@ def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
         rows.append((row.name, *latency, f"{row.bytes / 1e3:.0f}", f"{row.top1:.4f}", f"{row.int8_mac_share:.1%}"))
     yield table(("", "p50 ms", "p90 ms", "p99 ms", "size kB", "top-1", "int8 MACs"), rows)
     name = next(n for n in result.measurement.report["models"] if n != result.rows[0].name)
-    yield result.measurement.claim(name).sentence("int8", "float32")
+    yield speed_of(result.measurement, name).sentence("int8", "float32")
     yield from (f"note: {note}" for note in result.measurement.notes)
     yield f"bundle    {result.packaged.bundle.resolve()}"
     yield f"try       python {result.packaged.bundle / 'edgeq_run.py'} verify"

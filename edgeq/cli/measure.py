@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from edgeq.measure.evaluation import EvalResult, Trial
     from edgeq.measure.latency import Measurement
     from edgeq.remote.devices import Board
-    from edgeq.remote.jobs import Fleet
+    from edgeq.report.timing import FleetRecord
 
 
 @command("verify")
@@ -188,7 +188,7 @@ def bench_command(
     printer.result(found, lambda: click.echo("\n".join(map(printable, lines))))
 
 
-def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> Fleet:
+def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Measurement]) -> FleetRecord:
     """Measure on all boards, with what each is doing in one table on a terminal."""
     from edgeq.remote.jobs import measure_fleet
 

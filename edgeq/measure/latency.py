@@ -70,10 +70,6 @@ class Measurement(Page):
         ratio: Mapping[str, Any] = self.scenarios[scenario]["ratios"][name]
         return ratio
 
-    def claim(self, name: str) -> Claim:
-        """Return what can be claimed of the speed of `name` against the baseline, run singly."""
-        return Claim.read(self.ratio(name))
-
     def __brief__(self) -> dict[str, Any]:
         p50 = {
             f"{model}, {name}, p50 ms": found["latency"]["p50_ms"]
@@ -91,6 +87,11 @@ class Measurement(Page):
     def text(self, *, verbose: bool = False) -> str:
         """The table for people."""
         return "\n".join(bench_lines(self.report, verbose=verbose))
+
+
+def speed_of(found: Measurement, name: str) -> Claim:
+    """Return what can be claimed of the speed of `name` against the baseline, run singly."""
+    return Claim.read(found.ratio(name))
 
 
 def bench_model(

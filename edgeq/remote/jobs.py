@@ -32,7 +32,7 @@ from edgeq.remote.machine import board_record, describe_board
 from edgeq.remote.session import SENSELESS, BoardModels, BoardSession, open_board, senseless, start_board_guest
 from edgeq.report.compare import CompareRequest
 from edgeq.report.gate import Gated, GateLimits, gate
-from edgeq.report.timing import BenchReport, FleetRecord, FleetRow, board_table, failures, kind_table, summarised
+from edgeq.report.timing import BenchReport, FleetRecord, FleetRow, summarised
 from edgeq.run.session import SessionSettings, open_request, with_carried
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.records import Amount, parse, plain
@@ -158,33 +158,7 @@ OnStatus = Callable[[str, str], None]
 _AT_ONCE = 64
 
 
-@dataclass(frozen=True)
-class Fleet:
-    """What a benchmark found on a fleet."""
-
-    found: FleetRecord
-
-    def check(self) -> None:
-        """Raise BoardError where no board gave figures."""
-        if all(row.reason for row in self.found.boards):
-            raise BoardError(f"no board could be measured: {self.found.boards[0].reason}")
-
-    def __record__(self) -> FleetRecord:
-        return self.found
-
-    def tables(self) -> Iterator[tuple[Sequence[str], list[Sequence[str]]]]:
-        """For people: heads and rows, first by board, then by kind."""
-        yield board_table(self.found)
-        if self.found.kinds:
-            yield kind_table(self.found)
-
-    def lines(self) -> list[str]:
-        """What the tables do not hold: why boards failed, and what may have disturbed the others."""
-        notes = [f"{board.name}: {note}" for board in self.found.boards for note in board.notes]
-        return [*failures(self.found), *notes]
-
-
-def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_status: OnStatus) -> Fleet:
+def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_status: OnStatus) -> FleetRecord:
     """Run a benchmark on all boards, in parallel; its first scenario is what is compared.
 
     Args:
@@ -192,7 +166,7 @@ def measure_fleet(boards: Sequence[Board], run: Callable[..., Measurement], on_s
     """
     with ThreadPoolExecutor(min(_AT_ONCE, len(boards))) as pool:
         rows, scenarios = zip(*pool.map(lambda board: _row(board, run, on_status), boards), strict=True)
-    return Fleet(summarised(rows, next(filter(None, scenarios), "")))
+    return summarised(rows, next(filter(None, scenarios), ""))
 
 
 def _row(board: Board, run: Callable[..., Measurement], on_status: OnStatus) -> tuple[FleetRow, str]:

@@ -20,7 +20,7 @@ from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
-from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
+from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time, speed_of
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
 from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
@@ -162,7 +162,7 @@ class Comparison(Page):
             return ("A and B are the same model.",)
         lines = []
         if self.measurement is not None:
-            lines.append(f"{self.measurement.claim(B).sentence('B', 'A')}.")
+            lines.append(f"{speed_of(self.measurement, B).sentence('B', 'A')}.")
         if self.a.accuracy is not None and self.b.accuracy is not None:
             lines.append(_accuracy_sentence(self.a.accuracy, self.b.accuracy))
         elif self.agreement is not None:
@@ -289,7 +289,7 @@ def speed_outcome(found: Claim, limit: float) -> Outcome:
 
 def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
     required = f"less than the {times(limit)} required"
-    claim = found.measurement.claim(B) if found.measurement is not None else Claim(reason="it was not timed")
+    claim = speed_of(found.measurement, B) if found.measurement is not None else Claim(reason="it was not timed")
     outcome, said = speed_outcome(claim, limit), claim.sentence(b, a)
     if found.same:
         outcome, said = HELD if limit <= 1 else MISSED, f"{b} is the same model as {a}, as fast"
@@ -536,6 +536,6 @@ def _time(
                 feeds=None if feeds is None else lambda session: feeds,
                 progress=progress,
             )
-        if limit is None or speed_outcome(measurement.claim(B), limit) != UNSETTLED:
+        if limit is None or speed_outcome(speed_of(measurement, B), limit) != UNSETTLED:
             break
     return measurement

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from edgeq_device.claim import Claim
 from markupsafe import Markup
 
+from edgeq.errors import BoardError
 from edgeq.report.numbers import Pairs, milliseconds, pairs, share, significant
 from edgeq.report.svg import EM, Box, Scale, figure, fitted, join, label, scale_for, tag, text_width, x_axis
 from edgeq.report.tuning_record import FLOAT, TuningRecord
@@ -304,6 +305,20 @@ class FleetRecord:
     kinds: tuple[KindRow, ...] = ()
     scenario: str = ""
     schema: str = SCHEMA
+
+    def check(self) -> None:
+        """Raise BoardError where no board gave figures."""
+        if all(row.reason for row in self.boards):
+            raise BoardError(f"no board could be measured: {self.boards[0].reason}")
+
+    def tables(self) -> list[Table]:
+        """Return heads and rows, first by board, then by kind."""
+        return [board_table(self), *([kind_table(self)] if self.kinds else [])]
+
+    def lines(self) -> list[str]:
+        """Say why boards failed, and what may have disturbed the others."""
+        notes = [f"{board.name}: {note}" for board in self.boards for note in board.notes]
+        return [*failures(self), *notes]
 
 
 def summarised(boards: Sequence[FleetRow], scenario: str) -> FleetRecord:
