@@ -54,21 +54,16 @@ class DevicesFile:
 
 
 @dataclass(frozen=True)
-class Board:
-    """One board: see `Entry`.
+class Board(Entry):
+    """One board. Its `host` is without the user.
 
     Attributes:
         name: as the user wrote it.
         user: "" leaves it to ssh.
     """
 
-    name: str
-    host: str
+    name: str = ""
     user: str = ""
-    port: int | None = None
-    kind: str = ""
-    python: tuple[str, ...] = ("python3",)
-    folder: str = ""
 
 
 def boards_of(given: str) -> tuple[Board, ...]:
@@ -137,7 +132,7 @@ def _read(path: Path) -> dict[str, Board]:
     boards = {}
     for name, entry in found.devices.items():
         user, _, host = entry.host.rpartition("@")
-        boards[name] = Board(name, host, user, entry.port, entry.kind or name, entry.python, entry.folder)
+        boards[name] = Board(host, entry.port, entry.kind or name, entry.python, entry.folder, name, user)
     return boards
 
 
@@ -149,11 +144,10 @@ def _addressed(address: str) -> Board:
     port = int(parts["port"]) if parts and parts["port"] else None
     if parts is None or (port is not None and not 1 <= port <= _LARGEST_PORT):
         raise UsageError(f"{address!r} is no address of a board", fix)
-    host = parts["host"].strip("[]")
-    place = host, parts["user"] or "", port
-    board = Board(address, *place, host)
+    host, user = parts["host"].strip("[]"), parts["user"] or ""
+    board = Board(host, port, kind=host, name=address, user=user)
     own = _boards_in(user_folder("config")).values()  # not of the working directory: `python` is a command
-    return next((replace(b, name=address) for b in own if (b.host, b.user, b.port) == place), board)
+    return next((replace(b, name=address) for b in own if (b.host, b.user, b.port) == (host, user, port)), board)
 
 
 def fleet_of(given: Sequence[str]) -> tuple[Board, ...]:

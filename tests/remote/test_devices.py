@@ -26,7 +26,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address() -> None:
     assert one_board("ssh://pi@10.0.0.5:2222") == Board(
-        "ssh://pi@10.0.0.5:2222", "10.0.0.5", "pi", 2222, kind="10.0.0.5"
+        "10.0.0.5", 2222, kind="10.0.0.5", name="ssh://pi@10.0.0.5:2222", user="pi"
     )
     assert one_board("ssh://board").host == "board"
 
@@ -50,7 +50,7 @@ def test_an_address_that_is_none(address: str) -> None:
 
 def test_names_and_files(tmp_path: Path) -> None:
     (tmp_path / "devices.toml").write_text(FLEET)
-    assert one_board("a") == Board("a", "10.0.0.5", "pi", 2222, "raspberry-pi-5")
+    assert one_board("a") == Board("10.0.0.5", 2222, "raspberry-pi-5", name="a", user="pi")
     assert one_board("b").python == ("python3.11", "-X", "utf8")
     assert one_board("b").kind == "b"
     assert boards_of("raspberry-pi-5") == ()
