@@ -495,7 +495,7 @@ def _read_journal(path: Path) -> None:
 
 
 def _profiles(folder: Path) -> None:
-    from edgeq.util.resources import shipped
+    from edgeq.util.registry import shipped
 
     for number, file in enumerate([*sorted(shipped("profiles").glob("*.toml"))[:6], shipped("targets") / "zen4.toml"]):
         (folder / f"{number}.toml").write_bytes(file.read_bytes())

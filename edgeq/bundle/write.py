@@ -46,9 +46,8 @@ from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import load_model, model_files, path_of
 from edgeq.util.display import Displayed
-from edgeq.util.outputs import output_directory, output_file
-from edgeq.util.ownership import Judge, Ownership, as_listed, is_plain, shown
-from edgeq.util.resources import device_errors
+from edgeq.util.outputs import Judge, Ownership, as_listed, is_plain, output_directory, output_file, shown
+from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

@@ -52,7 +52,7 @@ from edgeq.run.engines import Engine, described, load_engines
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.records import NOT_WRITTEN, computed, written
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 
 def route_for(

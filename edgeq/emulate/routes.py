@@ -50,7 +50,7 @@ from edgeq.measure.latency import Session
 from edgeq.run.session import Command, Guest, SessionSettings, guest_environment, open_session, start_guest
 from edgeq.run.session import onnxruntime as installed_runtime
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.ownership import sha256
+from edgeq.util.outputs import sha256
 from edgeq.util.records import fingerprint
 
 FOLDER = "masked"

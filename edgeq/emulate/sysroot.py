@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from edgeq.emulate.emulator import Emulator, Recipe, home
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.ownership import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
+from edgeq.util.outputs import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
 from edgeq.util.records import plain, read_json
 
 

@@ -26,7 +26,7 @@ from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import GOOD_DB, HEALTHY_DB, Agreement, worst_db
 from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.run.engines import Engine
 from edgeq.run.session import open_session
 from edgeq.scheme import ALL_NODES, Scheme

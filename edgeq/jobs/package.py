@@ -25,9 +25,8 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.builds import Builds, check_measurable, with_compiled
-from edgeq.jobs.job import Built, Job, collect_statistics
+from edgeq.jobs.job import Built, Job, Request, collect_statistics
 from edgeq.jobs.proof import Proof
-from edgeq.jobs.request import Request
 from edgeq.jobs.saturation import Decision, decision_for
 from edgeq.jobs.target_checks import (
     artifact_checks,
@@ -54,8 +53,7 @@ from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import model_bytes, model_digest, path_of, shared_model
 from edgeq.model.quant_params import QuantParams
-from edgeq.report.histograms import quantized_tensors, worst_tensors
-from edgeq.report.layers import layer_record
+from edgeq.report.layers import layer_record, quantized_tensors, worst_tensors
 from edgeq.report.page import DEVICE_COMMANDS, TUNING, make_record, report_files
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme

@@ -21,8 +21,8 @@ from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import Outputs, sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.load import own_signature
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.products import node_macs
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Displayed, Progress

@@ -26,9 +26,8 @@ from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.builds import Builds, check_measurable
-from edgeq.jobs.job import Built, Job, collect_statistics
+from edgeq.jobs.job import Built, Job, Request, collect_statistics
 from edgeq.jobs.proof import Proof
-from edgeq.jobs.request import Request
 from edgeq.jobs.saturation import Decision, decision_for
 from edgeq.jobs.target_checks import runtime_requirements
 from edgeq.measure.bench import race, runners

@@ -23,7 +23,7 @@ from edgeq.jobs.job import exact_settings, on_exact_kernels
 from edgeq.jobs.proof import FLOAT
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.measure.bench import open_model, refuse_ignored
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, saturation_table
 from edgeq.run.engines import DEFAULT, Engine, described
 from edgeq.run.session import SessionSettings, open_session

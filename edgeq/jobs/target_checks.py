@@ -26,10 +26,10 @@ from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.measure.task import split_task_options
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.load import shared_model
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
 _FOREIGN = "run on this machine's kernels, not on the target's"

@@ -41,7 +41,7 @@ from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, with_carried
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 
 @dataclass(frozen=True)

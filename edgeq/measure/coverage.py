@@ -33,7 +33,7 @@ from edgeq.model.graph import (
 from edgeq.model.inspect import ModelReport, inspect_model
 from edgeq.model.int8_prediction import NodePrediction
 from edgeq.model.load import path_of
-from edgeq.model.macs import node_macs, sized
+from edgeq.model.products import node_macs, sized
 from edgeq.run.engines import Engine, ExecutionGraph, described
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import SILENT, Displayed, Progress

@@ -31,7 +31,7 @@ from edgeq.errors import BoardError, DataError, EngineError, RuntimeUnavailableE
 from edgeq.model.load import model_bytes
 from edgeq.run.session import SessionSettings, onnxruntime, open_request, open_session, with_carried
 from edgeq.util.display import SILENT, Page, Progress
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 _SMALL_BYTES = 2**25
 

@@ -23,7 +23,7 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
-from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
+from edgeq.report.figures import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
 from edgeq.run.session import SessionSettings
 from edgeq.signature import Signature, interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress

@@ -15,9 +15,8 @@ from edgeq_device.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.coverage import Coverage, KernelTime
-from edgeq.report.histograms import TensorHistogram
-from edgeq.report.layers import Layer, LayersRecord, layer_rows
-from edgeq.report.numbers import Pairs, decibels, difference, metric, metric_name, pairs, share, size, string, times
+from edgeq.report.figures import Pairs, decibels, difference, metric, metric_name, pairs, share, size, string, times
+from edgeq.report.layers import Layer, LayersRecord, TensorHistogram, layer_rows
 from edgeq.report.timing import (
     FLOAT,
     INT8,

@@ -56,7 +56,7 @@ from edgeq.model.load import (
 from edgeq.model.products import integer_products
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
-from edgeq.quantize.settle import settle
+from edgeq.quantize.quantizer import settle
 from edgeq.retarget.compare import (
     USUAL,
     Comparison,

@@ -32,7 +32,7 @@ from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import load_profiles
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 from .attacks.directories import MODEL, edit_ort, edit_variant, seal
 from .samples import HERE, linear, tree, variant

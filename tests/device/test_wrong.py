@@ -7,7 +7,7 @@ from edgeq_device.errors import BundleError
 from edgeq_device.select import judge, known_wrong, select, wrong_here
 
 from edgeq.model.compatibility import wrong_table
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 from .fakes import bundle, device, variant
 

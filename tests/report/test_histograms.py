@@ -8,7 +8,7 @@ import pytest
 from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, histogram_of
-from edgeq.report.histograms import BINS, quantized_tensors, sqnr_of, worst_tensors
+from edgeq.report.layers import BINS, quantized_tensors, sqnr_of, worst_tensors
 from edgeq.scheme import Scheme
 from tests.graphs import model
 

@@ -32,15 +32,15 @@ from edgeq.model.fold import norm_factors
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import Rule, int8_rules, predict_int8
 from edgeq.model.load import read_model, save_model, structure_digest
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.products import node_macs
 from edgeq.quantize.qdq import lasting_clamps
 from edgeq.quantize.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
 from edgeq.run.engines import Engine, EngineChoice, engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.records import parse, read_toml
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 _NARROW = 8
 
