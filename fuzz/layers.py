@@ -638,7 +638,7 @@ def _json_seeds(folder: Path) -> None:
 
 @layer("bundle", _bundle_cases(*_JSON_FILES, "models/model/plain/model.onnx"), mutate=_of_case, cases=1000)
 def _read_bundle(path: Path) -> None:
-    from edgeq.bundle.verify import opened
+    from edgeq.bundle.write import opened
 
     place = _put(path)
     try:
@@ -700,7 +700,7 @@ def _zips(folder: Path) -> None:
 
 @layer("zip", _zips, mutate=of_zip(lambda r, d, o: (of_json if d[:1] == b"{" else of_bytes)(r, d, o)), cases=1000)
 def _read_zip(path: Path) -> None:
-    from edgeq.bundle.verify import opened
+    from edgeq.bundle.write import opened
 
     with opened(path):
         pass

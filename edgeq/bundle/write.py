@@ -24,6 +24,7 @@ import onnx
 from edgeq_device.arrays import plain_entry
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import MANIFEST, FileRecord, parse_manifest
+from edgeq_device.package import open_bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 from edgeq_device.signature import (
     BUNDLE_TYPE,
@@ -135,12 +136,12 @@ def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) ->
     if is_named_bundle(destination):
         with output_file(destination, force=force) as draft:
             write_archive(files, draft)
-            with opened(draft):
+            with device_errors(), open_bundle(draft):
                 pass
     else:
         with output_directory(destination, force=force, check=BUNDLE.check) as folder:
             _write_directory(files, folder)
-            with opened(folder):
+            with device_errors(), open_bundle(folder):
                 pass
 
 

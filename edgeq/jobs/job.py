@@ -421,7 +421,8 @@ class Request:
             UsageError: an argument of another type, or an unknown task.
         """
         folder = path_of(statistics, "statistics") if statistics is not None else None
-        return cls(path_of(model), as_data(data), as_data(validation), folder, as_task(task))
+        measured = as_task(task) if task is not None else None
+        return cls(path_of(model), as_data(data), as_data(validation), folder, measured)
 
     def paths(self) -> list[Path]:
         """Return the files and folders that the job reads.

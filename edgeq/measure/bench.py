@@ -25,7 +25,8 @@ from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
 from edgeq.errors import BundleError, UsageError
-from edgeq.measure.latency import Measurement, Session, bench_model, measure_models
+from edgeq.measure.agreement import Session
+from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import (
     check_sizes,

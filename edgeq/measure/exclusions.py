@@ -17,8 +17,7 @@ import onnx_ir as ir
 from edgeq.data.samples import Samples
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.agreement import GOOD_DB, worst_db
-from edgeq.measure.latency import infer
+from edgeq.measure.agreement import GOOD_DB, infer, worst_db
 from edgeq.measure.layers import LayerPair, instrumented_session
 from edgeq.measure.match_layers import ActivationMatch, match_activations
 from edgeq.model.edit import Editor, replace_value

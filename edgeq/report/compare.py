@@ -449,7 +449,7 @@ def run_comparison(
             evaluation = evaluate_sessions(
                 {A: a.session, B: b.session},
                 samples,
-                task=as_task(request.task, request.options),
+                task=as_task(request.task, request.options) if request.task is not None else None,
                 reference=A,
                 settings={A: a.settings, B: b.settings},
                 progress=progress,

@@ -20,7 +20,6 @@ from markupsafe import Markup
 
 from edgeq.calibrate.methods import REGISTRY
 from edgeq.calibrate.methods.mse import moments_of, squared_errors
-from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Histogram, Statistics, TensorStatistics, linear_of
 from edgeq.data.samples import Samples, Subset
@@ -33,6 +32,7 @@ from edgeq.measure.layers import LayerPair
 from edgeq.model.graph import GraphIndex, is_constant, name_of
 from edgeq.model.load import shared_model
 from edgeq.model.products import node_macs
+from edgeq.model.quant_params import Grid, grid_of
 from edgeq.report import figures
 from edgeq.report.figures import (
     EM,

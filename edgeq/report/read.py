@@ -212,14 +212,16 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
     """Read whatever of a record makes sense. Nothing in it is an error: what cannot be used is left out."""
     record = readable(plain, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
-    timing = (bench_timing(record.bench) if record.bench else None) or finalists_timing(tuning)
+    timing = bench_timing(record.bench) if record.bench else None
+    if timing is None and record.tuning is not None:
+        timing = finalists_timing(tuning)
     model = record.model or tuning.model or ModelRecord()
     identity = {**record.identity, "float32 model, sha256": model.sha256 or ""}
     return ReportData(
         name=record.name or model.name or "model",
         variants=tuple(replace(body, name=name) for name, body in list(record.variants.items())[:_MOST_VARIANTS]),
         float_bytes=model.bytes,
-        tuning=tuning_of(tuning),
+        tuning=tuning_of(tuning) if tuning.candidates else None,
         timing=timing,
         fleet=record.fleet,
         machine=_machine(record.machine or tuning.machine) or (timing.machine if timing else ()),

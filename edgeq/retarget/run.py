@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.select import known_wrong
+from edgeq_device.engines import known_wrong
 
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import Target, resolve

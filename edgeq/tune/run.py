@@ -12,8 +12,7 @@ from typing import Any
 
 from edgeq.backends.base import backend_named
 from edgeq.calibrate.files import save_statistics
-from edgeq.data.files import check_there
-from edgeq.data.open_source import Data
+from edgeq.data.open_source import Data, check_there
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine

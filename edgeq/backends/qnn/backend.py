@@ -24,8 +24,8 @@ from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target
+from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
-from edgeq.measure.latency import Session
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.edit import Editor, part_of, replace_node
 from edgeq.model.fold import norm_factors

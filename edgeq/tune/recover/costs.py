@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
 from edgeq.jobs.job import Job
+from edgeq.measure.agreement import Outputs
 from edgeq.measure.coverage import KernelRun, timed_profile
-from edgeq.measure.latency import Outputs
 from edgeq.measure.layers import MEMORY, LayerPair
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_own

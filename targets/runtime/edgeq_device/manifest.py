@@ -225,15 +225,6 @@ def texts_in(value: object, where: str) -> Dict[str, str]:
     return values
 
 
-# What exporters write for a size that is free: no name, so that two of them need not be equal.
-_PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?\s*", re.IGNORECASE)
-
-
-def is_name(text: str) -> bool:
-    """Whether sizes of this name are equal, and not only free."""
-    return _PLACEHOLDER.fullmatch(text) is None
-
-
 Identity = Tuple[int, ...]
 # How many numbers of an identity stay when files come to lie in the folder.
 _PLACE = 2
