@@ -20,7 +20,7 @@ from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tup
 
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import Evidence, gather, normalise_architecture, parse_identity
-from edgeq_device.plainjson import own_table
+from edgeq_device.places import own_table
 
 
 def parse_version(text: str) -> Tuple[int, ...]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from edgeq_device.plainjson import own_table
+from edgeq_device.places import own_table
 
 ROOT = Path("/")
 

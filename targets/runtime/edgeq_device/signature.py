@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.plainjson import own_table, parse_json
+from edgeq_device.places import own_table
+from edgeq_device.plainjson import parse_json
 
 _Affine = Tuple[int, int]
 _Jacobian = Tuple[int, int, int]
