@@ -104,7 +104,7 @@ SAMPLES = 8
 # Multiply-accumulates of all trials together: about a minute on two cores.
 _WORK = 400_000_000_000
 # The least gain of an improvement.
-_WORTH_DB_OF_IMPROVEMENTS = 1.0
+_LEAST_GAIN_DB = 1.0
 # The least share of the plain build's int8 work that an improvement must leave in int8.
 _LEAST_INT8 = 0.1
 
@@ -221,7 +221,7 @@ def _tried(case: Case, improvement: Improvement, option: str, plain: float) -> T
     except EdgeqError:  # it is no improvement for this model then
         return None
     nodes = sorted(set(built.artifact.scheme.exclude) - set(case.built.artifact.scheme.exclude))
-    if not found >= plain + _WORTH_DB_OF_IMPROVEMENTS:
+    if not found >= plain + _LEAST_GAIN_DB:
         return None
     return Tried(option, found, share, plain, len(case.job.validation), tuple(nodes))
 
