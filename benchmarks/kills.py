@@ -27,8 +27,7 @@ import edgeq
 from edgeq import demo
 from edgeq.cli import group
 from edgeq.model import load
-from edgeq.util.outputs import check_free
-from edgeq.util.ownership import sha256
+from edgeq.util.outputs import check_free, sha256
 
 DATA = ("--data", str(demo.CALIBRATION), "--count", "8", "-q")
 Contents = dict[str, str]

@@ -30,8 +30,7 @@ from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import GoalNotMetError
 from edgeq.hardware.target import Target, resolve
-from edgeq.jobs.job import build, collect_statistics, share
-from edgeq.jobs.request import Request
+from edgeq.jobs.job import Request, build, collect_statistics, share
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.compatibility import free_sizes
 from edgeq.model.load import model_signature, read_model

@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from edgeq.cli import main
-from edgeq.util.resources import defer_imports
+from edgeq.util.registry import defer_imports
 
 defer_imports()
 # The memory of a process that ends is the system's again: looking through it for garbage once more takes 0.2 to 0.6 s.

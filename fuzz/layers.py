@@ -495,7 +495,7 @@ def _read_journal(path: Path) -> None:
 
 
 def _profiles(folder: Path) -> None:
-    from edgeq.util.resources import shipped
+    from edgeq.util.registry import shipped
 
     for number, file in enumerate([*sorted(shipped("profiles").glob("*.toml"))[:6], shipped("targets") / "zen4.toml"]):
         (folder / f"{number}.toml").write_bytes(file.read_bytes())
@@ -638,7 +638,7 @@ def _json_seeds(folder: Path) -> None:
 
 @layer("bundle", _bundle_cases(*_JSON_FILES, "models/model/plain/model.onnx"), mutate=_of_case, cases=1000)
 def _read_bundle(path: Path) -> None:
-    from edgeq.bundle.verify import opened
+    from edgeq.bundle.write import opened
 
     place = _put(path)
     try:
@@ -700,7 +700,7 @@ def _zips(folder: Path) -> None:
 
 @layer("zip", _zips, mutate=of_zip(lambda r, d, o: (of_json if d[:1] == b"{" else of_bytes)(r, d, o)), cases=1000)
 def _read_zip(path: Path) -> None:
-    from edgeq.bundle.verify import opened
+    from edgeq.bundle.write import opened
 
     with opened(path):
         pass
@@ -715,14 +715,14 @@ def _signatures(folder: Path) -> None:
 
 @layer("signature", _signatures, mutate=of_json)
 def _read_signature(path: Path) -> None:
-    from edgeq_device.signature import CURVES, PublicKey, parse_signature, signed_files
+    from edgeq_device.signature import PublicKey, curves, parse_signature, signed_files
 
     data = path.read_bytes()
     if b"predicate" in data:
         signed_files(data, path.name)
         return
     signature = parse_signature(data, path.name)
-    for curve in CURVES:
+    for curve in curves():
         signature.is_by(PublicKey(curve, curve.x, curve.y))
         PublicKey(curve, curve.x, curve.y).verifies(data[-140:], data)
 

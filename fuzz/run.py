@@ -31,7 +31,7 @@ from edgeq_device.budget import VARIABLE, Budget, confine, renew
 from edgeq_device.errors import BudgetError
 
 from edgeq.util.process import ends_in_one_line
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 from fuzz.layers import LAYERS, Layer, expected, make_seeds
 from fuzz.mutate import SPOOF
 

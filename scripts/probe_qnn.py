@@ -36,7 +36,7 @@ from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session
 from edgeq.scheme import Scheme
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 CASES = shipped("targets") / "qnn" / "operators.txt"
 SAMPLES = 4

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.data.open_source import Data
-from edgeq.jobs.job import Job, collect_statistics
-from edgeq.jobs.request import Request
+from edgeq.jobs.job import Job, Request, collect_statistics
 
 
 def open_job(

@@ -7,11 +7,11 @@ from edgeq_device.engines import engines, plugin_of
 
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.jobs.saturation import must_decide
+from edgeq.jobs.builds import must_decide
 from edgeq.run.engines import DEFAULT, choose_engine, device_table, load_engines
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 from tests.fake_engine import DESCRIPTION
 
 SHIPPED = load_engines(shipped("targets") / "engines")

@@ -17,8 +17,8 @@ from edgeq.data.samples import Samples
 from edgeq.errors import UsageError, closest
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
+from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage
-from edgeq.measure.latency import Session
 from edgeq.model.prepare import PreparedModel
 from edgeq.quantize.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice

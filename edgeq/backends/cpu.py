@@ -34,8 +34,7 @@ from edgeq.model.load import is_quantized, read_model, read_own, save_model, sha
 from edgeq.model.prepare import PreparedModel
 from edgeq.quantize.block_weights import BlockCompute
 from edgeq.quantize.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
-from edgeq.quantize.quantizer import chosen_params, integer_type, quant_type, quantize_with_ranges, spreads_thin
-from edgeq.quantize.settle import settle
+from edgeq.quantize.quantizer import chosen_params, integer_type, quant_type, quantize_with_ranges, settle, spreads_thin
 from edgeq.quantize.weight_only import OPERATORS as DYNAMIC_OPERATORS
 from edgeq.quantize.weight_only import check_dynamic, finish_dynamic, write_dynamic, write_weight_only
 from edgeq.run.session import onnxruntime

@@ -38,8 +38,8 @@ from edgeq_device.variants import COMPONENT, EXTERNAL_FOLDER, SliceTolerance
 from edgeq import __version__
 from edgeq.errors import BundleError, CalibrationError, DataError, UsageError
 from edgeq.model.load import model_files
-from edgeq.util.ownership import sha256
-from edgeq.util.resources import shipped
+from edgeq.util.outputs import sha256
+from edgeq.util.registry import shipped
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 

@@ -21,7 +21,7 @@ from edgeq.bundle.write import BUNDLE, write_archive
 from edgeq.model.clean import check_bundle_name, is_named_bundle
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.outputs import output_directory, output_file
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 _CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
 _KINDS = {".py": "code", ".json": "weight.config", ".html": "doc", ".sig": "doc", ".npz": "dataset"}

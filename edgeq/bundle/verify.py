@@ -17,7 +17,7 @@ from edgeq_device.verify import Report, verify
 from edgeq.errors import BundleError, RuntimeUnavailableError, UsageError
 from edgeq.model.load import path_of
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate

@@ -24,6 +24,7 @@ import onnx
 from edgeq_device.arrays import plain_entry
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import MANIFEST, FileRecord, parse_manifest
+from edgeq_device.package import open_bundle
 from edgeq_device.plainjson import MAX_BYTES, parse_json
 from edgeq_device.signature import (
     BUNDLE_TYPE,
@@ -45,9 +46,8 @@ from edgeq.errors import BundleError, DataError, EdgeqError, OutputError, UsageE
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import load_model, model_files, path_of
 from edgeq.util.display import Displayed
-from edgeq.util.outputs import output_directory, output_file
-from edgeq.util.ownership import Judge, Ownership, as_listed, is_plain, shown
-from edgeq.util.resources import device_errors
+from edgeq.util.outputs import Judge, Ownership, as_listed, is_plain, output_directory, output_file, shown
+from edgeq.util.registry import device_errors
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -133,12 +133,12 @@ def write_bundle(spec: BundleSpec, destination: Path, *, force: bool = False) ->
     if is_named_bundle(destination):
         with output_file(destination, force=force) as draft:
             write_archive(files, draft)
-            with opened(draft):
+            with device_errors(), open_bundle(draft):
                 pass
     else:
         with output_directory(destination, force=force, check=BUNDLE.check) as folder:
             _write_directory(files, folder)
-            with opened(folder):
+            with device_errors(), open_bundle(folder):
                 pass
 
 

@@ -40,8 +40,7 @@ from edgeq.calibrate.statistics import (
 )
 from edgeq.data.arrays import DAMAGE, npy_header
 from edgeq.errors import CalibrationError, OutputError
-from edgeq.util.outputs import check_free, output_directory
-from edgeq.util.ownership import Judge, Ownership, is_plain, read_object
+from edgeq.util.outputs import Judge, Ownership, check_free, is_plain, output_directory, read_object
 from edgeq.util.records import Count, is_longer, parse, plain
 
 JSON, ARRAYS = "statistics.json", "statistics.npz"

@@ -6,38 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import onnx_ir as ir
-from numpy.typing import ArrayLike
-
 from edgeq.calibrate.statistics import TensorStatistics
 from edgeq.errors import UsageError
-from edgeq.model.quant_params import QuantParams
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The integers that activations are rounded to: of type `dtype`, around a fixed zero point where `symmetric`."""
-
-    dtype: ir.DataType
-    symmetric: bool
-
-    def params(self, low: ArrayLike, high: ArrayLike) -> QuantParams:
-        """Scale (float64) and zero point with which the range low..high, or each of several, is quantized."""
-        narrow = self.dtype is ir.DataType.INT8
-        return QuantParams.from_range(low, high, self.dtype, symmetric=self.symmetric, narrow=narrow)
-
-    @property
-    def levels(self) -> int:
-        """How many integers there are."""
-        params = self.params(0.0, 0.0)
-        return params.high - params.low + 1
-
-
-def grid_of(activation_type: str, symmetric: bool) -> Grid:
-    """The integers of an activation type. Where they are not symmetric, only their number matters."""
-    if symmetric and activation_type == "int8":
-        return Grid(ir.DataType.INT8, True)
-    return Grid(ir.DataType.UINT8, symmetric)
+from edgeq.model.quant_params import Grid
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from edgeq.calibrate.methods import REGISTRY
-from edgeq.calibrate.range_method import Grid, RangeMethod, grid_of
+from edgeq.calibrate.range_method import RangeMethod
 from edgeq.calibrate.statistics import Histogram, Nonfinite, Statistics, TensorStatistics, linear_of, repeated
 from edgeq.errors import CalibrationError
 from edgeq.model.graph import (
@@ -27,6 +27,7 @@ from edgeq.model.graph import (
     name_of,
     only_reader,
 )
+from edgeq.model.quant_params import Grid, grid_of
 from edgeq.model.shapes import element_types
 from edgeq.scheme import IntegerType, Scheme
 

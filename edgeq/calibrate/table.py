@@ -30,8 +30,7 @@ import numpy as np
 
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, OutputError
-from edgeq.util.outputs import output_file
-from edgeq.util.ownership import is_plain, shown
+from edgeq.util.outputs import is_plain, output_file, shown
 from edgeq.util.records import is_longer
 
 DICT, KEY, VALUE = 0, 0, 1

@@ -41,7 +41,7 @@ class Renamed(click.Option):
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the shipped targets and profiles with `incomplete` anywhere in their names, for the shell."""
-    from edgeq.util.resources import shipped
+    from edgeq.util.registry import shipped
 
     del ctx, parameter
     names = {file.stem for folder in ("targets", "profiles") for file in shipped(folder).glob("*.toml")}

@@ -28,7 +28,7 @@ from edgeq.cli._options import (
     target_option,
 )
 from edgeq.cli.build import closeness
-from edgeq.report.numbers import shorten
+from edgeq.report.figures import shorten
 
 if TYPE_CHECKING:
     from edgeq.jobs.saturation import Audited
@@ -190,7 +190,7 @@ def inspect_command(model: Path, targets: tuple[str, ...], shapes: tuple[str, ..
     from edgeq_device.arrays import parse_shapes
 
     from edgeq.measure.coverage import inspect
-    from edgeq.util.resources import device_errors
+    from edgeq.util.registry import device_errors
 
     with device_errors():
         given = parse_shapes(shapes)

@@ -162,7 +162,7 @@ def bench_command(
 
     from edgeq.measure.bench import BenchData, bench
     from edgeq.run.session import given_options
-    from edgeq.util.resources import device_errors
+    from edgeq.util.registry import device_errors
 
     of_model = {name: options.pop(name) for name in ("against", "variant", "session_options")}
     of_data = {name: options.pop(name) for name in ("source", "preprocess", "count")}

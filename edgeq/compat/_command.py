@@ -15,8 +15,7 @@ import click
 from edgeq_device.budget import renew
 from edgeq_device.relay import printable
 
-from edgeq.data.files import find_files
-from edgeq.data.preprocess import find_sidecar
+from edgeq.data.open_source import find_files, find_sidecar
 from edgeq.errors import UsageError
 from edgeq.util.display import Advance
 from edgeq.util.process import begin, ends_in_one_line

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from edgeq.compat.readers import DataReader, YoloDataReader
 from edgeq.data.records import Sample, read_text
 from edgeq.errors import DataError, UsageError
+from edgeq.measure.agreement import Outputs, infer
 from edgeq.measure.boxes import Detections, load_annotations, load_package, score_guesses
 from edgeq.measure.comparison import rows
-from edgeq.measure.latency import Outputs, infer
 from edgeq.measure.task import Task, TaskOptions
 from edgeq.measure.tasks import Classification, Detection, DetectionMeter, detection
 from edgeq.model.load import model_signature

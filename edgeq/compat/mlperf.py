@@ -25,11 +25,9 @@ from edgeq.measure.bench import BenchData, bench
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.task import TaskOptions
 from edgeq.run.session import SessionSettings
-from edgeq.util.outputs import output_file
-from edgeq.util.ownership import read_object, shown
+from edgeq.util.outputs import output_file, read_object, shown
 from edgeq.util.records import toml_table
-from edgeq.util.registry import DECODERS
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import DECODERS, device_errors
 
 SCENARIOS = {
     "SingleStream": "single-stream",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edgeq.compat.preprocess import write
 from edgeq.data.samples import open_samples
 from edgeq.errors import UsageError
-from edgeq.measure.latency import inferences
+from edgeq.measure.agreement import inferences
 from edgeq.measure.match_layers import match_weights, weight_values
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex

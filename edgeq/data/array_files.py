@@ -14,8 +14,7 @@ import numpy as np
 from edgeq.data.arrays import ArrayFile, Header, Slices, load_labels, read_arrays, read_tensor
 from edgeq.data.files import decode_bytes
 from edgeq.data.fit import LABEL_KEYS, Plan, first_input, match_names, plan_prepared
-from edgeq.data.preprocess import SourceOptions
-from edgeq.data.records import Hash, Record, Rows, check_size, place, spans, update_with_file
+from edgeq.data.records import Hash, Record, Rows, SourceOptions, check_size, place, spans, update_with_file
 from edgeq.errors import DataError
 from edgeq.signature import Signature
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from edgeq.data.arrays import ArrayFile, damage, is_idx, load_labels
-from edgeq.data.records import FileList, Hash, Record, Rows, read_text
+from edgeq.data.records import FileList, Hash, Record, Rows, plain_label, read_text
 from edgeq.errors import DataError
 
 LabelOf = Callable[[int, Record], Any]
@@ -39,26 +39,11 @@ _LABEL_COLUMNS = ("label", "class")
 _NAME_COLUMNS = ("name", "file", "filename", "file_name", "image", "path")
 
 
-def plain_label(value: Any) -> Any:
-    """Text that is a number as that number; numpy scalars as Python's; anything else as it is."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, str):
-        text = value.strip()
-        if re.fullmatch(r"[+-]?\d{1,18}", text):
-            return int(text)
-        if re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d{1,3})?", text):
-            return float(text)
-        return text
-    return value
-
-
-def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bool = False) -> LabelOf | None:
-    """How to label records.
+def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bool = False) -> LabelOf:
+    """Return what labels records.
 
     Args:
-        labels: a string or path as above, a mapping of names, or a sequence by position. None leaves the label that the
-            reader found.
+        labels: a string or path as above, a mapping of names, or a sequence by position.
         folder: where relative label files are looked for if not in the current directory.
         count: records there are, to check labels by position.
         inside: the name of the label file comes from the data folder itself (a sidecar): it must lie in `folder`.
@@ -66,8 +51,6 @@ def load_labels_from(labels: Any, folder: Path | None, count: int, *, inside: bo
     Raises:
         DataError: an unknown form, an unreadable file, a number of labels that differs.
     """
-    if labels is None:
-        return None
     if isinstance(labels, str) and labels == "folder":
         return _by_folder
     if isinstance(labels, str) and labels == "none":

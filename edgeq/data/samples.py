@@ -23,10 +23,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
-from edgeq.data.labels import LabelOf, load_labels_from, plain_label
+from edgeq.data.labels import LabelOf, load_labels_from
 from edgeq.data.open_source import Data, Opened, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Array, Picture, Record, Sample
+from edgeq.data.records import Array, Picture, Record, Sample, plain_label
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
@@ -331,9 +331,9 @@ def open_samples(
 
 
 def _labels(opened: Opened, labels: Any, total: int) -> LabelOf | None:
-    options = opened.preprocess.source if opened.preprocess is not None else None
-    if labels is None and options is not None and options.labels is not None:
-        return load_labels_from(options.labels, opened.folder, total, inside=opened.sidecar)
+    if labels is None:
+        named = opened.preprocess.source.labels if opened.preprocess is not None else None
+        return load_labels_from(named, opened.folder, total, inside=opened.sidecar) if named is not None else None
     if isinstance(labels, np.ndarray) and labels.ndim != 1:
         raise DataError(f"the labels have shape {list(labels.shape)}", "Give one label a sample")
     return load_labels_from(labels, opened.folder, total)

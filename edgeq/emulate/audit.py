@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from edgeq.data.samples import Samples
 from edgeq.emulate.kernels import Computed, Layer, find_layers
+from edgeq.measure.agreement import Session
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.latency import Session
 from edgeq.model.graph import GraphIndex, name_of, reads
 from edgeq.model.load import read_own
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, pairs_vary
 from edgeq.model.sessions import open_in_memory
 from edgeq.run.session import SessionSettings, open_session

@@ -42,17 +42,16 @@ from edgeq.errors import (
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import AUTO, Target, named_target, resolve, runs_natively
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
-from edgeq.measure.agreement import Agreement
+from edgeq.measure.agreement import Agreement, Session
 from edgeq.measure.bench import variant_preprocessing, variant_settings
 from edgeq.measure.coverage import HERE
-from edgeq.measure.latency import Session
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import own_signature
 from edgeq.run.engines import Engine, described, load_engines
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.records import NOT_WRITTEN, computed, written
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 
 def route_for(

@@ -23,7 +23,7 @@ from edgeq.errors import HardwareError, RuntimeUnavailableError
 from edgeq.hardware.detect import arm_parts
 from edgeq.run.session import Command, guest_environment, start_guest
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.ownership import Judge, Ownership, read_object
+from edgeq.util.outputs import Judge, Ownership, read_object
 from edgeq.util.records import plain, read_json
 
 FOLDER = "qemu"

@@ -26,7 +26,7 @@ from pathlib import Path, PurePosixPath
 from edgeq.emulate.emulator import Emulator, Recipe, home
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.ownership import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
+from edgeq.util.outputs import MARKER, Judge, Ownership, is_marker, read_object, sha256, write_marker
 from edgeq.util.records import plain, read_json
 
 
@@ -84,7 +84,7 @@ def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mappi
     return done.stdout
 
 
-_FIX_OF_APT = "On a system without apt, unpack a root file system yourself and name it with --sysroot"
+_WITHOUT_APT = "On a system without apt, unpack a root file system yourself and name it with --sysroot"
 _ONLINE = "Check the network and the system's package sources, or name a root file system with --sysroot"
 
 
@@ -202,7 +202,7 @@ class Apt:
         return [Archive(site, release, component, _keys(entry)) for site, release, component, entry in lines]
 
     def _apt(self, program: str, *arguments: str, cwd: Path | None = None) -> str:
-        return run([find(program, _FIX_OF_APT), *self._options, *arguments], _ONLINE, cwd=cwd)
+        return run([find(program, _WITHOUT_APT), *self._options, *arguments], _ONLINE, cwd=cwd)
 
 
 def _keys(entry: str) -> str:
@@ -219,7 +219,7 @@ def unpack(deb: Path, folder: Path) -> None:
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
     """
-    run([find("dpkg-deb", _FIX_OF_APT), "-x", str(deb), str(folder)], f"Remove {deb} and run again")
+    run([find("dpkg-deb", _WITHOUT_APT), "-x", str(deb), str(folder)], f"Remove {deb} and run again")
 
 
 def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Path]:
@@ -228,7 +228,7 @@ def unpack_programs(deb: Path, folder: Path, names: Collection[str]) -> list[Pat
     Raises:
         RuntimeUnavailableError: dpkg-deb is missing, or the package is damaged.
     """
-    command = [find("dpkg-deb", _FIX_OF_APT), "--fsys-tarfile", str(deb)]
+    command = [find("dpkg-deb", _WITHOUT_APT), "--fsys-tarfile", str(deb)]
     taken = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None

@@ -24,8 +24,18 @@ from typing import Any
 
 from edgeq_device.cuda import Gpu, Load, read_gpus
 from edgeq_device.engines import installed_versions
-from edgeq_device.environment import ROOT, allowed_cores, read_text
-from edgeq_device.features import FEATURES, Evidence, Reading, gather, interpret, normalise, parse_identity
+from edgeq_device.features import (
+    FEATURES,
+    ROOT,
+    Evidence,
+    Reading,
+    allowed_cores,
+    gather,
+    interpret,
+    normalise,
+    parse_identity,
+    read_text,
+)
 
 from edgeq.errors import HardwareError
 from edgeq.util.display import Displayed

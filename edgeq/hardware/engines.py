@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edgeq_device.cuda import Gpu, capability_text
 from edgeq_device.engines import (
+    WrongKernels,
     install_command,
     installed_version,
     parse_version,
@@ -14,7 +15,7 @@ from edgeq_device.engines import (
     this_platform,
     vendor_problem,
 )
-from edgeq_device.select import WrongKernels, wrong_here
+from edgeq_device.select import wrong_here
 
 from edgeq.hardware.detect import Machine
 from edgeq.run.engines import DEFAULT, Engine

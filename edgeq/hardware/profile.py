@@ -27,8 +27,7 @@ from edgeq.hardware.detect import Machine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
-from edgeq.util.registry import BACKENDS, data_folders
-from edgeq.util.resources import shipped, user_folder
+from edgeq.util.registry import BACKENDS, data_folders, shipped, user_folder
 
 Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", description='a version such as "1.20"')]

@@ -22,27 +22,31 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.engines import installed_version
+from edgeq_device.engines import installed_version, known_wrong
 
-from edgeq.backends.base import Alternative, backend_named
+from edgeq.backends.base import Alternative, Artifact, backend_named
 from edgeq.emulate.check import COMPILED, route_for
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.jobs.checks import explainer, with_improvements, with_unclipped
+from edgeq.jobs.checks import with_improvements, with_unclipped
 from edgeq.jobs.job import Built, Job, build, computed_as_there
 from edgeq.jobs.proof import Proof, prove, unchecked
-from edgeq.measure.coverage import Basis, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
-from edgeq.model.int8_prediction import int8_rules, predict_int8, rules_title
-from edgeq.model.load import model_bytes
+from edgeq.measure.coverage import Basis, Check, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
+from edgeq.model.compatibility import Compatibility, compatibility
+from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
+from edgeq.model.load import model_bytes, shared_model
 from edgeq.run.engines import Engine
 from edgeq.run.session import REQUEST_S, Engines
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.display import Progress
 from edgeq.util.records import plain
 
 _SAMPLES = 2
+_TABLE = "targets/onnxruntime/versions.toml"
+# Scheme fields by which a user has decided already.
+_DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
 
 
 def with_compiled(job: Job, built: Built) -> Built:
@@ -271,8 +275,13 @@ class Builds:
         coverage = self._coverage[place]
         check_gain(job, built, coverage)
         if key not in self._proofs:
-            proof = with_unclipped(job, built, prove_built(job, built, coverage, timed=timed))
-            self._proofs[key] = with_improvements(job, scheme, built, proof)
+            proof = prove_built(job, built, coverage, timed=timed)
+            if proof.agreement.compared and built.artifact.plugin is None:
+                if proof.is_doubtful:
+                    proof = with_unclipped(job, built, proof)
+                if proof.is_poor:
+                    proof = with_improvements(job, scheme, built, proof)
+            self._proofs[key] = proof
         return dataclasses.replace(self._proofs[key], coverage=coverage)
 
 
@@ -317,3 +326,105 @@ def check_gain(job: Job, built: Built, coverage: Coverage) -> None:
         f"multiply-accumulates in float and makes the file no smaller; {most.op_type} ({most.name}): {most.reason}",
         "Quantize it statically: leave out --dynamic or --weight-only (with the older calibrate.py, --static=true)",
     )
+
+
+def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
+    """Return what gives the reason for (node, operator type): the scheme, the backend's rules, the optimiser's fusions.
+
+    Args:
+        predicted: of the prepared model under the scheme that was built.
+    """
+    scheme, plugin = built.artifact.scheme, built.artifact.plugin
+    known = {node.name: node for node in predicted}
+
+    def explain(name: str, op_type: str) -> str:
+        """See `explainer`."""
+        node = known.get(name)
+        if node is not None and node.verdict == "float":
+            return node.reason
+        if plugin is not None:
+            return _in_plugin(plugin.engine, scheme, node.op_type if node else op_type)
+        if scheme.mode == "weight-only" and {name, ALL_NODES}.intersection(scheme.float_compute or ()):
+            return "its weights in blocks are expanded to float as it computes"
+        if scheme.mode == "static":
+            if node is None:
+                return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
+            return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
+        whole = known.get(name.partition("/")[0])
+        if node is None and whole is not None and whole.op_type == "GRU":
+            return f"of {whole.name}, only the products run in int8"
+        kind = node.op_type if node else op_type
+        if kind not in (scheme.quantized_types or ()):
+            return foreign(kind)
+        if kind == "GRU":
+            return "it is too narrow to gain by integer products, or of a form that is not written out with them"
+        return "onnxruntime's quantizer left it in float"
+
+    return explain
+
+
+def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
+    if scheme.mode == "float":
+        return "nothing is quantized"
+    if scheme.pair not in engine.int8.pairs:
+        return f"{engine.name} has no integer kernels for {scheme.pair}"
+    if engine.int8.operators and op_type not in engine.int8.operators:
+        return f"{engine.name} has no integer form of {op_type}"
+    return f"it could run in int8, but what surrounds it is not all in int8, so {engine.name} did not fuse it"
+
+
+def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
+    """Return what an artifact needs of onnxruntime, held against what the target has.
+
+    Raises:
+        CheckFailedError: the target's is too old, or computes some of it wrongly on such a CPU.
+        ModelError: no release that was probed could load it.
+    """
+    needed = compatibility(shared_model(artifact.model).model, target.architecture)
+    device = target.runtime.get("onnxruntime")
+    for row in known_wrong():
+        # A target that names no release may have any; weights that are right in all of them cost nothing.
+        there = row.in_release(device) if device is not None else row.weight_limit > 0
+        concerned = row.provider == artifact.provider and set(row.products).intersection(needed.products)
+        if there and concerned and row.on(target.architecture, target.features):
+            raise CheckFailedError(f"{target.name}: {row.explain(device or 'of some releases', needed.products)}")
+    if device is None:
+        return needed, Check("runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none")
+    if not needed.runs_on(device):
+        raise CheckFailedError(
+            f"{target.name}: {needed.explain(device)}",
+            "Update it there and correct [runtime] in the target's file, or choose another scheme",
+        )
+    return needed, Check("runtime", "modelled", _TABLE, needed.explain(device), True)
+
+
+def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:
+    """Return whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
+
+    Args:
+        engine: the plug-in whose kernels count; None: ONNX Runtime's own.
+    """
+    if engine is None:
+        return target.profile.saturates(scheme)
+    on_cpu = target.profile.min_compute_capability is None and backend_named(target.backend).runs_engines
+    static = on_cpu and scheme.mode == "static"
+    return static and engine.saturates(scheme.pair, target.architecture, target.features)
+
+
+def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
+    """Return whether there is something to decide: saturating kernels, known mitigations, and a user who has not
+    decided.
+
+    Args:
+        engine: as for `kernels_saturate`.
+    """
+    undecided = not _DECIDED.intersection(overrides)
+    return undecided and bool(mitigation_costs(target, engine)) and kernels_saturate(target, full_range(scheme), engine)
+
+
+def mitigation_costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
+    return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
+
+
+def full_range(scheme: Scheme) -> Scheme:
+    return scheme.replace(reduce_range=False, fit_pairs=False, fit_seen=False)

@@ -16,20 +16,18 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from edgeq.backends.base import Artifact
-from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import range_noise, scheme_ranges
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError
 from edgeq.jobs.job import Built, Job, build
-from edgeq.jobs.proof import FLOAT, INT8, POOR_DROP, Proof, Tried
+from edgeq.jobs.proof import FLOAT, INT8, Proof, Tried
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.agreement import GOOD_DB, HEALTHY_DB, Agreement, worst_db
-from edgeq.measure.coverage import Explain
-from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8
-from edgeq.model.macs import node_macs
-from edgeq.run.engines import Engine
+from edgeq.measure.agreement import GOOD_DB, Agreement, worst_db
+from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.products import node_macs
+from edgeq.model.quant_params import grid_of
 from edgeq.run.session import open_session
-from edgeq.scheme import ALL_NODES, Scheme
+from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import IMPROVEMENTS, Registry
 
@@ -41,16 +39,10 @@ _SAMPLES = 16
 
 
 def with_unclipped(job: Job, built: Built, proof: Proof) -> Proof:
-    """Return the proof with `unclipped`, where the outputs are poor and the statistics say that clipping may be why:
-    the model is built once more with ranges that hold every value, and run on a few samples."""
+    """Return a doubtful proof with `unclipped`, where the statistics say that clipping may be why: the model is built
+    once more with ranges that hold every value, and run on a few samples."""
     scheme, statistics = built.artifact.scheme, job.statistics
-    if scheme.mode != "static" or scheme.method == WHOLE or statistics is None or built.artifact.plugin is not None:
-        return proof
-    if (
-        not proof.agreement.compared
-        or proof.agreement.sqnr_db >= GOOD_DB
-        or (proof.drop is not None and proof.drop <= POOR_DROP)
-    ):
+    if scheme.mode != "static" or scheme.method == WHOLE or statistics is None:
         return proof
     whole = scheme.replace(method=WHOLE, method_options={})
     grid, worth = grid_of(scheme.activation_type, scheme.activation_symmetric), 10 ** (_WORTH_DB / 10)
@@ -108,56 +100,11 @@ def int8_share(job: Job, built: Built) -> float:
     return sum(node.macs for node in predicted if node.verdict == "int8") / total if total else 1.0
 
 
-def explainer(built: Built, predicted: tuple[NodePrediction, ...]) -> Explain:
-    """(node, operator type) → the reason: the scheme first, then the backend's rules, then the optimiser's fusions.
-
-    Args:
-        predicted: of the prepared model under the scheme that was built.
-    """
-    scheme, plugin = built.artifact.scheme, built.artifact.plugin
-    known = {node.name: node for node in predicted}
-
-    def explain(name: str, op_type: str) -> str:
-        """See `explainer`."""
-        node = known.get(name)
-        if node is not None and node.verdict == "float":
-            return node.reason
-        if plugin is not None:
-            return _in_plugin(plugin.engine, scheme, node.op_type if node else op_type)
-        if scheme.mode == "weight-only" and {name, ALL_NODES}.intersection(scheme.float_compute or ()):
-            return "its weights in blocks are expanded to float as it computes"
-        if scheme.mode == "static":
-            if node is None:
-                return "ONNX Runtime's optimiser made it of nodes that are not all in int8"
-            return "it could run in int8, but what surrounds it is not all in int8, so ONNX Runtime did not fuse it"
-        whole = known.get(name.partition("/")[0])
-        if node is None and whole is not None and whole.op_type == "GRU":
-            return f"of {whole.name}, only the products run in int8"
-        kind = node.op_type if node else op_type
-        if kind not in (scheme.quantized_types or ()):
-            return foreign(kind)
-        if kind == "GRU":
-            return "it is too narrow to gain by integer products, or of a form that is not written out with them"
-        return "onnxruntime's quantizer left it in float"
-
-    return explain
-
-
-def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
-    if scheme.mode == "float":
-        return "nothing is quantized"
-    if scheme.pair not in engine.int8.pairs:
-        return f"{engine.name} has no integer kernels for {scheme.pair}"
-    if engine.int8.operators and op_type not in engine.int8.operators:
-        return f"{engine.name} has no integer form of {op_type}"
-    return f"it could run in int8, but what surrounds it is not all in int8, so {engine.name} did not fuse it"
-
-
 SAMPLES = 8
 # Multiply-accumulates of all trials together: about a minute on two cores.
 _WORK = 400_000_000_000
 # The least gain of an improvement.
-_WORTH_DB_OF_IMPROVEMENTS = 1.0
+_LEAST_GAIN_DB = 1.0
 # The least share of the plain build's int8 work that an improvement must leave in int8.
 _LEAST_INT8 = 0.1
 
@@ -220,11 +167,7 @@ REGISTRY: Registry[Improvement] = Registry(
 
 
 def with_improvements(job: Job, scheme: Scheme, built: Built, proof: Proof) -> Proof:
-    """Return the proof with what would help most; as it is where labels show that accuracy is kept or, without labels,
-    where its outputs are healthy."""
-    poor = worst_db(proof.agreement) < HEALTHY_DB if proof.drop is None else proof.drop > POOR_DROP
-    if not poor or not proof.agreement.compared or built.artifact.plugin is not None:
-        return proof
+    """Return a poor proof with what would help most."""
     with (
         tempfile.TemporaryDirectory(prefix="improvements-", dir=job.folder) as folder,
         job.progress.stage("Trying what would help"),
@@ -278,7 +221,7 @@ def _tried(case: Case, improvement: Improvement, option: str, plain: float) -> T
     except EdgeqError:  # it is no improvement for this model then
         return None
     nodes = sorted(set(built.artifact.scheme.exclude) - set(case.built.artifact.scheme.exclude))
-    if not found >= plain + _WORTH_DB_OF_IMPROVEMENTS:
+    if not found >= plain + _LEAST_GAIN_DB:
         return None
     return Tried(option, found, share, plain, len(case.job.validation), tuple(nodes))
 

@@ -23,8 +23,7 @@ from edgeq.measure.latency import Measurement
 from edgeq.measure.task import make_task
 from edgeq.model.load import model_digest
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.outputs import output_directory
-from edgeq.util.ownership import read_object
+from edgeq.util.outputs import output_directory, read_object
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from edgeq.data.records import Array, Sample
 from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, RuntimeUnavailableError, one_line
 from edgeq.measure.accuracy import compare_sessions, evaluate_sessions
-from edgeq.measure.agreement import Agreement
+from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.latency import Outputs, Session, infer
 from edgeq.model.graph import RANDOM, every_node
 from edgeq.model.prepare import PreparedModel
 from edgeq.run.engines import DEFAULT

@@ -7,6 +7,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,9 @@ from edgeq.errors import EdgeqError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
-from edgeq.jobs.builds import Builds, check_measurable, with_compiled
-from edgeq.jobs.job import Built, Job, collect_statistics
+from edgeq.jobs.builds import Builds, check_measurable, must_decide, runtime_requirements, with_compiled
+from edgeq.jobs.job import Built, Job, Request, collect_statistics
 from edgeq.jobs.proof import Proof
-from edgeq.jobs.request import Request
 from edgeq.jobs.saturation import Decision, decision_for
 from edgeq.jobs.target_checks import (
     artifact_checks,
@@ -37,7 +37,6 @@ from edgeq.jobs.target_checks import (
     exists_for,
     in_engine,
     refuse_left_out,
-    runtime_requirements,
 )
 from edgeq.jobs.variants import (
     Variant,
@@ -54,8 +53,7 @@ from edgeq.model.clean import BUNDLE as SUFFIX
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import model_bytes, model_digest, path_of, shared_model
 from edgeq.model.quant_params import QuantParams
-from edgeq.report.histograms import quantized_tensors, worst_tensors
-from edgeq.report.layers import layer_record
+from edgeq.report.layers import layer_record, quantized_tensors, worst_tensors
 from edgeq.report.page import DEVICE_COMMANDS, TUNING, make_record, report_files
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
@@ -270,13 +268,16 @@ def target_variants(
     Raises:
         CheckFailedError: a bar is not met, or it fails on the target's kernels.
     """
-    first = _variant(builds, target, scheme, decision_for(builds, target, scheme, overrides), selftest)
+    decision = decision_for(builds, target, scheme) if must_decide(target, scheme, overrides) else None
+    first = _variant(builds, target, scheme, decision, selftest)
     bars(first.proof)
     preferred = []
     for choice in plugins:
         if exists_for(choice.engine, target):
-            decision = decision_for(builds, target, scheme, overrides, choice.engine)
-            variant = first if decision is None else _variant(builds, target, scheme, decision, selftest)
+            variant, decision = first, None
+            if must_decide(target, scheme, overrides, choice.engine):
+                decision = decision_for(builds, target, scheme, choice.engine)
+                variant = _variant(builds, target, scheme, decision, selftest)
             preferred.append(in_engine(builds, variant, choice, decision))
     if emulate and not first.native:
         first, *preferred = (_emulated(builds.job, variant, selftest) for variant in (first, *preferred))
@@ -380,7 +381,7 @@ def package(
         EdgeqError: as the stages have it.
     """
     request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
-    engines, targets = as_engines(engines), as_targets(targets)
+    engines, targets = as_engines(engines) if engines else (), as_targets(targets)
     if split and is_named_bundle(output):
         raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")
     machine = detect_machine()
@@ -396,7 +397,10 @@ def package(
     schemes = request.schemes(chosen, overrides, max_drop=max_drop)
     if require_coverage is not None:
         check_measurable(chosen, machine, emulate=emulate)
-    with tempfile.TemporaryDirectory(prefix="edgeq-") as folder, open_workers(workers) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="edgeq-") as folder,
+        open_workers(workers) if workers is not None else nullcontext() as pool,
+    ):
         job = request.prepare(
             Path(folder),
             static=any(scheme.mode == "static" for scheme in schemes),

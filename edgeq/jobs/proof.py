@@ -15,14 +15,14 @@ from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.jobs.opening import Opening, check_other_sizes, open_as_device
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
-from edgeq.measure.agreement import HEALTHY_DB, Agreement, closeness
+from edgeq.measure.agreement import GOOD_DB, HEALTHY_DB, Agreement, Outputs, closeness, worst_db
 from edgeq.measure.bench import race, runners
 from edgeq.measure.coverage import Coverage
-from edgeq.measure.latency import Outputs, sessions_to_time
+from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.load import own_signature
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.products import node_macs
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Displayed, Progress
@@ -127,6 +127,16 @@ class Proof(Displayed):
     def drop(self) -> float | None:
         """Accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it compares outputs that could be better: labels show a loss or, without labels, noise is left."""
+        return self.agreement.sqnr_db < GOOD_DB and (self.drop is None or self.drop > POOR_DROP)
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether labels show that accuracy is lost or, without labels, some output is not healthy."""
+        return worst_db(self.agreement) < HEALTHY_DB if self.drop is None else self.drop > POOR_DROP
 
     @property
     def optimiser(self) -> tuple[float, float]:

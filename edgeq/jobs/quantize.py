@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,10 @@ from edgeq.distributed.workers import open_workers
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
-from edgeq.jobs.builds import Builds, check_measurable
-from edgeq.jobs.job import Built, Job, collect_statistics
+from edgeq.jobs.builds import Builds, check_measurable, must_decide, runtime_requirements
+from edgeq.jobs.job import Built, Job, Request, collect_statistics
 from edgeq.jobs.proof import Proof
-from edgeq.jobs.request import Request
 from edgeq.jobs.saturation import Decision, decision_for
-from edgeq.jobs.target_checks import runtime_requirements
 from edgeq.measure.bench import race, runners
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
@@ -234,7 +233,7 @@ def quantize(
             ours=lambda place: any(backend.owns(place) for _, backend in BACKENDS.items()),
             beside=data_beside(output, request.model),
         ) as draft,
-        open_workers(workers) as pool,
+        open_workers(workers) if workers is not None else nullcontext() as pool,
     ):
         job = request.prepare(
             Path(workdir),
@@ -251,8 +250,10 @@ def quantize(
         there = not chosen.profile.missing(machine)
         builds = Builds(job, job.folder, timed=timed and there, emulate=emulate)
         plugin = engine.engine if engine is not None and engine.engine.module else None
-        decision = None if builder is not None else decision_for(builds, chosen, scheme, overrides or {}, plugin)
-        scheme = decision.chosen.scheme if decision is not None else scheme
+        decision = None
+        if builder is None and must_decide(chosen, scheme, overrides or {}, plugin):
+            decision = decision_for(builds, chosen, scheme, plugin)
+            scheme = decision.chosen.scheme
         built = build_at(builds, chosen, scheme, draft, builder=builder, engine=engine, raced=timed and there)
         proof = builds.prove(built, scheme, native=True)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends.base import Artifact, backend_named
+from edgeq.backends.base import Artifact
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
 from edgeq.emulate.audit import Audit, SimulatedSession, Simulation, audit, graph_settings, sample_count
 from edgeq.errors import EdgeqError, UsageError
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
-from edgeq.jobs.builds import Builds, artifact_key
+from edgeq.jobs.builds import Builds, artifact_key, full_range, mitigation_costs
 from edgeq.jobs.job import exact_settings, on_exact_kernels
 from edgeq.jobs.proof import FLOAT
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.measure.bench import open_model, refuse_ignored
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, saturation_table
 from edgeq.run.engines import DEFAULT, Engine, described
 from edgeq.run.session import SessionSettings, open_session
@@ -136,8 +136,6 @@ class MitigationTrial:
 
 
 FULL = "full range"
-# Scheme fields by which a user has decided already.
-_DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
 # What may be lost against exact kernels: decibels of SQNR, or of the task's metric in hundredths.
 TOLERATED_DB, TOLERATED_METRIC = 0.5, 0.005
 _SAMPLES = 16
@@ -201,53 +199,21 @@ class Decision:
         }
 
 
-def kernels_saturate(target: Target, scheme: Scheme, engine: Engine | None = None) -> bool:
-    """Return whether the kernels that multiply a scheme's types add two products in 16 bits on a target.
-
-    Args:
-        engine: the plug-in whose kernels count; None: ONNX Runtime's own.
-    """
-    if engine is None:
-        return target.profile.saturates(scheme)
-    on_cpu = target.profile.min_compute_capability is None and backend_named(target.backend).runs_engines
-    static = on_cpu and scheme.mode == "static"
-    return static and engine.saturates(scheme.pair, target.architecture, target.features)
-
-
 def kernel_table(target: Target, engine: Engine | None = None) -> SaturationTable:
     """Return which kernels do so there; `engine` as for `kernels_saturate`."""
     return saturation_table() if engine is None else saturation_table(engine.int8.saturation, target.features)
 
 
-def must_decide(target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None) -> bool:
-    """Return whether there is something to decide: saturating kernels, known mitigations, and a user who has not
-    decided.
-
-    Args:
-        engine: as for `kernels_saturate`.
-    """
-    undecided = not _DECIDED.intersection(overrides)
-    return undecided and bool(_costs(target, engine)) and kernels_saturate(target, _full(scheme), engine)
-
-
-def decision_for(
-    builds: Builds, target: Target, scheme: Scheme, overrides: Mapping[str, Any], engine: Engine | None = None
-) -> Decision | None:
-    """Return what is decided for a target; None where there is nothing to decide. Targets with the same grounds share a
-    decision on ONNX Runtime's own kernels. See `must_decide` and `decide`."""
-    if not must_decide(target, scheme, overrides, engine):
-        return None
+def decision_for(builds: Builds, target: Target, scheme: Scheme, engine: Engine | None = None) -> Decision:
+    """Return what is decided for a target where `must_decide` says so. Targets with the same grounds share a decision
+    on ONNX Runtime's own kernels. See `decide`."""
     if engine is not None:
         return decide(builds, target, scheme, engine=engine)
-    key = json.dumps([artifact_key(target, _full(scheme)), dict(_costs(target, None))])
+    key = json.dumps([artifact_key(target, full_range(scheme)), dict(mitigation_costs(target, None))])
     if key not in builds.decisions:
         builds.decisions[key] = decide(builds, target, scheme)
     decision: Decision = builds.decisions[key]
     return decision
-
-
-def _costs(target: Target, engine: Engine | None) -> Mapping[str, float]:
-    return engine.int8.remedy_cost if engine is not None else target.profile.hazards.get("remedy_cost", {})
 
 
 def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | None = None) -> Decision:
@@ -260,7 +226,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
         EdgeqError: the full range cannot be built or run.
     """
     table = kernel_table(target, engine)
-    trial = MitigationTrial(builds, target, _full(scheme), table=table)
+    trial = MitigationTrial(builds, target, full_range(scheme), table=table)
     found = trial.audit(trial.full, _AUDITED)
     considered: list[Mitigation] = []
 
@@ -286,7 +252,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
                 considered.append(_measured(mitigation, safe, evaluation, found))
         return evaluation
 
-    full, *others = _mitigations(_costs(target, engine), scheme)
+    full, *others = _mitigations(mitigation_costs(target, engine), scheme)
     seen = [m for m in others if m.scheme.fit_seen]
     others = [m for m in others if not m.scheme.fit_seen and not found.safe]
     # A build takes longer than anything else here: only of the cheapest, and what needs none, before the rest.
@@ -315,12 +281,8 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     return Decision(chosen, tuple(considered), exact_db, exact_metric, found, evaluation.count, why)
 
 
-def _full(scheme: Scheme) -> Scheme:
-    return scheme.replace(reduce_range=False, fit_pairs=False, fit_seen=False)
-
-
 def _mitigations(cost: Mapping[str, float], scheme: Scheme) -> tuple[Mitigation, ...]:
-    full = _full(scheme)
+    full = full_range(scheme)
     precise = full.replace(session_options={**full.session_options, **exact_options()})
     (option,) = exact_options()
     changed = {

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from edgeq_device.engines import find_library, parse_version, plugin_of
-from edgeq_device.select import known_wrong
 
 from edgeq.backends.base import SIMULATORS, Artifact, backend_named
 from edgeq.emulate.audit import audit, graph_settings
@@ -17,25 +16,22 @@ from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionR
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.jobs.builds import Builds, too_slow
+from edgeq.jobs.builds import Builds, kernels_saturate, too_slow
 from edgeq.jobs.job import Built, Job, share
 from edgeq.jobs.proof import Proof
-from edgeq.jobs.saturation import Decision, kernel_table, kernels_saturate
+from edgeq.jobs.saturation import Decision, kernel_table
 from edgeq.jobs.variants import Variant, selftest_cases
 from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.measure.task import split_task_options
-from edgeq.model.compatibility import Compatibility, compatibility
-from edgeq.model.load import shared_model
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 _MADE = ("load", "accuracy", "self-test")
 _FOREIGN = "run on this machine's kernels, not on the target's"
 _MODEL = "a model of the target's arithmetic, run on this machine"
 _EXACT = "this machine's exact kernels, whose sums are the target's: nothing can saturate there"
-_TABLE = "targets/onnxruntime/versions.toml"
 
 
 def artifact_checks(built: Built, proof: Proof, machine: Machine, decision: Decision | None) -> tuple[Check, ...]:
@@ -92,31 +88,6 @@ def saturation_check(built: Built, decision: Decision | None) -> Check | None:
         settings = artifact.settings() if plugin is None else graph_settings(artifact.settings())
         found = audit(artifact.model, settings, table=kernel_table(target, plugin))
     return Check("saturation", "modelled", "the weights, and a model of the kernels", found.summary(), found.safe)
-
-
-def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
-    """Return what an artifact needs of onnxruntime, held against what the target has.
-
-    Raises:
-        CheckFailedError: the target's is too old, or computes some of it wrongly on such a CPU.
-        ModelError: no release that was probed could load it.
-    """
-    needed = compatibility(shared_model(artifact.model).model, target.architecture)
-    device = target.runtime.get("onnxruntime")
-    for row in known_wrong():
-        # A target that names no release may have any; weights that are right in all of them cost nothing.
-        there = row.in_release(device) if device is not None else row.weight_limit > 0
-        concerned = row.provider == artifact.provider and set(row.products).intersection(needed.products)
-        if there and concerned and row.on(target.architecture, target.features):
-            raise CheckFailedError(f"{target.name}: {row.explain(device or 'of some releases', needed.products)}")
-    if device is None:
-        return needed, Check("runtime", "none", _TABLE, f"needs onnxruntime {needed.minimum}; the target names none")
-    if not needed.runs_on(device):
-        raise CheckFailedError(
-            f"{target.name}: {needed.explain(device)}",
-            "Update it there and correct [runtime] in the target's file, or choose another scheme",
-        )
-    return needed, Check("runtime", "modelled", _TABLE, needed.explain(device), True)
 
 
 def refuse_left_out(target: Target, artifact: Artifact) -> None:

@@ -23,9 +23,9 @@ from edgeq.jobs.job import Built, Job
 from edgeq.jobs.opening import open_stand_in
 from edgeq.jobs.proof import Proof
 from edgeq.jobs.saturation import Decision
+from edgeq.measure.agreement import Session, infer
 from edgeq.measure.comparison import SliceSums
 from edgeq.measure.coverage import Check, CheckKind, Coverage
-from edgeq.measure.latency import Session, infer
 from edgeq.model.compatibility import Compatibility
 from edgeq.report.page import DIGITS
 from edgeq.run.session import Engines, open_session

@@ -28,10 +28,9 @@ from edgeq.data.open_source import Data
 from edgeq.data.samples import Sample, Samples, Shard, Sharded, SourceSamples, open_samples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import CheckFailedError, DataError, UsageError
-from edgeq.measure.agreement import Agreement
+from edgeq.measure.agreement import Agreement, Outputs, Session, infer, inferences
 from edgeq.measure.bench import is_bundle, open_model, race
 from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.latency import Outputs, Session, infer, inferences
 from edgeq.measure.task import Task, TaskOptions, as_task, make_task
 from edgeq.model.load import model_files, own_signature, path_of
 from edgeq.run.session import SessionSettings, open_session
@@ -468,9 +467,9 @@ def evaluate(
         ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
         DataError, CheckFailedError: as `evaluate_sessions`.
     """
-    chosen = as_task(task)
-    if chosen is None:
+    if task is None:  # what types do not keep a caller from
         raise UsageError("nothing to measure", 'Give a task, such as "classification"')
+    chosen = as_task(task)
     with ExitStack() as stack:
         name, how = "the model", settings or SessionSettings()
         signature, preprocess, beside = None, None, None

@@ -25,7 +25,8 @@ from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 from edgeq.data.open_source import Data
 from edgeq.data.samples import open_samples
 from edgeq.errors import BundleError, UsageError
-from edgeq.measure.latency import Measurement, Session, bench_model, measure_models
+from edgeq.measure.agreement import Session
+from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import (
     check_sizes,
@@ -41,7 +42,7 @@ from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.run.session import Engines, SessionSettings, with_carried
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 
 @dataclass(frozen=True)

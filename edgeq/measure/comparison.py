@@ -42,8 +42,7 @@ from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
 from edgeq.errors import DataError
-from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, SliceAgreement
-from edgeq.measure.latency import Outputs
+from edgeq.measure.agreement import Agreement, ClassScores, OutputAgreement, Outputs, SliceAgreement
 
 if TYPE_CHECKING:
     from edgeq.measure.task import Task

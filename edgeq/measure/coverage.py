@@ -25,7 +25,7 @@ import onnx
 import onnx_ir as ir
 
 from edgeq.hardware.target import AUTO, as_targets, resolve
-from edgeq.measure.latency import run_feed
+from edgeq.measure.agreement import run_feed
 from edgeq.model.graph import (
     consumers,
     name_of,
@@ -33,7 +33,7 @@ from edgeq.model.graph import (
 from edgeq.model.inspect import ModelReport, inspect_model
 from edgeq.model.int8_prediction import NodePrediction
 from edgeq.model.load import path_of
-from edgeq.model.macs import node_macs, sized
+from edgeq.model.products import node_macs, sized
 from edgeq.run.engines import Engine, ExecutionGraph, described
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.util.display import SILENT, Displayed, Progress
@@ -534,7 +534,8 @@ def measure_coverage(
         opener: None opens it here, for a plug-in in a process of its own.
     """
     macs = {name: count for name, count in (macs or sized_macs(source, feed)).items() if count}
-    known, engine = aliases(source, macs), described(settings.engine)
+    known = aliases(source, macs)
+    engine = described(settings.engine) if settings.engine is not None else None
     if engine is not None:
         how = f"{engine.name}, {how}" if opener is None else how
         if not engine.graph.category:

@@ -20,13 +20,12 @@ import onnx_ir as ir
 from edgeq.data.samples import Samples, Subset, open_samples
 from edgeq.errors import ModelError, UsageError
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, closeness
+from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, Outputs, closeness, infer
 from edgeq.measure.bench import LoadedModel, open_model, refuse_ignored
 from edgeq.measure.comparison import OutputComparison
 from edgeq.measure.error_sources import ErrorSource, LayerNoise, nodes_to_exclude, sets_to_exclude
 from edgeq.measure.exclusions import SAMPLES as FEW
 from edgeq.measure.exclusions import Exclusion, find_exclusions
-from edgeq.measure.latency import Outputs, infer
 from edgeq.measure.layers import MEMORY, LayerComparison, LayerPair, instrumented_session
 from edgeq.measure.match_layers import (
     INPUT,

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.errors import UsageError
+from edgeq.measure.agreement import Outputs
 from edgeq.measure.boxes import Detections, Floats, best_class, centre_to_corners
-from edgeq.measure.latency import Outputs
 from edgeq.util.registry import DECODERS, Registry, load_function, names_function
 
 

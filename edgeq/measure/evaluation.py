@@ -25,10 +25,9 @@ from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions
-from edgeq.measure.agreement import Agreement, probabilities
+from edgeq.measure.agreement import Agreement, Outputs, infer, probabilities
 from edgeq.measure.bench import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
-from edgeq.measure.latency import Outputs, infer
 from edgeq.measure.task import TaskOptions, make_task, split_task_options
 from edgeq.model.load import model_signature
 from edgeq.run.engines import choose_engine, described

@@ -17,13 +17,12 @@ import onnx_ir as ir
 from edgeq.data.samples import Samples
 from edgeq.errors import RuntimeUnavailableError
 from edgeq.measure.accuracy import evaluate_sessions
-from edgeq.measure.agreement import GOOD_DB, worst_db
-from edgeq.measure.latency import infer
+from edgeq.measure.agreement import GOOD_DB, infer, worst_db
 from edgeq.measure.layers import LayerPair, instrumented_session
 from edgeq.measure.match_layers import ActivationMatch, match_activations
 from edgeq.model.edit import Editor, replace_value
 from edgeq.model.graph import GraphIndex, bodies, consumers, name_of
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.model.sessions import Loadable
 from edgeq.util.records import NullIsInfinite
 

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from edgeq.data.samples import Sample, Samples
 from edgeq.errors import DataError
-from edgeq.measure.agreement import Agreement
+from edgeq.measure.agreement import Agreement, Outputs, infer
 from edgeq.measure.comparison import Comparison
 from edgeq.measure.error_sources import (
     ActivationComparison,
@@ -47,7 +47,6 @@ from edgeq.measure.error_sources import (
     candidates,
     find_error_sources,
 )
-from edgeq.measure.latency import Outputs, infer
 from edgeq.measure.match_layers import (
     ActivationMatch,
     WeightComparison,

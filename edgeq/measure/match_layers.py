@@ -373,7 +373,7 @@ def _channel_axis(reader: ir.Node | None, rank: int) -> int | None:
 _CLIPPING = frozenset({"Relu", "Clip"})
 # Operators that quantize their first input themselves.
 _DYNAMIC = "DynamicQuantize"
-_FLOATS_OF_MATCH_ACTIVATIONS = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_ACTIVATION_TYPES = (None, ir.DataType.FLOAT, ir.DataType.FLOAT16)
 INPUT = "Input"
 Kind = Literal["static", "dynamic", "float"]
 
@@ -435,15 +435,11 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
     types = element_types(float_graph)
     found: dict[str, ActivationMatch] = {}
     for name in float_graph.inputs:
-        if name in quantized_graph.inputs and types.get(name) in _FLOATS_OF_MATCH_ACTIVATIONS:
+        if name in quantized_graph.inputs and types.get(name) in _ACTIVATION_TYPES:
             found[name] = matcher.describe(name, name, None)
     for node in float_graph.graph:
         for place, name in enumerate(map(name_of, node.outputs)):
-            if (
-                not name
-                or name in float_graph.computed_constants
-                or types.get(name) not in _FLOATS_OF_MATCH_ACTIVATIONS
-            ):
+            if not name or name in float_graph.computed_constants or types.get(name) not in _ACTIVATION_TYPES:
                 continue
             counterpart = matcher.counterpart(name, node, place)
             before = found.get(name_of(node.inputs[0])) if node.op_type in _CLIPPING else None

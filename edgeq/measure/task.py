@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.latency import Outputs
+from edgeq.measure.agreement import Outputs
 from edgeq.util.display import Displayed
 from edgeq.util.registry import TASKS, Registry, load_function, names_function
 
@@ -178,14 +178,12 @@ def make_task(name: str, options: TaskOptions | None = None) -> Task:
     return kind.make(options)
 
 
-def as_task(given: Task | str | None, options: TaskOptions | None = None) -> Task | None:
-    """`given` as a task: it may be the name of one too, which `options` are for; None stays None.
+def as_task(given: Task | str, options: TaskOptions | None = None) -> Task:
+    """Return `given` as a task: it may be the name of one too, which `options` are for.
 
     Raises:
         UsageError: as `make_task`; or something that is no task.
     """
-    if given is None:
-        return None
     if isinstance(given, str):
         return make_task(given, options)
     fix = 'Give a name, such as "classification", or an object as edgeq.measure.task.Task'

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgeq.data.records import Sample, to_original
 from edgeq.errors import DataError, UsageError
+from edgeq.measure.agreement import Outputs
 from edgeq.measure.boxes import (
     CocoAnnotations,
     Detections,
@@ -32,7 +33,6 @@ from edgeq.measure.boxes import (
     suppress,
 )
 from edgeq.measure.decoders import Decode, load_decoder
-from edgeq.measure.latency import Outputs
 from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
 from edgeq.util.display import Displayed
 from edgeq.util.registry import DECODERS

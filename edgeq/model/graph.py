@@ -362,7 +362,8 @@ class Operator:
         integer_output: places of the scale and the zero point of an integer output.
         float_form: for an integer operator, the one that computes the same on floats.
         dynamic: takes floats, and measures their range itself when it runs.
-        mac_rule: how its multiply-accumulates are counted, see `edgeq.model.macs`; "" where it multiplies no matrices.
+        mac_rule: how its multiply-accumulates are counted, see `edgeq.model.products`; "" where it multiplies no
+            matrices.
         mac_operands: places of the operands whose shapes the rule uses; () for all inputs.
         movement: of operators that compute nothing: "permutes" where every element appears once in the output,
             "selects" where some are left out, repeated or put beside a constant. Integers behind mean what those in

@@ -18,8 +18,8 @@ from edgeq.model.fold import LOWEST, RAISED_TO
 from edgeq.model.graph import MAIN_DOMAINS, constant_tensor, every_node, opset_of
 from edgeq.model.int8_prediction import NodePrediction, int8_rules, predict_int8, rules_title
 from edgeq.model.load import data_folder, is_quantized, load_model, model_digest, model_files, signature_of
-from edgeq.model.macs import assumed_shapes, node_macs, sized
 from edgeq.model.prepare import prepare_model
+from edgeq.model.products import assumed_shapes, node_macs, sized
 from edgeq.scheme import Scheme
 from edgeq.signature import Signature, TensorSpec
 from edgeq.util.display import SILENT, Page, Progress

@@ -17,13 +17,11 @@ import onnx_ir as ir
 
 from edgeq.errors import HardwareError
 from edgeq.model.graph import GraphIndex, clamp_bounds, indexed, is_op, name_of, node_input
-from edgeq.model.macs import node_macs
 from edgeq.model.products import REASON as MASKED
-from edgeq.model.products import find_masks
+from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
 from edgeq.util.records import read_toml
-from edgeq.util.registry import data_folders
-from edgeq.util.resources import shipped
+from edgeq.util.registry import data_folders, shipped
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from edgeq_device.errors import BundleError
-from edgeq_device.manifest import is_name
-from edgeq_device.onnxfile import read_onnx
+from edgeq_device.onnxfile import is_name, read_onnx
 from numpy.typing import NDArray
 
 from edgeq.errors import ModelError, OutputError, UsageError, one_line

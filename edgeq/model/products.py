@@ -1,31 +1,34 @@
-"""Find products of constant matrices, masks, and products of one tensor that can become one.
+"""Count products, and find those that a graph shows to be special: of constants, of masks, of one tensor.
 
-Convolutions of one tensor whose results are added, written as one convolution.
+A multiply-accumulate is one product added to a sum; a convolution's bias and element-wise operators count nothing.
+Sizes that are symbolic or unknown count as 1, so a dynamic batch counts one sample; `assumed_shapes` has better ones.
 
-Networks are trained with several branches in the place of a convolution (RepVGG, MobileOne, ACNet) and deployed with
-one: convolution is linear in its weights, so that the sum of two of the same input is the convolution with the sum of
-their weights, the smaller kernel padded with zeros. A BatchNormalization of that input is a convolution of 1 x 1. What
-is not merged costs each branch's products, and a sum that rounds to 8 bits.
+Convolutions of one tensor whose results are added are written as one convolution. Networks are trained with several
+branches in the place of a convolution (RepVGG, MobileOne, ACNet) and deployed with one: convolution is linear in its
+weights, so that the sum of two of the same input is the convolution with the sum of their weights, the smaller kernel
+padded with zeros. A BatchNormalization of that input is a convolution of 1 x 1. What is not merged costs each branch's
+products, and a sum that rounds to 8 bits.
 
-Masks of attention: what stands in front of a Softmax with numbers far below any score. A range that reaches that far
-leaves the scores a single integer.
-
-They are found by the graph alone, because calibration samples may be without a masked place. What statistics show
-elsewhere is `edgeq.calibrate.hazards`'.
+Masks of attention stand in front of a Softmax with numbers far below any score. A range that reaches that far leaves
+the scores a single integer. They are found by the graph alone, because calibration samples may be without a masked
+place. What statistics show elsewhere is `edgeq.calibrate.hazards`'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
+from edgeq.model.clean import node_names
 from edgeq.model.edit import Editor, replace_value, rewrite_nodes
 from edgeq.model.fold import norm_factors
 from edgeq.model.graph import (
     MAIN_DOMAINS,
+    bodies,
     constant,
     constant_tensor,
     constant_values,
@@ -37,7 +40,211 @@ from edgeq.model.graph import (
     only_reader,
     operator_of,
 )
+from edgeq.model.shapes import infer_shapes
 from edgeq.model.tensors import Array, float_constant, set_parameter
+
+Shape = tuple[int, ...]
+IMAGE_SIDE, LENGTH = 224, 128
+_UNNAMED = "?"
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def node_macs(model: ir.Model) -> dict[str, int]:
+    """Node name → multiply-accumulates of one inference, for every node, 0 for those that multiply no matrices.
+
+    Nodes of Loop and Scan bodies count once: how often they run is not known. Of the branches of an If, the one with
+    more work counts and the others are 0. Unnamed nodes have the names that
+    `edgeq.model.clean.name_nodes` would give them. Shapes come from the model; where it has none they are inferred.
+    Also counts the quantized and fused forms that ONNX Runtime rewrites layers to.
+    """
+    described = all(
+        output.shape is not None for graph in model.graphs() for node in graph for output in node.outputs if output.name
+    )
+    inferred = {} if described else infer_shapes(model)[0]
+
+    def shape_of(value: ir.Value | None) -> Shape:
+        """Sizes, unknown ones as 1; () where the rank is not known."""
+        if value is None:
+            return ()
+        tensor = constant_tensor(value)
+        known = inferred.get(value.name or "", value)
+        shape = known.shape if tensor is None else ir.Shape(list(tensor.shape))  # type: ignore[arg-type]
+        return tuple(size if isinstance(size, int) and size > 0 else 1 for size in shape or ())
+
+    def count(node: ir.Node) -> int:
+        """Multiply-accumulates of one run of the node; 0 where a shape is not known."""
+        row = operator_of(node)
+        if not row.mac_rule:
+            return 0
+        places = row.mac_operands or range(len(node.inputs))
+        operands = [shape_of(node_input(node, place)) for place in places]
+        return _RULES[row.mac_rule](node, operands, shape_of(node.outputs[0]))
+
+    names = node_names(model)
+    macs = {name: count(node) for node, name in names.items()}
+    # A body stands behind the node that holds it: the innermost branches are compared first.
+    for node in (node for node in reversed(names) if node.op_type == "If"):
+        branches = [[names[n] for n in graph.all_nodes()] for graph in bodies(node)]
+        for skipped in sorted(branches, key=lambda branch: sum(macs[name] for name in branch))[:-1]:
+            macs.update(dict.fromkeys(skipped, 0))
+    return macs
+
+
+def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
+    """A copy whose inputs have these sizes. Other tensors keep the sizes that follow from the inputs' symbols, because
+    inference does not find all that an exporter wrote; the rest is to be inferred again."""
+    copy = model.clone()
+    known: dict[str, int] = {}
+    fits = True
+    for value in copy.graph.inputs:
+        if value.name and value.name in shapes:
+            given = shapes[value.name]
+            for size, number in zip(value.shape or (), given, strict=False):
+                fits &= not isinstance(size, int) or size == number
+                fits &= known.setdefault(_symbol(size), number) == number or _symbol(size) == _UNNAMED
+            value.shape = ir.Shape(given)
+    known.pop(_UNNAMED, None)
+    for node in copy.graph:
+        for output in node.outputs:
+            output.shape = _resolved(output.shape, known) if fits else None
+    return copy
+
+
+def _resolved(shape: ir.Shape | None, known: Mapping[str, int]) -> ir.Shape | None:
+    """The shape with numbers for the symbols that are known; None where another one is left."""
+    sizes = [known.get(_symbol(size), 0) if isinstance(size, ir.SymbolicDim) else size for size in shape or ()]
+    return ir.Shape(sizes) if shape is not None and all(sizes) else None
+
+
+def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Sizes to count with, of inputs with open ones: those given, else 1 for a symbol that is some input's first size
+    (the batch), `IMAGE_SIDE` in inputs of four and more dimensions, `LENGTH` in others."""
+    inputs = [v for v in model.graph.inputs if v.name and v.shape is not None and not v.is_initializer()]
+    batches = {_symbol(v.shape[0]) for v in inputs if v.shape} - {_UNNAMED}
+    found = {}
+    for value in inputs:
+        shape = value.shape or ()
+        side = IMAGE_SIDE if len(shape) > 3 else LENGTH
+        name = str(value.name)
+        if name in given:
+            found[name] = tuple(given[name])
+        elif not all(isinstance(size, int) and size > 0 for size in shape):
+            found[name] = tuple(
+                size if isinstance(size, int) and size > 0 else 1 if not place or _symbol(size) in batches else side
+                for place, size in enumerate(shape)
+            )
+    return found
+
+
+def _symbol(size: object) -> str:
+    """The name of a symbolic size; a text that no size has where it has no name."""
+    return str(size.value) if isinstance(size, ir.SymbolicDim) and size.value else _UNNAMED
+
+
+def _conv(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
+    # Each output element is a dot product over (C_in / groups) × kernel.
+    weight = operands[1]
+    if not weight:
+        return 0
+    if not output:
+        return math.prod(weight)
+    per_output = math.prod(weight[1:])
+    if node.attributes.get_int("channels_last", 0):
+        return math.prod(output) * per_output
+    # Channels come from the weight: shape inference knows it even where the output's size is symbolic.
+    return output[0] * weight[0] * math.prod(output[2:]) * per_output
+
+
+def _conv_transpose(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
+    # Each input element is spread over (C_out / groups) × kernel outputs.
+    data, weight = operands
+    if not weight:
+        return 0
+    return (data[0] * math.prod(data[2:]) if len(data) > 2 else 1) * math.prod(weight)
+
+
+def _matmul(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
+    a, b = operands
+    if not a or not b:
+        return math.prod(a) * math.prod(b)
+    if node.attributes.get_int("transA", 0) and len(a) > 1:
+        a = (*a[:-2], a[-1], a[-2])
+    if node.attributes.get_int("transB", 0) and len(b) > 1:
+        b = (*b[:-2], b[-1], b[-2])
+    rows = a[-2] if len(a) > 1 else 1
+    columns = b[-1] if len(b) > 1 else 1
+    # One of the two may know the inner size where the other is symbolic.
+    inner = max(a[-1], b[-2] if len(b) > 1 else b[0])
+    return _broadcast(a[:-2], b[:-2]) * rows * columns * inner
+
+
+def _recurrent(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
+    # X [sequence, batch, input], W [directions, gates × hidden, input], R [directions, gates × hidden, hidden];
+    # DynamicQuantizeLSTM has W and R with their last two dimensions swapped, which leaves the products alone.
+    data, weight = operands
+    gates = _GATES[operator_of(node).float_form or node.op_type]
+    hidden = node.attributes.get_int("hidden_size", 0) or (weight[1] // gates if len(weight) == 3 else 0)
+    if len(weight) != 3 or not hidden:
+        return 0
+    return math.prod(data[:2]) * (math.prod(weight) + weight[0] * gates * hidden * hidden)
+
+
+def _einsum(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
+    # Of two operands: each combination of all labels is one product. Ellipses are not resolved.
+    equation = node.attributes.get_string("equation", "").replace(" ", "")
+    terms = equation.split("->")[0].split(",")
+    if len(terms) < 2 or "..." in equation:
+        return 0
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, operands, strict=False):
+        for label, size in zip(term, shape, strict=False):
+            sizes[label] = max(size, sizes.get(label, 1))
+    return math.prod(sizes.values()) * (len(terms) - 1)
+
+
+def _attention(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
+    # ONNX Attention: Q [batch, heads, q, d] or [batch, q, heads × d]; products Q K^T and (weights) V.
+    q, k, v = operands
+    if len(q) < 3 or len(k) < 3 or len(v) < 3:
+        return 0
+    if len(q) == 4:
+        return q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
+    query_heads = node.attributes.get_int("q_num_heads", node.attributes.get_int("num_heads", 1))
+    value_heads = node.attributes.get_int("kv_num_heads", query_heads) or 1
+    return q[0] * q[1] * k[1] * (q[2] + v[2] // value_heads * query_heads)
+
+
+def _fused_attention(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
+    # com.microsoft Attention and QAttention: input [batch, sequence, in], weights [in, 3 × hidden], then as above.
+    data, weight = operands
+    if len(data) != 3 or len(weight) != 2:
+        return 0
+    batch, sequence, _ = data
+    return batch * sequence * math.prod(weight) + 2 * batch * sequence * sequence * (weight[1] // 3)
+
+
+def _matmul_nbits(node: ir.Node, operands: Sequence[Shape], output: Shape) -> int:
+    return math.prod(operands[0][:-1]) * node.attributes.get_int("K", 0) * node.attributes.get_int("N", 0)
+
+
+_RULES: Mapping[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
+    "conv": _conv,
+    "conv-transpose": _conv_transpose,
+    "matmul": _matmul,
+    "recurrent": _recurrent,
+    "einsum": _einsum,
+    "attention": _attention,
+    "fused-attention": _fused_attention,
+    "nbits": _matmul_nbits,
+}
+"""`Operator.mac_rule` → count from a node, the shapes of its `mac_operands`, and that of its output."""
+
+
+def _broadcast(a: Shape, b: Shape) -> int:
+    rank = max(len(a), len(b))
+    padded = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
+    return math.prod(max(pair) for pair in padded)
+
 
 _LINEAR = ("Conv", "BatchNormalization")
 

@@ -194,3 +194,29 @@ def dynamic_params(values: NDArray[Any]) -> QuantParams:
         low, high = float(values.min(initial=0)), float(values.max(initial=0))
     scale = np.float32((high - low) / 255) or np.float32(1)
     return QuantParams(np.asarray(scale), np.asarray(round(-low / float(scale)), np.int64), ir.DataType.UINT8)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The integers that activations are rounded to: of type `dtype`, around a fixed zero point where `symmetric`."""
+
+    dtype: ir.DataType
+    symmetric: bool
+
+    def params(self, low: ArrayLike, high: ArrayLike) -> QuantParams:
+        """Return scale (float64) and zero point with which the range low..high, or each of several, is quantized."""
+        narrow = self.dtype is ir.DataType.INT8
+        return QuantParams.from_range(low, high, self.dtype, symmetric=self.symmetric, narrow=narrow)
+
+    @property
+    def levels(self) -> int:
+        """Return how many integers there are."""
+        params = self.params(0.0, 0.0)
+        return params.high - params.low + 1
+
+
+def grid_of(activation_type: str, symmetric: bool) -> Grid:
+    """Return the integers of an activation type. Of what is not symmetric, only their number matters."""
+    if symmetric and activation_type == "int8":
+        return Grid(ir.DataType.INT8, True)
+    return Grid(ir.DataType.UINT8, symmetric)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgeq.errors import HardwareError
 from edgeq.util.records import read_toml
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 PAIR_LIMIT = (2**15 - 1) // 255
 _MOST_AT_ONCE = 256

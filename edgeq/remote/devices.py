@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.util.records import is_toml, read_toml, toml_table
-from edgeq.util.resources import user_folder
+from edgeq.util.registry import user_folder
 
 DEVICES = "devices.toml"
 """The file's name, in the user's configuration folder and in the working directory."""

@@ -35,8 +35,8 @@ from msgspec import Meta
 from edgeq.emulate.sysroot import which
 from edgeq.errors import BoardError
 from edgeq.remote.devices import Board
-from edgeq.util.ownership import sha256
-from edgeq.util.resources import shipped
+from edgeq.util.outputs import sha256
+from edgeq.util.registry import shipped
 
 T = TypeVar("T")
 _STOP_S = 1.0

@@ -31,9 +31,9 @@ from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
 from edgeq.run.session import Array, Guest, SessionSettings, guest_environment, open_request, with_carried
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.ownership import sha256
+from edgeq.util.outputs import sha256
 from edgeq.util.records import Count, parse
-from edgeq.util.resources import device_errors, shipped
+from edgeq.util.registry import device_errors, shipped
 
 _SHORT = "/tmp"
 OLDEST_PYTHON = (3, 9)

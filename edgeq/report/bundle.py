@@ -23,13 +23,12 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.measure.bench import bench, is_bundle, variant_settings
 from edgeq.measure.coverage import kernel_times
 from edgeq.model.load import path_of, read_own
-from edgeq.report.numbers import string
+from edgeq.report.figures import string
 from edgeq.report.page import RECORD, TUNING, render
 from edgeq.report.read import ReportData, Verdict, read_report, verdict_of
 from edgeq.report.timing import INT8, FleetRecord
 from edgeq.util.display import SILENT, Displayed, Progress
-from edgeq.util.outputs import check_apart, check_free, output_file
-from edgeq.util.ownership import is_plain
+from edgeq.util.outputs import check_apart, check_free, is_plain, output_file
 from edgeq.util.records import json_object, plain, read_json
 
 

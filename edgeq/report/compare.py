@@ -23,7 +23,7 @@ from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time, speed_of
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
-from edgeq.report.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
+from edgeq.report.figures import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
 from edgeq.run.session import SessionSettings
 from edgeq.signature import Signature, interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress
@@ -445,7 +445,7 @@ def run_comparison(
             evaluation = evaluate_sessions(
                 {A: a.session, B: b.session},
                 samples,
-                task=as_task(request.task, request.options),
+                task=as_task(request.task, request.options) if request.task is not None else None,
                 reference=A,
                 settings={A: a.settings, B: b.settings},
                 progress=progress,

@@ -19,10 +19,8 @@ from edgeq import __version__
 from edgeq.bundle.plan import tool_versions
 from edgeq.measure.agreement import OutputAgreement
 from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
-from edgeq.report import numbers
-from edgeq.report.histograms import TensorHistogram, histogram_chart
-from edgeq.report.layers import Layer, layer_profile, measured_alone
-from edgeq.report.numbers import (
+from edgeq.report import figures
+from edgeq.report.figures import (
     count,
     decibels,
     difference,
@@ -36,6 +34,7 @@ from edgeq.report.numbers import (
     significant,
     size,
 )
+from edgeq.report.layers import Layer, TensorHistogram, histogram_chart, layer_profile, measured_alone
 from edgeq.report.read import ReportData, Variant, compared, read_report, timing_of, verdict_of
 from edgeq.report.timing import Timing, board_table, failures, kind_table, latency_chart, series
 from edgeq.report.tuning import NAMES, mark, measured_texts, pareto, ring, trial_settings, tuning_facts
@@ -392,7 +391,7 @@ def _environment() -> Environment:
     texts = (coverage_text, failures, histogram_texts, statuses_drawn, trial_settings, tuning_facts)
     rest = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
     environment.globals.update({one.__name__: one for one in (*charts, *tables, *rows, *texts, *rest)})
-    environment.globals.update(numbers=numbers, status_names=NAMES)
+    environment.globals.update(numbers=figures, status_names=NAMES)
     return environment
 
 

@@ -15,9 +15,8 @@ from edgeq_device.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.coverage import Coverage, KernelTime
-from edgeq.report.histograms import TensorHistogram
-from edgeq.report.layers import Layer, LayersRecord, layer_rows
-from edgeq.report.numbers import Pairs, decibels, difference, metric, metric_name, pairs, share, size, string, times
+from edgeq.report.figures import Pairs, decibels, difference, metric, metric_name, pairs, share, size, string, times
+from edgeq.report.layers import Layer, LayersRecord, TensorHistogram, layer_rows
 from edgeq.report.timing import (
     INT8,
     BenchReport,
@@ -210,7 +209,9 @@ def read_report(plain: Mapping[str, Any]) -> ReportData:
     """Read whatever of a record makes sense. Nothing in it is an error: what cannot be used is left out."""
     record = readable(plain, ReportRecord) or ReportRecord()
     tuning = record.tuning or TuningRecord()
-    timing = (bench_timing(record.bench) if record.bench else None) or finalists_timing(tuning)
+    timing = bench_timing(record.bench) if record.bench else None
+    if timing is None and record.tuning is not None:
+        timing = finalists_timing(tuning)
     model = record.model or tuning.model or ModelRecord()
     identity = {**record.identity, "float32 model, sha256": model.sha256 or ""}
     return ReportData(

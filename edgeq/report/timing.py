@@ -12,8 +12,24 @@ from edgeq_device.claim import Claim
 from markupsafe import Markup
 
 from edgeq.errors import BoardError
-from edgeq.report.numbers import Pairs, milliseconds, pairs, share, significant
-from edgeq.report.svg import EM, Box, Scale, figure, fitted, join, label, scale_for, tag, text_width, x_axis
+from edgeq.report.figures import (
+    EM,
+    Box,
+    Pairs,
+    Scale,
+    figure,
+    fitted,
+    join,
+    label,
+    milliseconds,
+    pairs,
+    scale_for,
+    share,
+    significant,
+    tag,
+    text_width,
+    x_axis,
+)
 from edgeq.report.tuning_record import FLOAT, TuningRecord
 from edgeq.util.records import Amount, Count, Finite, Positive, readable
 

@@ -7,16 +7,22 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from edgeq.report.numbers import Pairs, difference, is_share, metric, metric_name, milliseconds, pairs
-from edgeq.report.svg import (
+from edgeq.report.figures import (
     EM,
     Box,
+    Pairs,
     Scale,
     axis_width,
+    difference,
     figure,
     fitted,
+    is_share,
     join,
     label,
+    metric,
+    metric_name,
+    milliseconds,
+    pairs,
     place_label,
     scale_for,
     tag,

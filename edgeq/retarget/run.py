@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.select import known_wrong
+from edgeq_device.engines import known_wrong
 
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import Target, resolve
@@ -56,7 +56,7 @@ from edgeq.model.load import (
 from edgeq.model.products import integer_products
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.shapes import write_shapes
-from edgeq.quantize.settle import settle
+from edgeq.quantize.quantizer import settle
 from edgeq.retarget.compare import (
     USUAL,
     Comparison,

@@ -17,8 +17,7 @@ from edgeq_device.engines import FLOAT, EngineSpec
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.util.records import parse, toml_table
-from edgeq.util.registry import data_folders
-from edgeq.util.resources import shipped
+from edgeq.util.registry import data_folders, shipped
 
 DEFAULT = "onnxruntime"
 """The engine that runs wherever edgeq does."""

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
 from edgeq.run.engines import Engine
 from edgeq.util.records import NOT_WRITTEN
-from edgeq.util.resources import device_errors, shipped
+from edgeq.util.registry import device_errors, shipped
 
 OptimizationLevel = Literal["none", "basic", "extended", "all"]
 

@@ -26,10 +26,9 @@ from edgeq.data.samples import Samples, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError
 from edgeq.jobs.job import Job
-from edgeq.measure.agreement import Agreement
+from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.bench import open_model
 from edgeq.measure.comparison import Comparison, rows
-from edgeq.measure.latency import Outputs, Session, infer
 from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
 from edgeq.model.load import model_files
 from edgeq.report.tuning_record import Assessment

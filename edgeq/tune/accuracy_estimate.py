@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
-from edgeq.measure.agreement import is_class_scores, probabilities
+from edgeq.measure.agreement import Outputs, is_class_scores, probabilities
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.latency import Outputs
 from edgeq.measure.task import Measured, Task, loss_error
 from edgeq.report.tuning_record import Assessment
 

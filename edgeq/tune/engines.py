@@ -29,7 +29,7 @@ from edgeq.tune.recover.run import Recoverer
 from edgeq.tune.space import Candidate, build_sequence, in_engine, with_scheme
 from edgeq.tune.trials import Trial, Trials, behind, outrun, unmeasured
 from edgeq.util.display import SILENT, Progress
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import device_errors
 
 # Fields of `Scheme` that make weights which nothing saturates on, the least noise first.
 _SAFE_WEIGHTS = ("fit_pairs", "reduce_range")

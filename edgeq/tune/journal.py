@@ -26,8 +26,7 @@ from edgeq.report.tuning_record import Assessment, Screening
 from edgeq.tune.space import Candidate
 from edgeq.tune.trials import Evaluator, Race, Runner
 from edgeq.util.display import Progress
-from edgeq.util.outputs import check_apart, recover
-from edgeq.util.ownership import MARKER, Judge, Ownership, is_marker, is_plain, shown, write_marker
+from edgeq.util.outputs import MARKER, Judge, Ownership, check_apart, is_marker, is_plain, recover, shown, write_marker
 from edgeq.util.placement import alone_in
 from edgeq.util.records import fingerprint, parse, plain
 

@@ -25,8 +25,8 @@ from edgeq.measure.coverage import kernel_times, measure_coverage, sized_macs
 from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.products import node_macs
 from edgeq.report.tuning_record import Assessment, Screening, Timing
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune import float_layers

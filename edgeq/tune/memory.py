@@ -20,7 +20,7 @@ import onnx_ir as ir
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.hardware.profile import Profile
 from edgeq.model.graph import sizes
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.scheme import Scheme
 from edgeq.tune.engines import Field
 from edgeq.tune.goal import BEHIND
@@ -29,7 +29,7 @@ from edgeq.tune.trials import Outcome, Trial, unmeasured
 from edgeq.util.display import Progress
 from edgeq.util.outputs import output_file
 from edgeq.util.records import fingerprint, parse, plain
-from edgeq.util.resources import user_folder
+from edgeq.util.registry import user_folder
 
 SCHEMA = "edgeq.tuning-memory/1"
 FILE = "tuning-memory.json"

@@ -23,7 +23,7 @@ from edgeq.model.edit import Editor, insert_behind, set_constant
 from edgeq.model.graph import is_op, name_of, only_reader, sizes
 from edgeq.model.int8_prediction import int8_rules, quantizable_operators
 from edgeq.model.load import read_model
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.sessions import open_in_memory
 from edgeq.quantize.block_weights import block_products, read_blocks

@@ -12,24 +12,22 @@ from typing import Any
 
 from edgeq.backends.base import backend_named
 from edgeq.calibrate.files import save_statistics
-from edgeq.data.files import check_there
-from edgeq.data.open_source import Data
+from edgeq.data.open_source import Data, check_there
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
 from edgeq.jobs.builds import prove_built, target_coverage, with_compiled
-from edgeq.jobs.job import Job, collect_statistics
+from edgeq.jobs.job import Job, Request, collect_statistics
 from edgeq.jobs.package import as_text, bundle_variants
 from edgeq.jobs.proof import Proof
-from edgeq.jobs.request import Request
 from edgeq.jobs.target_checks import artifact_checks
 from edgeq.jobs.variants import Variant, variant_name, with_fallback
 from edgeq.measure.coverage import strongest
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, path_of
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.model.products import node_macs
 from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import DEFAULT, EngineChoice, as_engines
 from edgeq.run.session import Engines

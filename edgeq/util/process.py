@@ -27,8 +27,7 @@ from edgeq_device.budget import Budget, Endings, confine
 from edgeq_device.relay import prepare_output, printable, without_passwords
 
 from edgeq.errors import BudgetError, EdgeqError, OutputError, UsageError, no_threads
-from edgeq.util.registry import describe, place_in, plugin_in
-from edgeq.util.resources import device_errors
+from edgeq.util.registry import describe, device_errors, place_in, plugin_in
 
 BUG = 1
 INTERRUPTED = 128 + signal.SIGINT

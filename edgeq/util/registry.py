@@ -1,14 +1,17 @@
-"""What can be added to edgeq without changing it: calibration methods, tasks, decoders, steps, recoveries, backends.
+"""Find what ships with edgeq, and what others add to it without changing it.
 
-A `Group` knows the names of one kind without importing anything: edgeq's own are the modules of one package (the file
-`moving_average.py` is "moving-average"), a plug-in's are entry points of the group. A `Registry` imports the object
-behind a name when it is needed, and checks it. Data files of plug-ins (targets, profiles, int8 rules) are found through
-the entry points of the group `edgeq.data`.
+What ships (`profiles/`, `targets/`) lies inside the package in a wheel; in a checkout or an editable install it stands
+at the top of the repository.
 
-A package that is also a function: `edgeq.tune(...)`, and `import edgeq.tune.space` beside it.
+Calibration methods, tasks, decoders, steps, recoveries and backends can be added. A `Group` knows the names of one kind
+without importing anything: edgeq's own are the modules of one package (the file `moving_average.py` is
+"moving-average"), a plug-in's are entry points of the group. A `Registry` imports the object behind a name when it is
+needed, and checks it. Data files of plug-ins (targets, profiles, int8 rules) are found through the entry points of the
+group `edgeq.data`.
 
 Importing any module of a package makes the package an attribute of its parent, over whatever function of that name the
-parent hands out. So such a package is made callable itself, and there is one object, whichever way it is reached.
+parent hands out. So a package that is also a function (`edgeq.tune(...)`, and `import edgeq.tune.space` beside it) is
+made callable itself, and there is one object, whichever way it is reached.
 """
 
 from __future__ import annotations
@@ -19,15 +22,75 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import LazyLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
+import platformdirs
+from edgeq_device.errors import DeviceError
+
+from edgeq import errors
 from edgeq.errors import DataError, EdgeqError, HardwareError, UsageError, suggest
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def shipped(name: str) -> Path:
+    """The directory `name` ("profiles" or "targets") as shipped."""
+    inside = _PACKAGE / "_shipped" / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
+    """Return edgeq's folder of that kind among the user's own; None where there is none.
+
+    Containers run as users without a home: HOME, the XDG variables and the entry in the list of users are all missing.
+    """
+    try:
+        found = Path(getattr(platformdirs, f"user_{kind}_path")("edgeq"))
+    except (RuntimeError, KeyError):  # by the version of platformdirs, or of Python
+        return None
+    return found if found.is_absolute() else None
+
+
+# sympy takes half of onnx_ir's import, for arithmetic with sizes that have names.
+MODULES = frozenset({"sympy", "onnx_ir._symbolic_shapes"})
+
+
+class _Deferring:
+    """A finder that finds what Python's own does, for modules that load at their first use."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder.find_spec`."""
+        found = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
+        if found is not None and found.loader is not None:
+            found.loader = LazyLoader(found.loader)
+        return found
+
+
+def defer_imports() -> None:
+    """Load `MODULES` at their first use from now on. For programs: what a library finds is its user's business."""
+    sys.meta_path.insert(0, _Deferring())
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raise the device side's errors as edgeq's of the same name."""
+    try:
+        yield
+    except DeviceError as error:
+        kind: type[EdgeqError] = getattr(errors, type(error).__name__, EdgeqError)
+        raise kind(error.problem, error.fix) from error
+
 
 T = TypeVar("T")
 

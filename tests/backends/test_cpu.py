@@ -17,7 +17,7 @@ from edgeq.backends.cpu import CpuBackend
 from edgeq.errors import CalibrationError, HardwareError, ModelError, UsageError
 from edgeq.model.load import model_files, save_model
 from edgeq.quantize import quantizer
-from edgeq.quantize.settle import float_compute_nodes
+from edgeq.quantize.quantizer import float_compute_nodes
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from tests.backends.build import Bench, bench, mixed, operators, quantized, random, residual, stacked, weights

@@ -13,7 +13,7 @@ from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.jobs.checks import explainer
+from edgeq.jobs.builds import explainer
 from edgeq.jobs.job import Built
 from edgeq.measure.coverage import Explain, measure_coverage
 from edgeq.model.edit import from_proto, to_proto

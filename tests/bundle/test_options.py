@@ -21,7 +21,7 @@ from edgeq_device.engines import EngineSpec, engine_options, engines
 from edgeq_device.errors import BundleError
 from edgeq_device.options import BRIEF_SPIN, Rule, provider_problem, rules, session_problem
 from edgeq_device.package import open_bundle
-from edgeq_device.plainjson import own_table
+from edgeq_device.places import own_table
 from edgeq_device.variants import EXTERNAL_FOLDER
 from onnx import helper
 
@@ -32,7 +32,7 @@ from edgeq.calibrate.table import FLATBUFFERS
 from edgeq.cli import group
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import load_profiles
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 from .attacks.directories import MODEL, edit_ort, edit_variant, seal
 from .samples import HERE, linear, tree, variant

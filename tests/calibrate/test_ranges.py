@@ -11,10 +11,10 @@ from edgeq.calibrate.methods.entropy import FLOOR, divergences, entropy_range, w
 from edgeq.calibrate.methods.mse import moments_of, mse_range, squared_errors
 from edgeq.calibrate.methods.percentile import percentile_range
 from edgeq.calibrate.observer import Observer
-from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import BINS, Linear, Statistics, TensorStatistics, histogram_of, linear_of
 from edgeq.errors import CalibrationError, UsageError
+from edgeq.model.quant_params import Grid, grid_of
 
 _RANDOM = np.random.default_rng(3)
 DATA = {

@@ -9,7 +9,7 @@ import pytest
 
 from data.helpers import IMAGE_MODEL, encoded, floats, pixels, signature, spec
 from edgeq.data.array_files import open_array_files
-from edgeq.data.preprocess import SourceOptions
+from edgeq.data.records import SourceOptions
 from edgeq.data.samples import open_samples
 from edgeq.errors import DataError
 

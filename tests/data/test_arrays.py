@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edgeq.data.arrays import ArrayFile, is_idx, load_labels, read_arrays
-from edgeq.data.files import kind_of
+from edgeq.data.open_source import kind_of
 from edgeq.errors import DataError
 
 arrays = hnp.arrays(

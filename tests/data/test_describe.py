@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edgeq.data.preprocess import SOURCE, SourceOptions, list_preprocessings, show_preprocessing, steps
+from edgeq.data.preprocess import SOURCE, list_preprocessings, show_preprocessing, steps
+from edgeq.data.records import SourceOptions
 from edgeq.data.steps import is_step
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeq.data.files import find_files, matching_files
+from edgeq.data.open_source import find_files, matching_files
 from edgeq.errors import DataError
 
 

@@ -12,16 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.data.labels import load_labels_from, plain_label
-from edgeq.data.records import Record
+from edgeq.data.labels import load_labels_from
+from edgeq.data.records import Record, plain_label
 from edgeq.errors import DataError
 
 CAT = Record("/data/pets/cat_01.jpg", {}, 5, {"file": "cat_01.jpg", "path": "pets/cat_01.jpg"})
 
 
 def label(labels: Any, record: Record = CAT, index: int = 0, count: int = 1, folder: Path | None = None) -> Any:
-    lookup = load_labels_from(labels, folder, count)
-    return record.label if lookup is None else lookup(index, record)
+    return load_labels_from(labels, folder, count)(index, record)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +41,8 @@ def test_plain_labels(value: Any, plain: Any) -> None:
     assert type(plain_label(value)) is type(plain)
 
 
-def test_default_folder_and_none() -> None:
-    assert (label(None), label("none")) == (5, None)
+def test_folder_and_none() -> None:
+    assert label("none") is None
     assert label("folder", Record("a/b.png", {}, 3, {"class": "a"})) == 3
     with pytest.raises(DataError, match="in no class folder"):
         label("folder")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from edgeq_device import trust as trust_module
 from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.signature import CURVES, PublicKey
+from edgeq_device.signature import PublicKey, curves
 from edgeq_device.trust import read_trust, trust_for
 
-KEY = PublicKey(CURVES[0], CURVES[0].x, CURVES[0].y)
+KEY = PublicKey(curves()[0], curves()[0].x, curves()[0].y)
 
 
 def pem(key: PublicKey, label: str = "PUBLIC KEY") -> str:

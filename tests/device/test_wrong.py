@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from edgeq_device.engines import known_wrong
 from edgeq_device.errors import BundleError
-from edgeq_device.select import judge, known_wrong, select, wrong_here
+from edgeq_device.select import judge, select, wrong_here
 
 from edgeq.model.compatibility import wrong_table
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 from .fakes import bundle, device, variant
 

@@ -13,7 +13,7 @@ from edgeq.hardware.detect import Machine
 from edgeq.hardware.profile import ANY, Profile, load_profiles, match_profile
 from edgeq.scheme import Scheme
 from edgeq.util.records import plain
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 SHIPPED = shipped("profiles")
 PROFILES = load_profiles([SHIPPED])

@@ -9,7 +9,7 @@ import pytest
 
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.util.records import plain
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 from tests.hardware.recorded import FOLDER, RECORDS, machine_of
 
 PROFILES = load_profiles([shipped("profiles")])

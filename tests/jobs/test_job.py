@@ -167,7 +167,7 @@ def test_ranges_follow_the_scheme_without_another_pass(place: Path, method: str,
 def test_what_is_prepared_once_serves_every_target(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = open_job(NET, CALIB, None, place / "work")
     monkeypatch.setattr(job_module, "collect", no_pass)
-    monkeypatch.setattr("edgeq.jobs.request.prepare_model", no_pass)
+    monkeypatch.setattr("edgeq.jobs.job.prepare_model", no_pass)
     for name in ("haswell", "cascade-lake", "raspberry-pi-5"):
         target = resolve(name)
         built = build(job, target, target.profile.scheme, place / f"{name}.onnx")

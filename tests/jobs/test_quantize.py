@@ -14,7 +14,7 @@ from edgeq.errors import CheckFailedError, ModelError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve, runs_natively
-from edgeq.jobs.checks import explainer
+from edgeq.jobs.builds import explainer
 from edgeq.jobs.job import Built, Job, build
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.measure.coverage import Explain

@@ -12,7 +12,7 @@ import pytest
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.engines import wrong_on
 from edgeq.hardware.target import resolve
-from edgeq.jobs.target_checks import runtime_requirements
+from edgeq.jobs.builds import runtime_requirements
 from edgeq.model.edit import to_bytes
 from tests.graphs import model
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgeq.data.records import Sample
 from edgeq.errors import DataError
-from edgeq.measure.latency import Outputs
+from edgeq.measure.agreement import Outputs
 from edgeq.measure.task import HALVES, ResampledMeter, Task, loss_error, random_halves
 from edgeq.measure.tasks import Anomaly, Classification, Similarity
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgeq.errors import DataError
 from edgeq.measure import accuracy
 from edgeq.measure.accuracy import evaluate_sessions, evaluate_timed
-from edgeq.measure.latency import infer
+from edgeq.measure.agreement import infer
 from edgeq.measure.tasks import Classification
 from edgeq.util.display import SILENT
 from tests.measure.fakes import FakeSamples, FakeSession, vectors

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from edgeq.model.edit import from_proto, to_proto
 from edgeq.model.load import read_model
-from edgeq.model.macs import node_macs, sized
+from edgeq.model.products import node_macs, sized
 from tests import graphs
 
 from .build import model, node, rand, small_cnn

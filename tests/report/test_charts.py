@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgeq.report.histograms import TensorHistogram, histogram_chart
-from edgeq.report.layers import Layer, layer_profile
-from edgeq.report.svg import EM, Box, text_width
+from edgeq.report.figures import EM, Box, text_width
+from edgeq.report.layers import Layer, TensorHistogram, histogram_chart, layer_profile
 from edgeq.report.timing import BenchReport, Latency, LatencyFigures, Timing, bench_timing, latency_chart
 from edgeq.report.tuning import pareto
 from edgeq.report.tuning_record import TuningRecord

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Statistics, TensorStatistics, histogram_of
-from edgeq.report.histograms import BINS, quantized_tensors, sqnr_of, worst_tensors
+from edgeq.model.quant_params import grid_of
+from edgeq.report.layers import BINS, quantized_tensors, sqnr_of, worst_tensors
 from edgeq.scheme import Scheme
 from tests.graphs import model
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from edgeq.report.numbers import escaped, isolated, shorten, visible
-from edgeq.report.svg import join, tag
+from edgeq.report.figures import escaped, isolated, join, shorten, tag, visible
 
 from .samples import HOSTILE
 

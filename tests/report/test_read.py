@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeq.measure.coverage import Coverage
-from edgeq.report.histograms import TensorHistogram
-from edgeq.report.layers import layer_rows
+from edgeq.report.layers import TensorHistogram, layer_rows
 from edgeq.report.page import render
 from edgeq.report.read import ReportData, Variant, read_report
 from edgeq.report.timing import BenchReport, bench_timing

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.report.svg import Scale, log_ticks, nice_ticks, scale_for, tick_labels
+from edgeq.report.figures import Scale, log_ticks, nice_ticks, scale_for, tick_labels
 
 VALUES = st.floats(-1e6, 1e6).map(lambda v: round(v, 6))
 POSITIVE = st.floats(1e-6, 1e6)

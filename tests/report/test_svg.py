@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.report.svg import EM, Box, Scale, axis_width, figure, fitted, place_label, text_width, x_axis, y_axis
+from edgeq.report.figures import EM, Box, Scale, axis_width, figure, fitted, place_label, text_width, x_axis, y_axis
 
 from .samples import HOSTILE
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from edgeq.data.records import Sample
-from edgeq.measure.agreement import probabilities
+from edgeq.measure.agreement import Outputs, probabilities
 from edgeq.measure.comparison import Comparison
-from edgeq.measure.latency import Outputs
 from edgeq.measure.task import Measured, ResampledMeter
 from edgeq.measure.tasks import Anomaly, Classification
 from edgeq.report.tuning_record import Assessment

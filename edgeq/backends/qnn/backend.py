@@ -24,23 +24,23 @@ from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, HardwareError, ModelError, UsageError
 from edgeq.hardware.target import Target
+from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
-from edgeq.measure.latency import Session
 from edgeq.model.compatibility import require_fixed_sizes
 from edgeq.model.edit import Editor, part_of, replace_node
 from edgeq.model.fold import norm_factors
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import Rule, int8_rules, predict_int8
 from edgeq.model.load import read_model, save_model, structure_digest
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.products import node_macs
 from edgeq.quantize.qdq import lasting_clamps
 from edgeq.quantize.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
 from edgeq.run.engines import Engine, EngineChoice, engine_for
 from edgeq.run.session import Engines, SessionSettings, onnxruntime
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.util.records import parse, read_toml
-from edgeq.util.resources import shipped
+from edgeq.util.registry import shipped
 
 _NARROW = 8
 

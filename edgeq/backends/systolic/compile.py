@@ -52,8 +52,8 @@ from edgeq.hardware.target import Target
 from edgeq.model.edit import with_outputs
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import save_model
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.products import node_macs
 from edgeq.model.sessions import open_in_memory
 from edgeq.quantize.weight_only import damped, round_rows, squared
 from edgeq.scheme import Scheme

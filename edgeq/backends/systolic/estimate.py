@@ -65,7 +65,7 @@ def place(program: Program, macs: Mapping[str, int] | None = None) -> Placement:
     """Return where the layers of `program` run.
 
     Args:
-        macs: multiply-accumulates of the float model's nodes (`edgeq.model.macs.node_macs`), for its float parts.
+        macs: multiply-accumulates of the float model's nodes (`edgeq.model.products.node_macs`), for its float parts.
     """
     whole = array = depthwise = 0
     apart = []

@@ -43,8 +43,8 @@ from edgeq.model.fold import raise_opset
 from edgeq.model.graph import DATA_MOVEMENT, constant, is_op, name_of, node_input, only_reader
 from edgeq.model.int8_prediction import int8_rules
 from edgeq.model.load import check_valid, save_model
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.products import node_macs
 from edgeq.model.shapes import element_types
 from edgeq.model.tensors import proto_skeleton
 from edgeq.run.engines import load_engines

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgeq.calibrate.range_method import Grid, RangeMethod
+from edgeq.calibrate.range_method import RangeMethod
 from edgeq.calibrate.statistics import BINS, Float64s, Int64s, Linear, TensorStatistics, linear_of
+from edgeq.model.quant_params import Grid
 
 CANDIDATES = 128
 """Thresholds tried: every 32nd bin."""

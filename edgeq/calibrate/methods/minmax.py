@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edgeq.calibrate.range_method import Grid, RangeMethod
+from edgeq.calibrate.range_method import RangeMethod
 from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.model.quant_params import Grid
 
 
 def _range(tensor: TensorStatistics, grid: Grid, options: Mapping[str, float]) -> tuple[float, float]:

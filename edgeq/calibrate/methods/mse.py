@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeq.calibrate.range_method import Grid, RangeMethod
+from edgeq.calibrate.range_method import RangeMethod
 from edgeq.calibrate.statistics import BINS, Float64s, Linear, TensorStatistics, linear_of
-from edgeq.model.quant_params import QuantParams
+from edgeq.model.quant_params import Grid, QuantParams
 
 COARSE = 2.0 ** (-np.arange(13) / 2.0)
 """Shares of the extremes that are tried first; the best is then refined by ever smaller factors."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgeq.calibrate.range_method import Grid, Option, RangeMethod
+from edgeq.calibrate.range_method import Option, RangeMethod
 from edgeq.calibrate.statistics import Histogram, TensorStatistics
+from edgeq.model.quant_params import Grid
 
 
 def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool) -> tuple[float, float]:

@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
 from edgeq.jobs.job import Job
+from edgeq.measure.agreement import Outputs
 from edgeq.measure.coverage import KernelRun, timed_profile
-from edgeq.measure.latency import Outputs
 from edgeq.measure.layers import MEMORY, LayerPair
 from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_own
-from edgeq.model.macs import node_macs
 from edgeq.model.prepare import PreparedModel
+from edgeq.model.products import node_macs
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
 from edgeq.tune.float_layers import LayerCosts, MacCosts, QuietLayer, RankedLayer, Ranking

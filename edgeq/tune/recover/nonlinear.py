@@ -31,10 +31,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeq.calibrate.methods.mse import COARSE, REFINEMENTS
-from edgeq.calibrate.range_method import Grid
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics, linear_of
 from edgeq.model.graph import MAIN_DOMAINS, MICROSOFT, GraphIndex, name_of, operator_of, readers, reads
+from edgeq.model.quant_params import Grid
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.tune.recover.layers import Floats, initializer
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from edgeq_device import environment, latency, scenarios
 from edgeq_device.claim import Claim, claim
-from edgeq_device.environment import ROOT, Others, parse_cores
+from edgeq_device.environment import Others, parse_cores
 from edgeq_device.errors import DataError, UsageError
+from edgeq_device.features import ROOT, allowed_cores
 from edgeq_device.latency import WarmUp
 
 OFFICIAL_DURATION_S = 600.0
@@ -370,7 +371,7 @@ def run_bench(
     monitor = bench.monitor = Monitor(root=root, load_before=load_before)
     found = {name: bench.scenario(scenarios.SCENARIOS[name], notes) for name in settings.scenarios}
     seen = monitor.finish()
-    notes += environment_notes(seen, len(environment.allowed_cores()))
+    notes += environment_notes(seen, len(allowed_cores()))
     return {
         "schema": SCHEMA,
         "baseline": baseline,

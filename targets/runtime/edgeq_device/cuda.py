@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from edgeq_device.errors import RuntimeUnavailableError
-from edgeq_device.manifest import is_name
-from edgeq_device.onnxfile import DTYPES
+from edgeq_device.onnxfile import DTYPES, is_name
 
 Key = Tuple[Tuple[str, Tuple[int, ...], str], ...]
 

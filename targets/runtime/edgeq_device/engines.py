@@ -16,11 +16,11 @@ from functools import lru_cache
 from importlib import import_module, metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import RuntimeUnavailableError, UsageError
 from edgeq_device.features import Evidence, gather, normalise_architecture, parse_identity
-from edgeq_device.plainjson import own_table
+from edgeq_device.places import own_table
 
 
 def parse_version(text: str) -> Tuple[int, ...]:
@@ -308,3 +308,59 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
         kinds = " or ".join(engine.devices)
         raise RuntimeUnavailableError(f"{engine.name} finds no {kinds} that it can use here", engine.driver)
     return found
+
+
+@dataclass(frozen=True)
+class WrongKernels:
+    """One thing that is wrong in a range of releases.
+
+    Attributes:
+        provider: whose kernels they are.
+        since, before: the first release that has it and the first that has not any more; "" leaves that side open.
+        architecture: of the CPU.
+        features: CPU features, all of which a CPU must have for it; `without`: those of which it must have none.
+        products: kinds of products that are wrong.
+        what: what is wrong, a clause; fix: the way out, a sentence without a full stop.
+        state: whether it was executed, and on what, or is reported only.
+        source: the thread.
+        weight_limit: weights of at most this magnitude are right; 0 where smaller weights do not help.
+    """
+
+    provider: str
+    since: str
+    before: str
+    architecture: str
+    features: Tuple[str, ...]
+    without: Tuple[str, ...]
+    products: Tuple[str, ...]
+    what: str
+    fix: str
+    state: str
+    source: str
+    weight_limit: int = 0
+
+    def on(self, architecture: str, features: Collection[str]) -> bool:
+        """Tell whether it concerns such a CPU."""
+        has = frozenset(features)
+        return self.architecture == architecture and has.issuperset(self.features) and has.isdisjoint(self.without)
+
+    def in_release(self, version: str) -> bool:
+        """Tell whether a release such as "1.24.1" has it."""
+        release = parse_version(version)
+        return parse_version(self.since) <= release and not (self.before and release >= parse_version(self.before))
+
+    def explain(self, version: str, products: Collection[str] = ()) -> str:
+        """Say in one line what is wrong, where it is known from, and the way out."""
+        named = ", ".join(p for p in self.products if p in products) or ", ".join(self.products)
+        return (
+            f"onnxruntime {version} computes {named} wrongly on this hardware ({self.what}; {self.source}): {self.fix}"
+        )
+
+
+@lru_cache(maxsize=1)
+def known_wrong() -> Tuple[WrongKernels, ...]:
+    """Read known_wrong.json, beside this file: part of the code, never of a bundle."""
+    lists = ("features", "without", "products")
+    return tuple(
+        WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}}) for row in own_table("known_wrong.json")
+    )

@@ -32,21 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edgeq_device.errors import UsageError
+from edgeq_device.features import ROOT, allowed_cores, read_text
 
 if TYPE_CHECKING:
     import numpy as np
-
-ROOT = Path("/")
-
-
-def read_text(path: Path, limit: int = 1 << 20) -> Optional[str]:
-    """The text of a small system file, or None where it does not exist or may not be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(limit).decode("utf-8", "replace")
-    except OSError:
-        # Absent on this system, or present and refusing (thermal zones that are switched off answer EINVAL).
-        return None
 
 
 def _number(text: Optional[str]) -> Optional[float]:
@@ -156,13 +145,6 @@ def cpu_name(root: Path = ROOT) -> str:
     info = read_text(root / "proc/cpuinfo") or ""
     match = re.search(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", info, re.M)
     return match.group(1).strip() if match else platform.processor() or platform.machine()
-
-
-def allowed_cores() -> Tuple[int, ...]:
-    """The logical cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def parse_cores(text: str) -> Tuple[int, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import platform
 import struct
 import subprocess
@@ -22,7 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from edgeq_device.plainjson import own_table
+from edgeq_device.places import own_table
+
+ROOT = Path("/")
 
 Registers = Tuple[int, int, int, int]
 """EAX, EBX, ECX, EDX as one leaf answers them."""
@@ -329,3 +332,20 @@ def _query_windows() -> Tuple[int, ...]:
 
 def _joined(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
+
+
+def read_text(path: Path, limit: int = 1 << 20) -> Optional[str]:
+    """Return the text of a small system file, or None where it does not exist or may not be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit).decode("utf-8", "replace")
+    except OSError:
+        # Absent on this system, or present and refusing (thermal zones that are switched off answer EINVAL).
+        return None
+
+
+def allowed_cores() -> Tuple[int, ...]:
+    """Return the logical cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))

@@ -31,7 +31,7 @@ MAX_FOLDERS = 20_000
 # Control characters, line breaks, marks of direction, lone surrogates, and what Windows reserves.
 _CONTROL_OR_RESERVED = re.compile('[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\\\\:*?"<>|]')
 # Windows takes these for devices, in every folder and with every suffix.
-_DEVICES_OF_NAMES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])", re.IGNORECASE)
+_RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])", re.IGNORECASE)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
@@ -52,7 +52,7 @@ def check_file_name(name: str, where: str) -> str:
             raise BundleError(f"{where}: file name {name!r} is not a plain path inside the bundle", AGAIN)
         if part[-1] in ". ":
             raise BundleError(f"{where}: file name {name!r} ends in a dot or a space, which Windows drops", AGAIN)
-        if _DEVICES_OF_NAMES.fullmatch(part.partition(".")[0].rstrip()):
+        if _RESERVED.fullmatch(part.partition(".")[0].rstrip()):
             raise BundleError(f"{where}: file name {name!r} is that of a device on Windows", AGAIN)
     return name
 
@@ -223,15 +223,6 @@ def texts_in(value: object, where: str) -> Dict[str, str]:
     if not all(isinstance(item, str) for item in values.values()):
         raise BundleError(f"{where} holds something that is not a string")
     return values
-
-
-# What exporters write for a size that is free: no name, so that two of them need not be equal.
-_PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?\s*", re.IGNORECASE)
-
-
-def is_name(text: str) -> bool:
-    """Whether sizes of this name are equal, and not only free."""
-    return _PLACEHOLDER.fullmatch(text) is None
 
 
 Identity = Tuple[int, ...]

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Sequence
 
 from edgeq_device.arrays import random_feeds
-from edgeq_device.environment import ROOT, read_memory
+from edgeq_device.environment import read_memory
 from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.features import ROOT
 from edgeq_device.serve import python_command, requested_engine, requested_variant
 from edgeq_device.sessions import onnxruntime, open_unchecked
 

@@ -363,3 +363,12 @@ class _Walk:
 
     def _wrong(self, problem: str) -> BundleError:
         return BundleError(f"{self._where} is not an ONNX file as one is written: {problem}", AGAIN)
+
+
+# What exporters write for a size that is free: no name, so that two of them need not be equal.
+_PLACEHOLDER = re.compile(r"\s*([?*]|-?\d+|none|null|any|unknown|dynamic|unk__.*)?\s*", re.IGNORECASE)
+
+
+def is_name(text: str) -> bool:
+    """Tell whether sizes of this name are equal, and not only free."""
+    return _PLACEHOLDER.fullmatch(text) is None

@@ -24,7 +24,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Union
 from edgeq_device.engines import engine_options, plugin_of
 from edgeq_device.errors import BundleError, UsageError
 from edgeq_device.onnxfile import read_metadata
-from edgeq_device.plainjson import own_table, parse_json
+from edgeq_device.places import own_table
+from edgeq_device.plainjson import parse_json
 
 MAX_KEY = 128
 MAX_VALUE = 1024

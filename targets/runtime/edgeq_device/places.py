@@ -1,10 +1,12 @@
-"""Files and folders that the runner makes: a draft that is renamed to its place, and a temporary folder."""
+"""Files of the runner: tables beside its code, a draft that is renamed to its place, and a temporary folder."""
 
 from __future__ import annotations
 
 import atexit
 import errno
+import json
 import os
+import pkgutil
 import shutil
 import signal
 import stat
@@ -12,7 +14,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, Tuple
+from typing import Any, Callable, Iterator, Mapping, Tuple
 
 from edgeq_device.errors import OutputError
 
@@ -174,3 +176,10 @@ def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
     if number in _LACKING:  # an older kernel, or a file system that cannot
         return False
     raise OSError(number, os.strerror(number), str(place))
+
+
+def own_table(name: str) -> Any:
+    """Return the content of a JSON file of this package, whether that lies in a folder or runs out of a zip."""
+    data = pkgutil.get_data("edgeq_device", name)
+    assert data is not None, "the loaders of folders and of zips both give data"
+    return json.loads(data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pkgutil
 from typing import Any, Dict, List, Optional, Tuple
 
 from edgeq_device.errors import BundleError
@@ -99,10 +98,3 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError("a number is too large")
     return value
-
-
-def own_table(name: str) -> Any:
-    """The content of a JSON file of this package, whether that lies in a folder or runs out of a zip."""
-    data = pkgutil.get_data("edgeq_device", name)
-    assert data is not None, "the loaders of folders and of zips both give data"
-    return json.loads(data)

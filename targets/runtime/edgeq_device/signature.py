@@ -10,10 +10,12 @@ import base64
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from edgeq_device.errors import BundleError, UsageError
-from edgeq_device.plainjson import own_table, parse_json
+from edgeq_device.places import own_table
+from edgeq_device.plainjson import parse_json
 
 _Affine = Tuple[int, int]
 _Jacobian = Tuple[int, int, int]
@@ -44,13 +46,15 @@ class Curve:
         return (self.p.bit_length() + 7) // 8
 
 
-def _curve(name: str, header: str, digest: str, **numbers: str) -> Curve:
-    """Return the curve that a row of curves.json, beside this file, describes in hexadecimal digits."""
-    values = {key: int(text, 16) for key, text in numbers.items()}
-    return Curve(name=name, header=bytes.fromhex(header), digest=digest, **values)
-
-
-CURVES = tuple(_curve(**row) for row in own_table("curves.json"))
+@lru_cache(maxsize=1)
+def curves() -> Tuple[Curve, ...]:
+    """Read the curves of curves.json, beside this file, whose numbers are hexadecimal digits."""
+    found = []
+    for row in own_table("curves.json"):
+        name, digest, header = (row.pop(key) for key in ("name", "digest", "header"))
+        numbers = {key: int(text, 16) for key, text in row.items()}
+        found.append(Curve(name=name, header=bytes.fromhex(header), digest=digest, **numbers))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def read_public_key(der: bytes, where: str) -> PublicKey:
     Raises:
         UsageError: not a key on one of the three curves with its point written in full, or not a point of its curve.
     """
-    for curve in CURVES:
+    for curve in curves():
         size = curve.size
         if der.startswith(curve.header) and len(der) == len(curve.header) + 2 * size:
             x, y = (int.from_bytes(part, "big") for part in (der[-2 * size : -size], der[-size:]))

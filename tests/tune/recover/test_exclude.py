@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeq.measure.coverage import kernel_times
 from edgeq.model.load import read_model
-from edgeq.model.macs import node_macs
+from edgeq.model.products import node_macs
 from edgeq.tune.float_layers import MacCosts, RankedLayer, affordable, select_float_layers
 from edgeq.tune.recover.costs import Costs, Unit, by_worth, merged, rank_static
 from edgeq.tune.recover.run import Recoverer

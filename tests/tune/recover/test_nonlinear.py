@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgeq.calibrate.collect import collect
-from edgeq.calibrate.range_method import grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.statistics import TensorStatistics
+from edgeq.model.quant_params import grid_of
 from edgeq.tune.recover.nonlinear import Followers, Function, joined, range_behind
 from tests.tune.recover.nets import FewSamples, Net, few, prepared_of
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import OutputError
+from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.nonlinear import Followers, range_behind
 from edgeq.util.display import Progress

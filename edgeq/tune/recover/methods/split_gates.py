@@ -34,7 +34,6 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.calibrate.range_method import Grid, grid_of
 from edgeq.calibrate.ranges import Range
 from edgeq.calibrate.sampled_values import channel_extrema, drawn_rows
 from edgeq.calibrate.statistics import ChannelExtrema, Statistics
@@ -42,6 +41,7 @@ from edgeq.data.samples import Samples
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex, is_op, name_of, readers
 from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.quant_params import Grid, grid_of
 from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import Floats, Layer, Weights, find_layers, only_layers
 from edgeq.tune.recover.nonlinear import Follower, Followers, Function, range_behind

@@ -1,0 +1,1 @@
+"""The former place of `edgeq.jobs`; its documented name stays importable here."""
