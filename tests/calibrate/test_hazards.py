@@ -267,7 +267,7 @@ def spread_of(values: Sequence[float] | np.ndarray[Any, Any]) -> Spread:
     )
 
 
-without_gap = st.floats(0.25, 4, width=16) | st.floats(-4, -0.25, width=16) | st.just(0.0)
+without_gap = st.floats(0.5, 4, width=16) | st.floats(-4, -0.5, width=16) | st.just(0.0)
 
 
 @given(st.lists(without_gap, min_size=20, max_size=60), st.sampled_from([200, 1e4, 1e9, 3.4e38]))
