@@ -180,6 +180,7 @@ weights have results of 25 times their input; those with larger ones have the we
 _COPIES = 32
 """Bytes that shape inference may take for each byte of a model without its weights."""
 _DEFAULT = SymbolicOptions()
+_ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.values())
 _PROPAGATED = 2**16
 """Elements of a vector of integers up to which onnx may follow the values in it from node to node."""
 
@@ -229,11 +230,20 @@ def _take_claims(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     for body in inner_graphs(graph.node):
         del body.value_info[:]
     claims = [*graph.value_info, *(onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in graph.output)]
+    claims = [claim for claim in claims if _is_stated(claim.type)]
     del graph.value_info[:]
     for value in graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     return claims
+
+
+def _is_stated(kind: onnx.TypeProto) -> bool:
+    """Return whether a type can be read, down to the elements of sequences and optional values."""
+    name = kind.WhichOneof("value")
+    if name in ("sequence_type", "optional_type"):
+        return _is_stated(getattr(kind, name).elem_type)
+    return name in ("tensor_type", "sparse_tensor_type") and getattr(kind, name).elem_type in _ELEMENT_TYPES
 
 
 def _inferred_alone(bare: onnx.ModelProto) -> onnx.ModelProto:

@@ -174,3 +174,20 @@ def test_what_a_file_says_of_free_sizes_counts_for_its_ranks_alone() -> None:
     first, second, _ = (node.outputs[0].shape for node in made.graph)
     assert list(first or ()) == ["n", 4]
     assert [size.value for size in second or ()] == [None, None, None]
+
+
+@pytest.mark.parametrize("kind", ["sequence_type", "optional_type", "map_type"])
+def test_what_a_file_says_without_a_type_is_left_out(kind: str) -> None:
+    claimed = proto("g (float[1] x) => (float[1] y) { h = Relu (x) y = Neg (h) }")
+    getattr(claimed.graph.value_info.add(name="h").type, kind).SetInParent()
+    claimed.graph.value_info.add(name="y").type.tensor_type.elem_type = 75
+    known, _ = infer_shapes(skeletal(claimed), bare=claimed)
+    assert known["h"].shape == ir.Shape([1])
+
+
+def skeletal(claimed: onnx.ModelProto) -> ir.Model:
+    """Return the model without what its file says of tensors inside."""
+    plain = onnx.ModelProto()
+    plain.CopyFrom(claimed)
+    del plain.graph.value_info[:]
+    return from_proto(plain)
