@@ -61,11 +61,11 @@ def test_one_line(fault: str, command: str, board: FakeBoard, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.onnx").write_bytes(demo.MODEL.read_bytes() + b"\x32\x01x")  # other bytes: a doc string
     begin, says = FAULTS[fault]
-    if "hang" in fault:
-        for name in ("ANSWER_S", "ALIVE_S", "REQUEST_S", "BENCH_S"):
-            monkeypatch.setattr(f"edgeq.remote.link.{name}", 1.0)
-        monkeypatch.setattr("edgeq.remote.link.BENCH_FACTOR", 0.0)
-    with begin(board) or nullcontext():
+    with monkeypatch.context() as patch, begin(board) or nullcontext():
+        if "hang" in fault:
+            for name in ("ANSWER_S", "ALIVE_S", "REQUEST_S", "BENCH_S"):
+                patch.setattr(f"edgeq.remote.link.{name}", 1.0)
+            patch.setattr("edgeq.remote.link.BENCH_FACTOR", 0.0)
         done = CliRunner().invoke(group, [*map(str, COMMANDS[command]), "--on", board.address, "-q"])
     assert done.exit_code == BoardError.exit_code, done.output
     assert done.stdout == ""
