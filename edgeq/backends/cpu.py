@@ -174,7 +174,7 @@ class CpuBackend(Backend):
         session_options, why, settled = settle(built, scheme.session_options)
         if settled or changes or scheme.mode == "static":
             save_model(built, destination)
-        share_model(built, destination)
+        share_model(built, destination, prepared.graph)
         notes.extend(why)
         artifact = Artifact(
             model=destination,

@@ -373,14 +373,14 @@ def _in_plugin(engine: Engine, scheme: Scheme, op_type: str) -> str:
     return f"it could run in int8, but what surrounds it is not all in int8, so {engine.name} did not fuse it"
 
 
-def runtime_requirements(target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
+def runtime_requirements(job: Job, target: Target, artifact: Artifact) -> tuple[Compatibility, Check]:
     """Return what an artifact needs of onnxruntime, held against what the target has.
 
     Raises:
         CheckFailedError: the target's is too old, or computes some of it wrongly on such a CPU.
         ModelError: no release that was probed could load it.
     """
-    needed = compatibility(shared_model(artifact.model).model, target.architecture)
+    needed = compatibility(shared_model(artifact.model, job.prepared.graph).model, target.architecture)
     device = target.runtime.get("onnxruntime")
     for row in known_wrong():
         # A target that names no release may have any; weights that are right in all of them cost nothing.

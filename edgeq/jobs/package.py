@@ -64,7 +64,7 @@ from edgeq.util.records import computed, plain
 def used_ranges(job: Job, built: Built) -> dict[str, Range]:
     """Return the range of each tensor in an artifact: what its file's scales and zero points represent, and the range
     that it was built from where the file has none (a table for TensorRT, a tensor in float)."""
-    file = shared_model(built.artifact.proof_model)
+    file = shared_model(built.artifact.proof_model, job.prepared.graph)
     found = dict(built.ranges)
     for match in match_activations(job.prepared.graph, file):
         params, before = match.params, found.get(match.name)
@@ -229,7 +229,7 @@ def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, A
     artifact = replace(built.artifact, engine=None)
     histograms = []
     if job.statistics is not None and ranges:
-        among = quantized_tensors(shared_model(artifact.model).model)
+        among = quantized_tensors(shared_model(artifact.model, job.prepared.graph).model)
         histograms = worst_tensors(job.statistics, ranges, artifact.scheme, among=among)
     layers = layer_record(
         job.prepared.graph, artifact.proof_model, job.validation, artifact.proof_settings(), progress=job.progress
@@ -290,7 +290,7 @@ def _variant(builds: Builds, target: Target, scheme: Scheme, decision: Decision 
     folder, backend = job.folder / f"companions-{variant_name(target)}", backend_named(target.backend)
     artifact = backend.with_companions(built.artifact, job.validation, folder, count=selftest)
     built = with_compiled(job, replace(built, artifact=artifact))
-    needed, runtime = runtime_requirements(target, built.artifact)
+    needed, runtime = runtime_requirements(job, target, built.artifact)
     refuse_left_out(target, built.artifact)
     native = runs_natively(target, job.machine)
     proof = builds.prove(built, scheme, native=native)

@@ -304,7 +304,7 @@ def build_at(
     raced = raced and engine is None and scheme.float_compute is None and runs_natively(target, job.machine)
     if raced and must_race(built.artifact.details.get(DETAIL)):
         built = race_compute(job, built)
-    runtime_requirements(target, built.artifact)
+    runtime_requirements(job, target, built.artifact)
     return built if engine is None else replace(built, artifact=built.artifact.in_engine(engine))
 
 

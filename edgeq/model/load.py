@@ -240,33 +240,44 @@ def model_digest(path: Path, folder: Path | None = None) -> str:
     return whole.hexdigest()
 
 
-_SHARED_MODELS: dict[Path, tuple[tuple[int, ...], GraphIndex]] = {}
 _SHARED_AT_MOST = 2
 
 
-def share_model(model: ir.Model, path: Path) -> GraphIndex:
-    """Keep the model that was just written to `path` for `shared_model`. It is not to be changed any more."""
-    while len(_SHARED_MODELS) >= _SHARED_AT_MOST:
-        _SHARED_MODELS.pop(next(iter(_SHARED_MODELS)))
+def share_model(model: ir.Model, path: Path, made_of: GraphIndex) -> GraphIndex:
+    """Keep the model that was just written to `path` for `shared_model`. It is not to be changed any more.
+
+    Args:
+        made_of: the prepared model, which the last few files stay with: they are forgotten when it is.
+    """
+    kept = _made_of(made_of)
+    kept.pop(path, None)
+    while len(kept) >= _SHARED_AT_MOST:
+        kept.pop(next(iter(kept)))
     graph = GraphIndex(model, path)
-    _SHARED_MODELS[path] = _state(path), graph
+    kept[path] = _state(path), graph
     return graph
 
 
-def shared_model(path: Path) -> GraphIndex:
-    """Return the model in a file that edgeq wrote; whoever changes it changes a clone. Those of the last few files stay
-    in memory.
+def shared_model(path: Path, made_of: GraphIndex) -> GraphIndex:
+    """Return the model in a file that edgeq wrote; code that changes a model changes a clone.
+
+    Args:
+        made_of: as for `share_model`.
 
     Raises:
         ModelError: as `read_own`.
     """
-    state, graph = _SHARED_MODELS.get(path, ((), None))
-    return graph if graph is not None and state == _state(path) else share_model(read_own(path), path)
+    state, graph = _made_of(made_of).get(path, ((), None))
+    return graph if graph is not None and state == _state(path) else share_model(read_own(path), path, made_of)
+
+
+def _made_of(source: GraphIndex) -> dict[Path, tuple[tuple[int, ...], GraphIndex]]:
+    return source.once("files that were made of it", dict)
 
 
 def _state(path: Path) -> tuple[int, ...]:
     found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 def save_model(
@@ -295,7 +306,6 @@ def save_model(
     if external:
         model, proto = model.clone(), None
         ir.external_data.load_to_model(model)
-    _SHARED_MODELS.pop(path, None)
     path.write_bytes((proto or to_proto(model)).SerializeToString(deterministic=True))
 
 

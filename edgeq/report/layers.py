@@ -119,7 +119,7 @@ def layer_record(
     """
     try:
         assert reference.path is not None, "a prepared model has a file"
-        candidate = shared_model(quantized)
+        candidate = shared_model(quantized, reference)
         large = sum(node_macs(reference.model).values()) > _LARGE_MACS
         few = Subset(samples, range(min(SAMPLES // 2 if large else SAMPLES, len(samples))))
         pair = LayerPair(reference, candidate, settings=settings, progress=progress)

@@ -14,7 +14,12 @@ from edgeq.hardware.engines import wrong_on
 from edgeq.hardware.target import resolve
 from edgeq.jobs.builds import runtime_requirements
 from edgeq.model.edit import to_bytes
+from edgeq.model.graph import GraphIndex
 from tests.graphs import model
+
+JOB: Any = SimpleNamespace(
+    prepared=SimpleNamespace(graph=GraphIndex(model("g (float[1] x) => (float[1] y) { y = Neg (x) }")))
+)
 
 
 def artifact(folder: Path, kind: str, value: int) -> Any:
@@ -27,16 +32,16 @@ def artifact(folder: Path, kind: str, value: int) -> Any:
 def test_no_least_weight_is_written_for_a_target_that_is_wrong_on_it(tmp_path: Path) -> None:
     for target in ("raspberry-pi-4", "arm64-neon"):
         with pytest.raises(CheckFailedError, match=r"computes Conv s8s8 with -128 wrongly .* within -127 and 127"):
-            runtime_requirements(resolve(target), artifact(tmp_path, "int8", -128))
-        runtime_requirements(resolve(target), artifact(tmp_path, "int8", -127))
-    runtime_requirements(resolve("raspberry-pi-5"), artifact(tmp_path, "int8", -128))
+            runtime_requirements(JOB, resolve(target), artifact(tmp_path, "int8", -128))
+        runtime_requirements(JOB, resolve(target), artifact(tmp_path, "int8", -127))
+    runtime_requirements(JOB, resolve("raspberry-pi-5"), artifact(tmp_path, "int8", -128))
 
 
 def test_a_target_s_release_is_looked_up(tmp_path: Path) -> None:
     target = replace(resolve("x86-64-amx-int8"), runtime={"onnxruntime": "1.24.4"})
     with pytest.raises(CheckFailedError, match=r"1\.24\.4 computes Conv u8s8 wrongly .*Upgrade to onnxruntime 1\.26"):
-        runtime_requirements(target, artifact(tmp_path, "uint8", 1))
-    runtime_requirements(replace(target, runtime={"onnxruntime": "1.26.0"}), artifact(tmp_path, "uint8", 1))
+        runtime_requirements(JOB, target, artifact(tmp_path, "uint8", 1))
+    runtime_requirements(JOB, replace(target, runtime={"onnxruntime": "1.26.0"}), artifact(tmp_path, "uint8", 1))
 
 
 def test_the_machine_s_own_release_is_looked_up() -> None:

@@ -149,7 +149,9 @@ def test_the_model_in_a_file_is_read_again_when_the_file_changes(tmp_path: Path)
     path = tmp_path / "m.onnx"
     first, second = graph(), model("g (float[2] x) => (float[2] y) { y = Neg (x) }")
     save_model(first, path)
-    kept = share_model(first, path)
-    assert shared_model(path) is kept
+    source = GraphIndex(graph())
+    kept = share_model(first, path, source)
+    assert shared_model(path, source) is kept
+    assert shared_model(path, GraphIndex(graph())) is not kept, "a model of another job has its own"
     save_model(second, path)
-    assert [node.op_type for node in shared_model(path).graph] == ["Neg"]
+    assert [node.op_type for node in shared_model(path, source).graph] == ["Neg"]
