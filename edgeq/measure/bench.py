@@ -29,7 +29,7 @@ from edgeq.measure.agreement import Session
 from edgeq.measure.latency import Measurement, bench_model, measure_models
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import (
-    check_sizes,
+    check_declared_sizes,
     data_folder,
     in_memory,
     load_model,
@@ -137,7 +137,7 @@ def open_model(
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
     proto = load_model(path, external_data="none")
-    check_sizes(proto, path.parent, path)
+    check_declared_sizes(proto, path.parent, path)
     settings = with_carried(path, settings)
     with Engines() as engines:
         yield LoadedModel(
@@ -186,12 +186,12 @@ def check_models(bundle: Bundle) -> None:
     """Refuse a bundle in which a model makes much of little, before a session is opened.
 
     Raises:
-        ModelError: as `edgeq.model.load.check_sizes`.
+        ModelError: as `edgeq.model.load.check_declared_sizes`.
     """
     variants = [variant for variants in bundle.components.values() for variant in variants]
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
     for model, folder in places.items():
-        check_sizes(onnx.load(model, load_external_data=False), folder, bundle.source)
+        check_declared_sizes(onnx.load(model, load_external_data=False), folder, bundle.source)
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:

@@ -149,7 +149,7 @@ def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model"
     return memory
 
 
-def check_sizes(model: onnx.ModelProto, folder: Path, where: Path) -> None:
+def check_declared_sizes(model: onnx.ModelProto, folder: Path, where: Path) -> None:
     """Refuse a model that makes much of little by the sizes that it declares, before a session is opened.
 
     Args:
@@ -167,11 +167,11 @@ def model_signature(path: Path) -> Signature:
     inputs.
 
     Raises:
-        ModelError: as `load_model` and `check_sizes`.
+        ModelError: as `load_model` and `check_declared_sizes`.
     """
     model = load_model(path, external_data="none")
     signature = signature_of(model, path)
-    check_sizes(model, path.parent, path)
+    check_declared_sizes(model, path.parent, path)
     return signature
 
 
