@@ -319,10 +319,6 @@ def read_bytes(path: Path) -> bytes:
         return b""
 
 
-def _query_sysctl() -> str:
-    return subprocess.run(_SYSCTL, capture_output=True, text=True, check=False).stdout
-
-
 def _query_windows() -> Tuple[int, ...]:
     if sys.platform != "win32":
         return ()
