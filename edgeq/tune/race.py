@@ -143,17 +143,18 @@ def _race_variants(trials: Trials, sources: Sequence[Candidate], engines: Field,
 
 
 def _slow_layers_in_float(trials: Trials) -> list[str]:
-    """Return the name of the fastest static kernel choice, of those as fast the most accurate, and of what was built of
-    it with layers in float that integers make slower; nothing where that is not worth trying: there is no such layer,
-    or size counts and the choice is worth shipping as it is."""
+    """Return the name of the most accurate static kernel choice that is not behind the fastest one, and of what was
+    built of it with layers in float that integers make slower; nothing where that is not worth trying: there is no such
+    layer, or size counts and the choice is worth shipping as it is."""
     # The profile that names slow layers is that of onnxruntime's own kernels.
     own = [t for t in trials.alive() if t.timing and t.candidate.engine is None]
     static = [t for t in own if t.candidate.scheme.mode == "static" and not t.candidate.builder]
     if not static:
         return []
-    # Kernel choices that differ in the values of weights alone are as fast, and not as accurate.
+    # Kernel choices that differ in the values of weights alone are about as fast, and not as accurate. The first races
+    # are rough: they do not tell smaller differences than this apart.
     least = min(t.latency for t in static)
-    base = max((t for t in static if t.latency <= least * (1 + EQUAL)), key=lambda t: t.sqnr_db)
+    base = max((t for t in static if t.latency <= least * (1 + BEHIND)), key=lambda t: t.sqnr_db)
     if trials.objective in ("size", "memory") and not_slower(trials, base):
         return []
     slow = trials.evaluator.slow_layers(base.candidate, trials.float_threads)

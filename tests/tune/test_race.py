@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.local import slower_in_integers
 from edgeq.tune.race import beginnings
@@ -56,11 +58,12 @@ def test_the_fastest_mixture_wins_and_methods_are_tried_on_it() -> None:
     assert "U8S8 per-channel, mse" not in [t.name for t in outcome.trials]
 
 
-def test_of_choices_as_fast_the_most_accurate_gets_layers_in_float() -> None:
+@pytest.mark.parametrize("ahead", [1.0, 1.05])
+def test_of_choices_about_as_fast_the_most_accurate_gets_layers_in_float(ahead: float) -> None:
     other = "U8S8 per-channel 7-bit, minmax"
     facts = {
-        KERNEL: Fact(speed=1.2, sqnr_db=30, structure="same"),
-        other: Fact(speed=1.2, sqnr_db=25, structure="same"),
+        KERNEL: Fact(speed=1.2, sqnr_db=30),
+        other: Fact(speed=1.2 * ahead, sqnr_db=25),
         f"{KERNEL} (1 in float)": Fact(speed=1.5),
         f"{other} (1 in float)": Fact(speed=1.5),
     }
