@@ -31,13 +31,13 @@ from tuned import verdict
 from edgeq.data.open_source import Data
 from edgeq.data.records import Sample
 from edgeq.hardware.target import resolve
-from edgeq.jobs.job import Request, collect_statistics
 from edgeq.measure.agreement import Outputs, infer
 from edgeq.measure.boxes import Detections, suppress
 from edgeq.measure.comparison import Comparison, rows
 from edgeq.measure.task import ResampledMeter, Task
 from edgeq.measure.tasks import Detection, input_size
 from edgeq.model.products import node_macs
+from edgeq.prove.job import Request, collect_statistics
 from edgeq.report.tuning_record import Screening
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme

@@ -29,10 +29,10 @@ from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError
 from edgeq.hardware.target import resolve
 from edgeq.jobs.quantize import quantize
+from edgeq.jobs.tune import tune
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.model.prepare import prepare_model
 from edgeq.tune.goal import Goal
-from edgeq.tune.run import tune
 
 SPECS = Path(__file__).resolve().parent / "specs"
 PLAIN_BAR, TUNED_BAR = 0.03, 0.01

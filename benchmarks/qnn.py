@@ -30,11 +30,11 @@ from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import GoalNotMetError
 from edgeq.hardware.target import Target, resolve
-from edgeq.jobs.job import Request, build, collect_statistics, share
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.compatibility import free_sizes
 from edgeq.model.load import model_signature, read_model
 from edgeq.model.prepare import prepare_model
+from edgeq.prove.job import Request, build, collect_statistics, share
 from edgeq.report.tuning_record import Assessment
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, open_session

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edgeq.hardware.target import resolve as resolve_target
     from edgeq.jobs.package import package
     from edgeq.jobs.quantize import quantize
+    from edgeq.jobs.tune import tune
     from edgeq.measure.accuracy import evaluate
     from edgeq.measure.bench import BenchData, bench
     from edgeq.measure.coverage import inspect
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from edgeq.scheme import Scheme
     from edgeq.tune.goal import Goal
     from edgeq.tune.recover.closer import recovering
-    from edgeq.tune.run import tune
     from edgeq.util.records import plain
 
 # Public name → where it lives; without ":" a package that is callable itself (see edgeq.util.registry).

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeq.data.open_source import Data
-from edgeq.jobs.job import Job, Request, collect_statistics
+from edgeq.prove.job import Job, Request, collect_statistics
 
 
 def open_job(

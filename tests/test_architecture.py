@@ -32,9 +32,10 @@ LAYERS = (
     {"measure", "bundle"},
     {"quantize"},
     {"backends", "emulate", "report"},
-    {"jobs", "retarget"},
+    {"prove", "retarget"},
     {"remote", "pipeline"},
     {"tune"},
+    {"jobs"},
     {"cli", "compat"},
     {"__init__", "__main__"},
 )

@@ -10,7 +10,7 @@ import pytest
 
 import edgeq
 from edgeq.calibrate.run import calibrate
-from edgeq.tune.run import tune
+from edgeq.jobs.tune import tune
 
 
 def test_the_public_name_is_the_function_and_the_package() -> None:

@@ -20,14 +20,14 @@ from edgeq_device.verify import Report, VariantReport
 import edgeq
 from edgeq import demo
 from edgeq.data.samples import SourceSamples, Subset
-from edgeq.jobs.proof import Proof
 from edgeq.jobs.quantize import Quantized
-from edgeq.jobs.variants import Variant
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import Measurement
 from edgeq.measure.task import Task
 from edgeq.measure.tasks import Anomaly, Classification, Detection, Similarity
+from edgeq.prove.proof import Proof
+from edgeq.prove.variants import Variant
 from edgeq.util.display import Displayed
 
 LIMIT = 400

@@ -7,7 +7,7 @@ from edgeq_device.engines import engines, plugin_of
 
 from edgeq.errors import HardwareError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.jobs.builds import must_decide
+from edgeq.prove.builds import must_decide
 from edgeq.run.engines import DEFAULT, choose_engine, device_table, load_engines
 from edgeq.run.session import SessionSettings
 from edgeq.util.records import plain

@@ -240,9 +240,9 @@ def test_the_pages_document_every_registered_name(page: str, group: Group) -> No
 
 def test_former_names_of_the_documentation_stay() -> None:
     from edgeq.graph.index import GraphIndex
-    from edgeq.jobs.checks import Improvement
     from edgeq.model import graph
     from edgeq.pipeline import improvements
+    from edgeq.prove.checks import Improvement
 
     assert GraphIndex is graph.GraphIndex
     assert improvements.Improvement is Improvement

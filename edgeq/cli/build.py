@@ -27,12 +27,12 @@ from edgeq.util.registry import RECOVERIES
 
 if TYPE_CHECKING:
     from edgeq.jobs.package import Packaged
-    from edgeq.jobs.proof import Proof
     from edgeq.jobs.quantize import Quantized
-    from edgeq.jobs.saturation import Decision
+    from edgeq.jobs.tune import Plan, Tuned
     from edgeq.measure.agreement import Agreement, OutputAgreement
+    from edgeq.prove.proof import Proof
+    from edgeq.prove.saturation import Decision
     from edgeq.remote.clock import BoardClock
-    from edgeq.tune.run import Plan, Tuned
     from edgeq.util.display import Progress
 
 _FLOAT_NODES_SHOWN = 8
@@ -129,8 +129,8 @@ def quantize_command(
     edgeq quantize bert.onnx --data calib.npz --dynamic -o int8.onnx
     edgeq quantize model.onnx --data calib/ --recover bias-correction --min-sqnr 20 -o int8.onnx
     """
-    from edgeq.jobs.job import build_arguments
     from edgeq.jobs.quantize import quantize
+    from edgeq.prove.job import build_arguments
     from edgeq.tune.recover.closer import recovering
 
     result = quantize(
@@ -193,8 +193,8 @@ def package_command(printer: Printer, engines: tuple[str, ...], **options: Any) 
     edgeq package model.onnx --data calib/ --engine openvino -o dist/
     python dist/edgeq_run.py verify
     """
-    from edgeq.jobs.job import build_arguments
     from edgeq.jobs.package import package
+    from edgeq.prove.job import build_arguments
 
     result = package(
         **{name: options[name] for name in ("model", "output", "targets", "with_float", "selftest", "split")},
@@ -284,9 +284,9 @@ def tune_command(
     edgeq tune model.onnx --data calib/ --val val/ --task classification --max-drop 0.5pt --budget 10m -o tuned/
     """
     from edgeq.errors import GoalNotMetError, UsageError
-    from edgeq.jobs.job import tune_arguments
+    from edgeq.jobs.tune import plan, tune
+    from edgeq.prove.job import tune_arguments
     from edgeq.tune.goal import Goal, parse_budget
-    from edgeq.tune.run import plan, tune
 
     arguments = {**tune_arguments(options), "engines": engines_of(engines)}
     drop = arguments.pop("max_drop")

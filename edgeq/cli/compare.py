@@ -44,7 +44,7 @@ def compare_command(printer: Printer, a: Path, b: Path, limits: Path | None, **o
     edgeq compare float.onnx int8.onnx --data val/ --task classification --max-drop 1pt --min-speedup 1.5
     edgeq compare old.edgeq new.edgeq --limits gate.toml
     """
-    from edgeq.jobs.job import share
+    from edgeq.prove.job import share
     from edgeq.report.compare import CompareRequest, Limits, run_comparison
 
     own = Limits(share("--max-drop", options.pop("max_drop")), options.pop("min_speedup"))

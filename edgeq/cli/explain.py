@@ -31,9 +31,9 @@ from edgeq.cli.build import closeness
 from edgeq.report.figures import shorten
 
 if TYPE_CHECKING:
-    from edgeq.jobs.saturation import Audited
     from edgeq.measure.debug import Diagnosis
     from edgeq.model.inspect import ModelReport, TargetPrediction
+    from edgeq.prove.saturation import Audited
     from edgeq.report.bundle import Reported
 
 # The bar of a layer's own error: empty at this SQNR or better, full at 0 dB.
@@ -377,7 +377,7 @@ def audit_command(printer: Printer, model: Path, data: str | None, **options: An
     """
     from edgeq.data.open_source import Data
     from edgeq.hardware.target import resolve
-    from edgeq.jobs.saturation import audit_saturation
+    from edgeq.prove.saturation import audit_saturation
     from edgeq.run.session import given_options
 
     engine, target = options["engine"], options["target"]

@@ -179,8 +179,8 @@ def extensions_command(printer: Printer) -> None:
     from edgeq.backends import base
     from edgeq.calibrate import methods
     from edgeq.data import steps
-    from edgeq.jobs import checks
     from edgeq.measure import decoders, task
+    from edgeq.prove import checks
     from edgeq.tune.recover import methods as recoveries
 
     plain = {

@@ -94,7 +94,7 @@ def verify_command(printer: Printer, bundle: Path, variant: str | None, **option
         found.check()
         return
 
-    from edgeq.jobs.target_checks import refuse_without_target
+    from edgeq.prove.target_checks import refuse_without_target
 
     refuse_without_target(options)
     given = {"variant": variant, "trust": trust, "require_signature": required, "expect": expect}

@@ -17,11 +17,11 @@ from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import ProfileMatch, load_profiles, match_profile
 from edgeq.hardware.target import THIS_MACHINE
 from edgeq.jobs.package import Packaged, package
-from edgeq.jobs.proof import FLOAT, INT8
 from edgeq.measure.bench import bench
 from edgeq.measure.latency import Measurement
 from edgeq.measure.task import make_task
 from edgeq.model.load import model_digest
+from edgeq.prove.proof import FLOAT, INT8
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import output_directory, read_object
 

@@ -1,108 +1,35 @@
-"""`edgeq quantize`: one model, one target, one proven artifact.
-
-Whether products with 4-bit weights compute in int8 or in float on this machine: both are raced on samples.
-
-With few rows the int8 kernels win, with many float's do; where the turn is depends on the machine and the shapes.
-"""
+"""`edgeq quantize`: one model, one target, one proven artifact."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-from edgeq_device.claim import SLOWER, UNKNOWN, claim
-
 from edgeq.backends.base import REGISTRY as BACKENDS
-from edgeq.backends.base import described
 from edgeq.data.open_source import Data
-from edgeq.data.samples import Samples, Subset
 from edgeq.distributed.workers import open_workers
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
-from edgeq.jobs.builds import Builds, check_measurable, must_decide, runtime_requirements
-from edgeq.jobs.job import Built, Job, Request, collect_statistics
-from edgeq.jobs.proof import Proof
-from edgeq.jobs.saturation import Decision, decision_for
-from edgeq.measure.bench import race, runners
-from edgeq.measure.latency import sessions_to_time
 from edgeq.measure.task import Task
 from edgeq.model.clean import check_model_name
-from edgeq.model.load import data_beside, model_bytes, path_of, read_model, save_model
-from edgeq.quantize.block_weights import DETAIL, BlockCompute, kinds_of, set_compute
+from edgeq.model.load import data_beside, model_bytes, path_of
+from edgeq.prove.block_race import must_race, race_compute
+from edgeq.prove.builds import Builds, check_measurable, must_decide, runtime_requirements
+from edgeq.prove.job import Builder, Built, Job, Request, collect_statistics
+from edgeq.prove.proof import Proof
+from edgeq.prove.saturation import Decision, decision_for
+from edgeq.quantize.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
-from edgeq.run.session import open_session
-from edgeq.scheme import ALL_NODES, Scheme
+from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.outputs import output_file
 from edgeq.util.records import plain
-
-# Samples whose sizes are looked at, and those of them, from the smallest to the largest, that are raced on.
-_SEEN, _RACED = 64, 4
-_INT8, _FLOAT = "int8", "float32"
-
-
-def must_race(compute: BlockCompute | None) -> bool:
-    """Return whether an artifact has products of 4-bit weights that compute in int8."""
-    return compute is not None and any(kind.bits < 8 and kind.compute == _INT8 for kind in compute.kinds)
-
-
-def race_compute(job: Job, built: Built) -> Built:
-    """Return the artifact with its 4-bit products in float, in its own place, where that is not slower here beyond
-    doubt; else as it was, with what was measured.
-
-    Args:
-        built: for this machine, by its own kernels.
-
-    Raises:
-        DataError: ONNX Runtime refuses a sample.
-    """
-    artifact = built.artifact
-    compute: BlockCompute = artifact.details[DETAIL]
-    model = read_model(artifact.model)
-    ir.external_data.load_to_model(model)  # what is saved may take the place of what was read
-    in_float = tuple(sorted({*compute.float_compute, ALL_NODES}))
-    set_compute(model, in_float)
-    other = job.folder / "float-compute.onnx"
-    save_model(model, other)
-    feeds = raced_feeds(job.calibration or job.validation)
-    count = sessions_to_time(job.prepared.path)
-    with job.progress.stage("Racing int8 against float compute") as advance:
-        sessions = {
-            name: [open_session(file, artifact.settings()) for _ in range(count)]
-            for name, file in {_INT8: artifact.model, _FLOAT: other}.items()
-        }
-        latency = race(runners(sessions, feeds), lambda: advance(0))
-    found = claim(latency[_INT8], latency[_FLOAT])
-    measured = found.sentence("float compute", _INT8)
-    compute = replace(compute, race=found)
-    if found.verdict in (SLOWER, UNKNOWN):
-        return replace(built, artifact=described(artifact, replace(compute, why=f"{compute.why}; {measured}")))
-    save_model(model, artifact.model)
-    why = f"float, the more accurate: {measured}"
-    kinds = kinds_of(model, compute.noise)
-    chosen = replace(compute, float_compute=in_float, why=why, kinds=kinds)
-    return replace(built, artifact=described(artifact, chosen))
-
-
-def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:
-    """Return a few samples that stand for all by their sizes."""
-    step = max(1, len(samples) // _SEEN)
-    seen = [sample.inputs for sample in Subset(samples, range(0, len(samples), step)[:_SEEN])]
-    by_size = sorted(seen, key=lambda inputs: sum(array.size for array in inputs.values()))
-    shapes = {tuple((name, array.shape) for name, array in sorted(inputs.items())) for inputs in by_size}
-    count = min(_RACED, len(shapes))
-    return [by_size[(2 * i + 1) * len(by_size) // (2 * count)] for i in range(count)]
-
-
-Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
-"""Writes the artifact of a scheme to a path."""
 
 
 @dataclass(frozen=True)

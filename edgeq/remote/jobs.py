@@ -20,11 +20,11 @@ from edgeq.emulate.routes import NATIVE, ExecutionRoute, Running
 from edgeq.errors import BoardError, BundleError, CheckFailedError, EdgeqError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import AUTO, resolve
-from edgeq.jobs.target_checks import verify_request
 from edgeq.measure.bench import LoadedModel, Workload
 from edgeq.measure.evaluation import EvalRequest, EvalResult, run_evaluation
 from edgeq.measure.latency import Measurement, measurement
 from edgeq.measure.task import TaskOptions, make_task
+from edgeq.prove.target_checks import verify_request
 from edgeq.remote import link
 from edgeq.remote.devices import Board, boards_of
 from edgeq.remote.link import Line, Text, read_json

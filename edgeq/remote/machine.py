@@ -30,8 +30,8 @@ from edgeq.hardware import detect
 from edgeq.hardware.detect import PACKAGES, Machine, describe, runtimes_among
 from edgeq.hardware.engines import Installed, detect_engines, hardware_problem, simulates
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.jobs.doctor import LEAST_DB, Diagnosis
 from edgeq.measure.comparison import decibels
+from edgeq.prove.engine_check import LEAST_DB, Diagnosis
 from edgeq.remote import link
 from edgeq.remote.devices import Board
 from edgeq.remote.link import Line, SystemFile, Text, without_controls

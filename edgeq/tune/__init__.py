@@ -1,7 +1,7 @@
-"""Auto-tuning: `edgeq.tune(...)` is `edgeq.tune.run.tune`."""
+"""Auto-tuning: `edgeq.tune(...)` is `edgeq.jobs.tune.tune`."""
 
 from __future__ import annotations
 
 from edgeq.util.registry import make_callable
 
-make_callable(__name__, "edgeq.tune.run:tune")
+make_callable(__name__, "edgeq.jobs.tune:tune")

@@ -25,12 +25,12 @@ from edgeq.data.records import Sample
 from edgeq.data.samples import Samples, Sharded, SourceSamples
 from edgeq.distributed.workers import Files, Workers, files_for
 from edgeq.errors import DataError, RuntimeUnavailableError
-from edgeq.jobs.job import Job
 from edgeq.measure.agreement import Agreement, Outputs, Session, infer
 from edgeq.measure.bench import open_model
 from edgeq.measure.comparison import Comparison, rows
 from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
 from edgeq.model.load import model_files
+from edgeq.prove.job import Job
 from edgeq.report.tuning_record import Assessment
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, further_error, loses_more, sure

@@ -18,8 +18,8 @@ from edgeq.errors import EngineError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.engines import Installed, detect_engines
 from edgeq.hardware.target import THIS_MACHINE, Target
-from edgeq.jobs.doctor import check_engine
-from edgeq.jobs.job import Built, Derived, Job, build_derived, derive
+from edgeq.prove.engine_check import check_engine
+from edgeq.prove.job import Built, Derived, Job, build_derived, derive
 from edgeq.run.engines import DEFAULT, Engine, EngineChoice, load_engines
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import Scheme

@@ -18,8 +18,6 @@ from edgeq.backends.base import Artifact, backend_named
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
-from edgeq.jobs.job import Built, Job
-from edgeq.jobs.proof import simulated_count
 from edgeq.measure.agreement import Agreement
 from edgeq.measure.coverage import kernel_times, measure_coverage, sized_macs
 from edgeq.measure.latency import sessions_to_time
@@ -27,6 +25,8 @@ from edgeq.measure.task import Task
 from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.prove.job import Built, Job
+from edgeq.prove.proof import simulated_count
 from edgeq.report.tuning_record import Assessment, Screening, Timing
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune import float_layers

@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
 from edgeq.hardware.target import Target
-from edgeq.jobs.job import Built, Job
 from edgeq.model.edit import Editor, insert_behind, set_constant
 from edgeq.model.graph import is_op, name_of, only_reader, sizes
 from edgeq.model.int8_prediction import int8_rules, quantizable_operators
@@ -26,6 +25,7 @@ from edgeq.model.load import read_model
 from edgeq.model.products import node_macs
 from edgeq.model.quant_params import QuantParams
 from edgeq.model.sessions import open_in_memory
+from edgeq.prove.job import Built, Job
 from edgeq.quantize.block_weights import block_products, read_blocks
 from edgeq.run.session import Engines
 from edgeq.tune.accuracy import AccuracyMeter

@@ -11,9 +11,9 @@ from typing import Any
 from edgeq.bundle.plan import tool_versions
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
-from edgeq.jobs.job import Job
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, model_digest
+from edgeq.prove.job import Job
 from edgeq.remote.clock import BoardClock
 from edgeq.report.tuning_record import SCHEMA
 from edgeq.tune.engines import Field

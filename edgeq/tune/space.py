@@ -31,11 +31,11 @@ from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
-from edgeq.jobs.job import Built, Job
 from edgeq.model.graph import GraphIndex, is_constant, is_op
 from edgeq.model.load import model_digest, read_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.prove.job import Built, Job
 from edgeq.run.engines import DEFAULT, EngineChoice
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.tune.recover.fuse_attention import fuse_attention, may_have_attention

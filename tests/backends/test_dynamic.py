@@ -13,12 +13,12 @@ from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.jobs.builds import explainer
-from edgeq.jobs.job import Built
 from edgeq.measure.coverage import Explain, measure_coverage
 from edgeq.model.edit import from_proto, to_proto
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.prepare import PreparedModel
+from edgeq.prove.builds import explainer
+from edgeq.prove.job import Built
 from edgeq.quantize.recurrent import LEAST_MACS
 from edgeq.quantize.weight_only import gemms_to_matmuls
 from edgeq.run.session import open_session

@@ -17,9 +17,9 @@ import pytest
 from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
-from edgeq.jobs import builds, job
-from edgeq.jobs import job as request
 from edgeq.jobs import package as variant_bundle
+from edgeq.prove import builds, job
+from edgeq.prove import job as request
 from edgeq.util.process import INTERRUPTED, TERMINAL_GONE, TERMINATED
 from tests.cli import process
 from tests.cli.workspace import Workspace, contents

@@ -14,7 +14,8 @@ from onnx import numpy_helper
 
 from edgeq.data.open_source import Data
 from edgeq.data.records import Sample
-from edgeq.jobs.quantize import Quantized, quantize, raced_feeds
+from edgeq.jobs.quantize import Quantized, quantize
+from edgeq.prove.block_race import raced_feeds
 from edgeq.quantize.block_weights import LEVEL
 from edgeq.util.records import plain
 from tests.graphs import proto

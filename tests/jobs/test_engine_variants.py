@@ -16,10 +16,11 @@ from edgeq.data.open_source import Data
 from edgeq.errors import RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.jobs.builds import Builds
-from edgeq.jobs.package import bundle_variants, package
-from edgeq.jobs.target_checks import exists_for, in_engine
-from edgeq.jobs.variants import Variant, with_fallback
+from edgeq.jobs.bundles import bundle_variants
+from edgeq.jobs.package import package
+from edgeq.prove.builds import Builds
+from edgeq.prove.target_checks import exists_for, in_engine
+from edgeq.prove.variants import Variant, with_fallback
 from edgeq.run.engines import EngineChoice, load_engines
 from tests import fake_engine
 from tests.opened import open_job

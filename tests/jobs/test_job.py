@@ -14,9 +14,9 @@ from edgeq.calibrate.run import calibrate
 from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve
-from edgeq.jobs import job as job_module
-from edgeq.jobs.job import build
 from edgeq.model.prepare import prepare_model
+from edgeq.prove import job as job_module
+from edgeq.prove.job import build
 from tests.backends.build import mixed, random
 from tests.graphs import proto
 from tests.opened import open_job
@@ -167,7 +167,7 @@ def test_ranges_follow_the_scheme_without_another_pass(place: Path, method: str,
 def test_what_is_prepared_once_serves_every_target(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = open_job(NET, CALIB, None, place / "work")
     monkeypatch.setattr(job_module, "collect", no_pass)
-    monkeypatch.setattr("edgeq.jobs.job.prepare_model", no_pass)
+    monkeypatch.setattr("edgeq.prove.job.prepare_model", no_pass)
     for name in ("haswell", "cascade-lake", "raspberry-pi-5"):
         target = resolve(name)
         built = build(job, target, target.profile.scheme, place / f"{name}.onnx")

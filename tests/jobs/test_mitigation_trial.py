@@ -12,11 +12,11 @@ from edgeq.emulate.audit import SimulatedSession, Simulation
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve
-from edgeq.jobs.builds import Builds
-from edgeq.jobs.job import build, computed_as_there
-from edgeq.jobs.saturation import MitigationTrial
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.model.saturation import exact_options, saturation_table
+from edgeq.prove.builds import Builds
+from edgeq.prove.job import build, computed_as_there
+from edgeq.prove.saturation import MitigationTrial
 from edgeq.run.session import open_session
 from tests.opened import open_job
 
@@ -62,7 +62,7 @@ def test_other_session_options_give_what_a_build_gives(trial: MitigationTrial, p
     builds = Builds(trial.job, place / "anew", timed=False, emulate=False)
     builds.build(haswell, trial.full.scheme)
     with pytest.MonkeyPatch.context() as patch:
-        patch.delattr("edgeq.jobs.builds.build")
+        patch.delattr("edgeq.prove.builds.build")
         made = builds.build(haswell, scheme).artifact
     assert made.model.read_bytes() == anew.model.read_bytes()
     assert replace(made, model=anew.model) == anew

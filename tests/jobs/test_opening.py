@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from edgeq.backends.base import Alternative, Artifact
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import resolve
-from edgeq.jobs.opening import Opening, open_stand_in
-from edgeq.jobs.proof import Proof, prove
+from edgeq.prove.opening import Opening, open_stand_in
+from edgeq.prove.proof import Proof, prove
 from edgeq.util.records import plain
 from tests.backends.tensorrt.nets import Bench, bench, chain
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgeq.cli._options import build_options
 from edgeq.errors import UsageError
-from edgeq.jobs.job import build_arguments
+from edgeq.prove.job import build_arguments
 
 
 def options(*arguments: str) -> dict[str, Any]:

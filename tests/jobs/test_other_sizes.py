@@ -12,9 +12,9 @@ from onnx import numpy_helper
 
 from edgeq.errors import CheckFailedError
 from edgeq.hardware.target import Target
-from edgeq.jobs.job import Built, Job, build
-from edgeq.jobs.opening import check_preparation
 from edgeq.jobs.quantize import quantize
+from edgeq.prove.job import Built, Job, build
+from edgeq.prove.opening import check_preparation
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import Progress

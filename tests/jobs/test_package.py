@@ -16,9 +16,9 @@ from edgeq.emulate.check import EmulatedCheck
 from edgeq.errors import CheckFailedError, HardwareError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
-from edgeq.jobs.job import Built, Job
 from edgeq.jobs.package import Packaged, package
 from edgeq.measure.coverage import Coverage
+from edgeq.prove.job import Built, Job
 from edgeq.util.records import plain
 
 NET = Path("net.onnx")

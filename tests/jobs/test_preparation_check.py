@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from edgeq.jobs.opening import check_preparation
+from edgeq.prove.opening import check_preparation
 from tests.backends.build import Bench, bench
 from tests.graphs import proto
 

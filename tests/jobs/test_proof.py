@@ -16,12 +16,12 @@ from onnx import numpy_helper
 
 from edgeq.backends.base import Artifact
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
-from edgeq.jobs.opening import Opening
-from edgeq.jobs.proof import FLOAT, INT8, Proof, Speed, Tried, prove
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
 from edgeq.measure.coverage import Basis, Coverage, FloatNode, measure_coverage
 from edgeq.measure.task import make_task
+from edgeq.prove.opening import Opening
+from edgeq.prove.proof import FLOAT, INT8, Proof, Speed, Tried, prove
 from edgeq.util.records import plain
 from tests.backends.build import Bench, bench, residual
 

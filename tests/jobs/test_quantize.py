@@ -14,12 +14,12 @@ from edgeq.errors import CheckFailedError, ModelError, OutputError, UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import resolve, runs_natively
-from edgeq.jobs.builds import explainer
-from edgeq.jobs.job import Built, Job, build
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.measure.coverage import Explain
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import model_bytes
+from edgeq.prove.builds import explainer
+from edgeq.prove.job import Built, Job, build
 from edgeq.util.display import Silent
 from edgeq.util.records import plain
 from tests.backends.build import mixed

@@ -12,11 +12,11 @@ from edgeq.data.open_source import Data
 from edgeq.errors import ModelError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
-from edgeq.jobs.builds import Builds
-from edgeq.jobs.job import Job
-from edgeq.jobs.saturation import Decision, MitigationTrial, decide
-from edgeq.jobs.target_checks import saturation_check
 from edgeq.measure.coverage import Check
+from edgeq.prove.builds import Builds
+from edgeq.prove.job import Job
+from edgeq.prove.saturation import Decision, MitigationTrial, decide
+from edgeq.prove.target_checks import saturation_check
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.scheme import Scheme
 from tests.opened import open_job

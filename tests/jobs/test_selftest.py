@@ -7,7 +7,7 @@ import pytest
 from edgeq_device.opening import check_outputs
 
 from edgeq.bundle.plan import SelfTestCase
-from edgeq.jobs.variants import expected_outputs
+from edgeq.prove.variants import expected_outputs
 from tests import graphs
 
 

@@ -14,9 +14,9 @@ from edgeq.data.open_source import Data
 from edgeq.emulate.emulator import Speed
 from edgeq.emulate.routes import EMULATED, NOT_RUN, ExecutionRoute, Running
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
-from edgeq.jobs import builds
 from edgeq.jobs.package import package
 from edgeq.jobs.quantize import Quantized, quantize
+from edgeq.prove import builds
 from edgeq.run.session import open_session
 from edgeq.util.display import Silent
 from edgeq.util.records import plain
@@ -96,7 +96,7 @@ def test_an_emulation_that_takes_long_is_announced_or_left_out(place: Path, rout
 def test_a_package_does_not_wait_for_hours_either(place: Path, route: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = replace(emulated(), speed=Speed(int8=1e-9, float=1e-9))
     route(slow)
-    monkeypatch.setattr("edgeq.jobs.target_checks.route_for", lambda *args, **kwargs: slow)
+    monkeypatch.setattr("edgeq.prove.target_checks.route_for", lambda *args, **kwargs: slow)
     made = package("net.onnx", Data("calib.npz"), "slow", targets=THERE, timed=False)
     found = made.variants[THERE].emulated
     assert found is not None

@@ -16,11 +16,12 @@ from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.table import read_tables
 from edgeq.data.open_source import Data
 from edgeq.hardware.target import resolve
-from edgeq.jobs.job import build
-from edgeq.jobs.package import package, used_ranges
+from edgeq.jobs.bundles import used_ranges
+from edgeq.jobs.package import package
 from edgeq.model.graph import name_of
 from edgeq.model.load import read_model
 from edgeq.model.quant_params import params_of
+from edgeq.prove.job import build
 from edgeq.scheme import Scheme
 from tests.backends.build import random
 from tests.opened import open_job

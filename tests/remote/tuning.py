@@ -18,6 +18,7 @@ from edgeq_device.package import open_bundle
 import edgeq
 from edgeq import demo
 from edgeq.data.open_source import Data
+from edgeq.jobs.tune import Tuned
 from edgeq.measure.task import make_task
 from edgeq.remote import clock as clocks
 from edgeq.remote.clock import BoardClock
@@ -26,7 +27,6 @@ from edgeq.remote.link import Channel
 from edgeq.remote.session import BoardGuest
 from edgeq.run.engines import choose_engine
 from edgeq.tune.goal import Goal
-from edgeq.tune.run import Tuned
 from edgeq.tune.space import kernel_candidates
 from tests.tune.steady import SteadyRunner
 
@@ -52,7 +52,7 @@ def steady_boards() -> Iterator[None]:
         patch.setattr(clocks, "_ranking", steady)
         patch.setattr(BoardClock, "race", short)
         patch.setattr("edgeq.tune.race.RACE_S", 0.6)
-        patch.setattr("edgeq.tune.run.kernel_candidates", lambda *given, **named: every(*given, **named)[:2])
+        patch.setattr("edgeq.jobs.tune.kernel_candidates", lambda *given, **named: every(*given, **named)[:2])
         patch.setattr("edgeq.tune.build.method_candidates", lambda kernel, profile: ())
         yield
 

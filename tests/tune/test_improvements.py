@@ -1,4 +1,4 @@
-"""`edgeq.jobs.checks` with those of `edgeq.tune.improvements`: what helps is found on the very model."""
+"""`edgeq.prove.checks` with those of `edgeq.tune.improvements`: what helps is found on the very model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import onnx_ir as ir
 import pytest
 
 import edgeq
-from edgeq.jobs import checks
 from edgeq.jobs.quantize import Quantized
 from edgeq.model.edit import to_bytes
+from edgeq.prove import checks
 from edgeq.util.records import plain
 from tests.tune.recover.nets import Net, few
 from tests.tune.recover.transformer import SHAPE, transformer

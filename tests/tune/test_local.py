@@ -15,10 +15,10 @@ from edgeq.backends.qnn.backend import Delegation
 from edgeq.data.open_source import Data
 from edgeq.errors import EdgeqError
 from edgeq.hardware.target import Target, resolve
-from edgeq.jobs.job import Job
 from edgeq.measure.accuracy import evaluate
 from edgeq.measure.task import make_task
 from edgeq.model.compatibility import free_sizes
+from edgeq.prove.job import Job
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune.float_layers import MacCosts, affordable, select_float_layers
 from edgeq.tune.local import LocalEvaluator

@@ -19,9 +19,9 @@ from edgeq.data.open_source import Data
 from edgeq.errors import GoalNotMetError, HardwareError, OutputError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
+from edgeq.jobs.tune import Tuned, plan
 from edgeq.measure.task import make_task
 from edgeq.tune.goal import Goal
-from edgeq.tune.run import Tuned, plan
 from edgeq.util.records import plain
 from tests.graphs import proto
 from tests.tune.fakes import Interrupting

@@ -12,8 +12,8 @@ from edgeq.calibrate.collect import collect
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target, resolve
-from edgeq.jobs.job import Job
 from edgeq.model.prepare import PreparedModel
+from edgeq.prove.job import Job
 from edgeq.run.session import open_session
 from edgeq.tune.engines import CandidateBuilder
 from edgeq.tune.space import build_sequence, product_share, sequence_candidates

@@ -18,9 +18,9 @@ from edgeq import demo
 from edgeq.cli import group
 from edgeq.data.open_source import Data
 from edgeq.errors import GoalNotMetError, OutputError
+from edgeq.jobs.tune import Tuned, plan
 from edgeq.measure.task import TaskOptions, make_task
 from edgeq.tune.goal import Goal
-from edgeq.tune.run import Tuned, plan
 from edgeq.util.records import plain
 from tests.tune.fakes import Interrupting
 

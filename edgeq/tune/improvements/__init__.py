@@ -1,1 +1,1 @@
-"""Improvements of a poor result, one kind a file with its object `IMPROVEMENT`: see `edgeq.jobs.checks`."""
+"""Improvements of a poor result, one kind a file with its object `IMPROVEMENT`: see `edgeq.prove.checks`."""

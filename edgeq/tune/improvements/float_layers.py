@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from edgeq.errors import CheckFailedError
-from edgeq.jobs.checks import Case
-from edgeq.jobs.job import Built
 from edgeq.measure.agreement import HEALTHY_DB
+from edgeq.prove.checks import Case
+from edgeq.prove.job import Built
 from edgeq.tune.recover.closer import Search
 from edgeq.tune.recover.costs import SAMPLES, find_units
 from edgeq.tune.recover.run import Recoverer

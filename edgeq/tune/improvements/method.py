@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edgeq.calibrate.ranges import range_noise, scheme_ranges
-from edgeq.jobs.checks import Case
-from edgeq.jobs.job import Built, build
 from edgeq.model.quant_params import grid_of
+from edgeq.prove.checks import Case
+from edgeq.prove.job import Built, build
 from edgeq.scheme import Scheme
 
 LEAST_SQUARES = "mse"

@@ -6,8 +6,8 @@ import dataclasses
 
 from edgeq.backends.base import backend_named
 from edgeq.errors import UsageError
-from edgeq.jobs.checks import Case, int8_share
-from edgeq.jobs.job import Built, build
+from edgeq.prove.checks import Case, int8_share
+from edgeq.prove.job import Built, build
 from edgeq.scheme import Scheme
 
 # Of the work in int8, another mode must have so much of what this one has: it quantizes fewer operators.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeq.jobs.checks import Case
-from edgeq.jobs.job import Built
+from edgeq.prove.checks import Case
+from edgeq.prove.job import Built
 from edgeq.tune.recover.methods import recoveries
 from edgeq.tune.recover.run import Recoverer, ineffective
 

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError, one_line
 from edgeq.hardware.target import Target
-from edgeq.jobs.checks import agreements, int8_share, spread
-from edgeq.jobs.job import Built, Job
-from edgeq.jobs.quantize import Builder
 from edgeq.measure.agreement import worst_db
+from edgeq.prove.checks import agreements, int8_share, spread
+from edgeq.prove.job import Builder, Built, Job
 from edgeq.scheme import Scheme
 from edgeq.tune.float_layers import REFINEMENTS, RankedLayer, Ranking, rank_by_probing, select_float_layers
 from edgeq.tune.recover.costs import SAMPLES as FOLLOWED

@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples
-from edgeq.jobs.job import Job
 from edgeq.measure.agreement import Outputs
 from edgeq.measure.coverage import KernelRun, timed_profile
 from edgeq.measure.layers import MEMORY, LayerPair
@@ -42,6 +41,7 @@ from edgeq.model.graph import GraphIndex, name_of
 from edgeq.model.load import read_own
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.prove.job import Job
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import Scheme
 from edgeq.tune.float_layers import LayerCosts, MacCosts, QuietLayer, RankedLayer, Ranking

@@ -15,11 +15,11 @@ from edgeq.calibrate.ranges import scheme_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
-from edgeq.jobs.job import Built, Job, build, build_derived, computed_as_there, job_ranges, with_extrema
-from edgeq.jobs.proof import FLOAT, simulated_count
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import Agreement, worst_db
 from edgeq.model.load import read_own, save_model
+from edgeq.prove.job import Built, Job, build, build_derived, computed_as_there, job_ranges, with_extrema
+from edgeq.prove.proof import FLOAT, simulated_count
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.base import Stage, State

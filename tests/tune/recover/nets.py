@@ -15,11 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from edgeq.calibrate.collect import collect
 from edgeq.data.records import Sample
 from edgeq.hardware.target import Target, resolve
-from edgeq.jobs.job import Job
 from edgeq.model.edit import from_proto, to_bytes
 from edgeq.model.graph import GraphIndex
 from edgeq.model.load import model_digest, model_signature, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.prove.job import Job
 from edgeq.scheme import Scheme
 
 SCHEME = Scheme()

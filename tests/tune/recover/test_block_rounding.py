@@ -12,8 +12,8 @@ from onnx import numpy_helper
 from edgeq.data.records import Sample
 from edgeq.errors import UsageError
 from edgeq.hardware.target import resolve
-from edgeq.jobs.job import Job
 from edgeq.model.load import read_model
+from edgeq.prove.job import Job
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.tune.recover.run import Recoverer

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from edgeq.hardware.target import Target, resolve
-from edgeq.jobs.checks import int8_share
+from edgeq.prove.checks import int8_share
 from edgeq.tune.recover.closer import Search
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import SCHEME, Net, few, job_of, noise_db, target

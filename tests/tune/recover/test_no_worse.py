@@ -10,7 +10,7 @@ import pytest
 import edgeq
 from edgeq.errors import UsageError
 from edgeq.hardware.target import resolve
-from edgeq.jobs.job import build
+from edgeq.prove.job import build
 from edgeq.tune.recover.run import Recoverer
 from tests.tune.recover.nets import few, job_of, two_gates, uneven
 from tests.tune.recover.test_standalone import SHAPE, workspace

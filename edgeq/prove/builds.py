@@ -30,13 +30,13 @@ from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.jobs.checks import with_improvements, with_unclipped
-from edgeq.jobs.job import Built, Job, build, computed_as_there
-from edgeq.jobs.proof import Proof, prove, unchecked
 from edgeq.measure.coverage import Basis, Check, Coverage, Explain, forecast_coverage, measure_coverage, sized_macs
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes, shared_model
+from edgeq.prove.checks import with_improvements, with_unclipped
+from edgeq.prove.job import Built, Job, build, computed_as_there
+from edgeq.prove.proof import Proof, prove, unchecked
 from edgeq.run.engines import Engine
 from edgeq.run.session import REQUEST_S, Engines
 from edgeq.scheme import ALL_NODES, Scheme

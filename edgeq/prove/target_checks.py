@@ -16,14 +16,14 @@ from edgeq.emulate.routes import EMULATED, MODELLED, NATIVE, NOT_RUN, ExecutionR
 from edgeq.errors import CheckFailedError, UsageError
 from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target, runs_natively
-from edgeq.jobs.builds import Builds, kernels_saturate, too_slow
-from edgeq.jobs.job import Built, Job, share
-from edgeq.jobs.proof import Proof
-from edgeq.jobs.saturation import Decision, kernel_table
-from edgeq.jobs.variants import Variant, selftest_cases
 from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.measure.task import split_task_options
 from edgeq.model.products import node_macs
+from edgeq.prove.builds import Builds, kernels_saturate, too_slow
+from edgeq.prove.job import Built, Job, share
+from edgeq.prove.proof import Proof
+from edgeq.prove.saturation import Decision, kernel_table
+from edgeq.prove.variants import Variant, selftest_cases
 from edgeq.run.engines import Engine, EngineChoice
 from edgeq.run.session import onnxruntime
 from edgeq.util.registry import device_errors

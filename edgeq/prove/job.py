@@ -6,7 +6,7 @@ A `Request` is what a job is given, checked before any work is done; a `Job` is 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from edgeq.errors import CalibrationError, DataError, ModelError, OutputError, R
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
-from edgeq.jobs.opening import check_preparation
 from edgeq.measure.coverage import source_names
 from edgeq.measure.evaluation import propose
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
@@ -40,6 +39,7 @@ from edgeq.model.compatibility import parse_sizes
 from edgeq.model.load import data_beside, data_name, is_quantized, model_files, path_of, read_model
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.saturation import exact_options
+from edgeq.prove.opening import check_preparation
 from edgeq.quantize.adopt import adopt
 from edgeq.run.session import SessionSettings
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
@@ -142,6 +142,10 @@ class Built:
     target: Target
     artifact: Artifact
     ranges: Mapping[str, Range] = field(default_factory=dict)
+
+
+Builder = Callable[[Job, Target, Scheme, Path, Progress], Built]
+"""Writes the artifact of a scheme to a path."""
 
 
 def collect_statistics(job: Job, statistics: Path | None = None) -> Job:

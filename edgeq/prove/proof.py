@@ -13,7 +13,6 @@ from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples, Subset
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
-from edgeq.jobs.opening import Opening, check_other_sizes, open_as_device
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
 from edgeq.measure.agreement import GOOD_DB, HEALTHY_DB, Agreement, Outputs, closeness, worst_db
 from edgeq.measure.bench import race, runners
@@ -23,6 +22,7 @@ from edgeq.measure.task import Task
 from edgeq.model.load import own_signature
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Displayed, Progress
@@ -109,7 +109,7 @@ class Proof(Displayed):
         unclipped: where its ranges cut values off at a cost: their method, its SQNR against float32 in dB, and that of
             ranges that hold every value, on the same samples.
         improvements: where the result is poor, what brings it closer to float32, the best first; see
-            `edgeq.jobs.checks`.
+            `edgeq.prove.checks`.
     """
 
     coverage: Coverage

@@ -19,13 +19,13 @@ from edgeq.backends.base import Artifact
 from edgeq.calibrate.ranges import range_noise, scheme_ranges
 from edgeq.data.samples import Samples, Subset
 from edgeq.errors import EdgeqError
-from edgeq.jobs.job import Built, Job, build
-from edgeq.jobs.proof import FLOAT, INT8, Proof, Tried
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import GOOD_DB, Agreement, worst_db
 from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.products import node_macs
 from edgeq.model.quant_params import grid_of
+from edgeq.prove.job import Built, Job, build
+from edgeq.prove.proof import FLOAT, INT8, Proof, Tried
 from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import SILENT, Progress
@@ -162,7 +162,7 @@ class Improvement(Protocol):
 
 
 REGISTRY: Registry[Improvement] = Registry(
-    IMPROVEMENTS, lambda found: isinstance(found, Improvement), "edgeq.jobs.checks.Improvement"
+    IMPROVEMENTS, lambda found: isinstance(found, Improvement), "edgeq.prove.checks.Improvement"
 )
 
 

@@ -19,14 +19,14 @@ from edgeq.bundle.plan import SelfTest, SelfTestCase, VariantSpec
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
 from edgeq.hardware.target import THIS_MACHINE, Target
-from edgeq.jobs.job import Built, Job
-from edgeq.jobs.opening import open_stand_in
-from edgeq.jobs.proof import Proof
-from edgeq.jobs.saturation import Decision
 from edgeq.measure.agreement import Session, infer
 from edgeq.measure.comparison import SliceSums
 from edgeq.measure.coverage import Check, CheckKind, Coverage
 from edgeq.model.compatibility import Compatibility
+from edgeq.prove.job import Built, Job
+from edgeq.prove.opening import open_stand_in
+from edgeq.prove.proof import Proof
+from edgeq.prove.saturation import Decision
 from edgeq.report.page import DIGITS
 from edgeq.run.session import Engines, open_session
 from edgeq.scheme import Scheme

@@ -17,17 +17,17 @@ from edgeq.distributed.workers import open_workers
 from edgeq.errors import BoardError, GoalNotMetError, HardwareError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
-from edgeq.jobs.builds import prove_built, target_coverage, with_compiled
-from edgeq.jobs.job import Job, Request, collect_statistics
-from edgeq.jobs.package import as_text, bundle_variants
-from edgeq.jobs.proof import Proof
-from edgeq.jobs.target_checks import artifact_checks
-from edgeq.jobs.variants import Variant, variant_name, with_fallback
+from edgeq.jobs.bundles import as_text, bundle_variants
 from edgeq.measure.coverage import strongest
 from edgeq.measure.task import Task
 from edgeq.model.load import model_bytes, path_of
 from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.products import node_macs
+from edgeq.prove.builds import prove_built, target_coverage, with_compiled
+from edgeq.prove.job import Job, Request, collect_statistics
+from edgeq.prove.proof import Proof
+from edgeq.prove.target_checks import artifact_checks
+from edgeq.prove.variants import Variant, variant_name, with_fallback
 from edgeq.remote.clock import BoardClock
 from edgeq.run.engines import DEFAULT, EngineChoice, as_engines
 from edgeq.run.session import Engines

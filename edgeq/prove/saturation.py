@@ -18,13 +18,13 @@ from edgeq.emulate.audit import Audit, SimulatedSession, Simulation, audit, grap
 from edgeq.errors import EdgeqError, UsageError
 from edgeq.hardware.profile import load_profiles, match_profile
 from edgeq.hardware.target import Target
-from edgeq.jobs.builds import Builds, artifact_key, full_range, mitigation_costs
-from edgeq.jobs.job import exact_settings, on_exact_kernels
-from edgeq.jobs.proof import FLOAT
 from edgeq.measure.accuracy import Evaluation, evaluate_sessions
 from edgeq.measure.bench import open_model, refuse_ignored
 from edgeq.model.products import node_macs
 from edgeq.model.saturation import SaturationTable, exact_options, saturation_table
+from edgeq.prove.builds import Builds, artifact_key, full_range, mitigation_costs
+from edgeq.prove.job import exact_settings, on_exact_kernels
+from edgeq.prove.proof import FLOAT
 from edgeq.run.engines import DEFAULT, Engine, described
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme

@@ -1,0 +1,209 @@
+"""Write proven variants of one job as a bundle with its report and calibration tables."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeq.bundle.plan import BundleSpec
+from edgeq.bundle.write import share_weights, write_bundle
+from edgeq.calibrate.ranges import Range, quantizable_tensors, scheme_ranges
+from edgeq.calibrate.table import write_tables
+from edgeq.measure.coverage import summarise
+from edgeq.measure.match_layers import match_activations
+from edgeq.model.load import model_bytes, model_digest, shared_model
+from edgeq.model.quant_params import QuantParams
+from edgeq.prove.job import Built, Job
+from edgeq.prove.variants import Variant, alternative_spec, selftest_cases, variant_spec
+from edgeq.report.layers import layer_record, quantized_tensors, worst_tensors
+from edgeq.report.page import DEVICE_COMMANDS, TUNING, make_record, report_files
+from edgeq.util.records import plain
+
+
+def used_ranges(job: Job, built: Built) -> dict[str, Range]:
+    """Return the range of each tensor in an artifact: what its file's scales and zero points represent, and the range
+    that it was built from where the file has none (a table for TensorRT, a tensor in float)."""
+    file = shared_model(built.artifact.proof_model, job.prepared.graph)
+    found = dict(built.ranges)
+    for match in match_activations(job.prepared.graph, file):
+        params, before = match.params, found.get(match.name)
+        if params is not None and not (before is not None and _is_scale_of(params, before)):
+            found[match.name] = _represented(params)
+    return found
+
+
+def variant_ranges(job: Job, built: Mapping[str, Built]) -> dict[str, dict[str, Range]]:
+    """Return `used_ranges` of each variant that has ranges, by the variant's name; one file is read once."""
+    static = {name: one for name, one in built.items() if one.ranges}
+    files = {one.artifact.proof_model: one for one in static.values()}
+    found = {file: used_ranges(job, one) for file, one in files.items()}
+    return {name: found[one.artifact.proof_model] for name, one in static.items()}
+
+
+def write_variant_tables(
+    job: Job, built: Mapping[str, Built], used: Mapping[str, Mapping[str, Range]], folder: Path
+) -> dict[str, Path]:
+    """Write the calibration tables of each variant that has ranges, those of equal ranges once.
+
+    Args:
+        built: by the variant's name; `used`: what `variant_ranges` gave.
+        folder: made here.
+
+    Returns:
+        The folder of each variant's tables, by the variant's name.
+    """
+    if job.statistics is None:
+        return {}
+    folder.mkdir()
+    tensors = quantizable_tensors(job.prepared.graph)
+    written: list[tuple[dict[str, Range], Path]] = []
+    places = {}
+    for name, ranges in used.items():
+        # A recovery that rewrites the model leaves tensors of the source without a range of their own.
+        known = {**scheme_ranges(job.statistics, built[name].artifact.scheme), **ranges}
+        kept = {tensor: known[tensor] for tensor in job.statistics.tensors}
+        place = next((place for other, place in written if other == kept), None)
+        if place is None:
+            place = folder / str(len(written))
+            write_tables(place, kept, tensors=tensors)
+            written.append((kept, place))
+        places[name] = place
+    return places
+
+
+def _is_scale_of(params: QuantParams, span: Range) -> bool:
+    """Tell whether a scale is the one of a range, so that the range says the same without the zero point's rounding."""
+    steps = params.high - params.low
+    widths = float(params.scale.max()) * np.array([steps, steps - 1])  # a symmetric type leaves its least integer out
+    return bool(np.isclose(widths, span.high - span.low, rtol=1e-5, atol=0.0).any())
+
+
+def _represented(params: QuantParams) -> Range:
+    """Return what the integers represent; signed ones around zero as the symmetric range that they are scaled for."""
+    symmetric = params.low < 0 and not params.zero_point.any()
+    low, high = (replace(params, narrow=True) if symmetric else params).range
+    return Range(min(low, 0.0), max(high, 0.0))
+
+
+def bundle_variants(
+    job: Job,
+    variants: Mapping[str, Variant],
+    output: Path,
+    *,
+    workdir: Path,
+    command: str,
+    selftest: int = 2,
+    with_float: bool = False,
+    tuning: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+    force: bool = False,
+) -> None:
+    """Write proven variants of one job as a bundle with its report.
+
+    Args:
+        variants: by name, in the order of the package.
+        workdir: a private folder, for the calibration tables.
+        command: what makes such a bundle, for the report's reader.
+        tuning: the record of the search that chose them (docs/tune.md), which travels as tuning.json.
+        notes: for the report.
+        Others as `edgeq.package`.
+    """
+    builds = {name: variant.built for name, variant in variants.items()}
+    used = variant_ranges(job, builds)
+    extras = report_files(_report_record(job, variants, used, command, notes), tuning)
+    models = share_weights({name: v.built.artifact.model for name, v in variants.items()}, workdir / "shared")
+    cases = {
+        key: selftest_cases(variant.built.artifact, job.validation, selftest)
+        for key, variant in {_answers(variant): variant for variant in variants.values()}.items()
+    }
+    if tuning is not None:
+        extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}
+    for name, variant in variants.items():
+        extras.update({f"{name}.{file.name}": file.read_bytes() for file in variant.built.artifact.tables})
+    tables = write_variant_tables(job, builds, used, workdir / "tables")
+    spec = BundleSpec(
+        name=as_text(job.source.stem),
+        variants=(
+            *(
+                variant_spec(name, variant, job, cases[_answers(variant)], models[name], tables.get(name))
+                for name, variant in variants.items()
+            ),
+            *(alternative_spec(stand_ins[name], job, selftest) for name in sorted(stand_ins) if name not in variants),
+        ),
+        metadata={
+            "source_model_sha256": model_digest(job.source),
+            **_licence(job),
+            "calibration_sha256": job.statistics.data_digest if job.statistics else "",
+            "calibration_samples": job.statistics.samples if job.statistics else 0,
+        },
+        float_model=job.prepared.path if with_float else None,
+        extras=extras,
+    )
+    write_bundle(spec, output, force=force)
+
+
+def as_text(name: str) -> str:
+    """Return a file name as text that UTF-8 can hold."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _report_record(
+    job: Job,
+    variants: Mapping[str, Variant],
+    used: Mapping[str, Mapping[str, Range]],
+    command: str,
+    notes: Sequence[str],
+) -> dict[str, Any]:
+    """Return what the bundle keeps for its report: nothing that another run on the same input would measure
+    otherwise."""
+    digests = {name: model_digest(variant.built.artifact.model) for name, variant in variants.items()}
+    once = {digest: name for name, digest in digests.items()}
+    figures = {d: _figures(job, variants[name].built, used.get(name, {})) for d, name in once.items()}
+    bodies = {}
+    for name, variant in variants.items():
+        built, body = variant.built, plain(variant)
+        del body["speed"]
+        body["warnings"] = list(variant.proof.warnings(timed=False))
+        body["checked"] = summarise(variant.checks)
+        body["16-bit sums"] = variant.decision.why if variant.decision else None
+        bodies[name] = {**body, "title": built.target.title, **figures[digests[name]]}
+    return make_record(
+        as_text(job.source.stem),
+        bodies,
+        model={"sha256": model_digest(job.source), "bytes": model_bytes(job.source)},
+        commands=[command, *DEVICE_COMMANDS],
+        notes=notes,
+    )
+
+
+def _answers(variant: Variant) -> tuple[Path, str]:
+    """Return what decides the self-test's outputs: the model, which several targets may share, and the plug-in."""
+    plugin = variant.built.artifact.plugin
+    return variant.built.artifact.model, plugin.name if plugin is not None else ""
+
+
+def _figures(job: Job, built: Built, ranges: Mapping[str, Range]) -> dict[str, Any]:
+    """Return what the report draws of one artifact's tensors and layers, which onnxruntime's own kernels run."""
+    artifact = replace(built.artifact, engine=None)
+    histograms = []
+    if job.statistics is not None and ranges:
+        among = quantized_tensors(shared_model(artifact.model, job.prepared.graph).model)
+        histograms = worst_tensors(job.statistics, ranges, artifact.scheme, among=among)
+    layers = layer_record(
+        job.prepared.graph, artifact.proof_model, job.validation, artifact.proof_settings(), progress=job.progress
+    )
+    return {"histograms": histograms, "layers": layers}
+
+
+def _licence(job: Job) -> dict[str, str]:
+    """Return the model's licence, where its metadata has one."""
+    held = {key.lower(): value.strip() for key, value in job.prepared.model.metadata_props.items()}
+    licence = held.get("license") or held.get("licenses") or held.get("licence")
+    return {"license": licence} if licence else {}

@@ -1,0 +1,143 @@
+"""Check an installed engine: are its integers exact, and is its float32 float32?"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from edgeq_device.engines import FLOAT
+
+from edgeq import demo
+from edgeq.backends.base import Check
+from edgeq.emulate.emulator import integer_model
+from edgeq.errors import CheckFailedError, EdgeqError
+from edgeq.measure.comparison import decibels
+from edgeq.model.edit import bytes_of_text
+from edgeq.run.engines import Engine
+from edgeq.run.session import Guest, SessionSettings, open_session, start_engine
+
+LEAST_DB = 90.0
+"""How close f32 must come to ONNX Runtime's float32: what rounding in another order leaves, and bf16 does not."""
+
+
+_PRODUCTS = 256
+
+
+_CPU = "CPU"
+
+
+# What one step of difference in some of 256 leaves.
+_LEAST_PAIRS_DB = 30.0
+
+
+_PAIRS = """<ir_version: 8, opset_import: ["": 17]>
+pairs (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y)
+<float fine = {0.03}, uint8 middle = {128}, float small = {0.01}, int8 none = {0}, float coarse = {0.25}> {
+    q = QuantizeLinear(x, fine, middle)
+    d = DequantizeLinear(q, fine, middle)
+    f = DequantizeLinear(w, small, none)
+    c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(d, f)
+    r = QuantizeLinear(c, coarse, middle)
+    y = DequantizeLinear(r, coarse, middle)
+}"""
+
+
+# Products of two weights of 7 bits and two activations of 8 bits fit into 16 bits.
+_SMALL, _LARGE = 63, 127
+
+
+def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
+    """Return whether the answers of an installed plug-in are right, and what was found, in one line.
+
+    Args:
+        precisions: those to try besides f32.
+    """
+    if _CPU not in engine.devices:
+        return _check_elsewhere(engine, precisions)
+    try:
+        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+            exact = {largest: _wrong_by(guest, engine, Path(folder), largest) for largest in (_SMALL, _LARGE)}
+            db = {name: _agreement(guest, engine, name) for name in dict.fromkeys((FLOAT, *precisions))}
+    except EdgeqError as error:
+        return False, str(error)
+    faults = []
+    if exact[_SMALL]:
+        faults.append(f"int8 answers are wrong by up to {exact[_SMALL]:.2g} of the largest")
+    if db[FLOAT] < LEAST_DB:
+        faults.append(_not_float32(db[FLOAT]))
+    if faults:
+        return False, "; ".join(faults)
+    limit = f"8-bit weights saturate, by up to {exact[_LARGE]:.2g} of the largest answer" if exact[_LARGE] else "exact"
+    figures = ", ".join(f"{name} {value:.1f} dB" for name, value in db.items())
+    return True, f"int8 {limit}; to onnxruntime's float32: {figures}"
+
+
+def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
+    """Check an engine for other hardware, which need not round as CPUs do: a convolution between Q/DQ pairs, held
+    against ONNX Runtime's kernels, and the float demo model, unless the engine runs only what a backend has built for
+    it."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
+    model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
+    try:
+        with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
+            file = Path(folder) / "pairs.onnx"
+            file.write_bytes(model)
+            found = guest.open(file, SessionSettings(engine=engine)).run(None, {"x": x})[0]
+            right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
+            floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
+            db = {name: _agreement(guest, engine, name) for name in floats}
+    except EdgeqError as error:
+        return False, str(error)
+    if db and db[FLOAT] < LEAST_DB:
+        return False, _not_float32(db[FLOAT])
+    pairs = decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+    kind = "its simulator" if engine.simulated else "it"
+    figures = "".join(f", {name} {value:.1f} dB" for name, value in db.items())
+    what = f"a Q/DQ convolution in {kind}: {pairs:.1f} dB to onnxruntime's CPU kernels{figures}"
+    return pairs >= _LEAST_PAIRS_DB, what
+
+
+def _not_float32(db: float) -> str:
+    return f"f32 is not float32: {db:.1f} dB to ONNX Runtime's, {LEAST_DB:g} at least"
+
+
+def _wrong_by(guest: Guest, engine: Engine, folder: Path, largest: int) -> float:
+    """Return the largest error of an integer Conv and MatMul with weights up to ±`largest`, as a share of the largest
+    answer."""
+    random = np.random.default_rng(largest)
+    weights = random.integers(-largest, largest + 1, (16, _PRODUCTS)).astype(np.int8)
+    weights[0] = largest
+    samples = random.integers(0, 256, (4, _PRODUCTS)).astype(np.float32)
+    samples[0] = 255
+    file = folder / f"integers-{largest}.onnx"
+    file.write_bytes(integer_model(weights))
+    session = guest.open(file, SessionSettings(engine=engine))
+    right = samples.astype(np.int64) @ weights.T.astype(np.int64)
+    found = session.run(["conv", "product"], {"x": samples[:, :, None, None]})
+    worst = max(np.abs(values.reshape(right.shape) - right).max() for values in found)
+    return float(worst / np.abs(right).max())
+
+
+def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
+    """SQNR in dB of the demo model in `engine` to ONNX Runtime's float32."""
+    with np.load(demo.CALIBRATION) as samples:
+        feed = {"image": samples["image"][:8]}
+    right = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)
+    found = guest.open(demo.MODEL, SessionSettings(engine=engine, precision=precision)).run(None, feed)[0]
+    return decibels(float((right**2).sum()), float(((found - right) ** 2).sum()))
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All checks, in order."""
+
+    checks: tuple[Check, ...]
+
+    def check(self, *, gpu: bool) -> None:
+        """Raise CheckFailedError where something failed, or where required GPU checks did not run."""
+        bad = [c for c in self.checks if c.status == "failed" or (gpu and c.status == "not run")]
+        if bad:
+            raise CheckFailedError(f"{bad[0].name}: {bad[0].detail}", "See the checks above")
