@@ -131,7 +131,7 @@ def judged(case: Case, model: Path, there: Any, count: int, folder: Path) -> Ass
     """What a model loses in the simulator on samples that tuning did not see: by all of them on the CPU, and by `count`
     in both."""
     meter = AccuracyMeter(
-        every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), seen_only=True
+        every_second(case, case.judged_on, 1), case.model, folder / "judged", task=case.make_task(), held="seen"
     )
     here = open_session(model, SessionSettings(optimization="none"))
     whole = meter.assess("tuned", lambda: here, meter.total, lambda seen: None)

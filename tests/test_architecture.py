@@ -33,7 +33,7 @@ LAYERS = (
     {"quantize"},
     {"backends", "emulate", "report"},
     {"prove", "retarget"},
-    {"remote", "pipeline"},
+    {"remote"},
     {"tune"},
     {"jobs"},
     {"cli", "compat"},

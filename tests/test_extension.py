@@ -153,7 +153,6 @@ def test_the_command_line_lists_them_with_their_package(site: Path) -> None:
         "decoders": ["corners"],
         "preprocess_steps": ["clip"],
         "recoveries": ["wider-ranges"],
-        "improvements": [],
         "backends": ["example"],
     }
     (row,) = [row for row in listed["calibration_methods"] if row["name"] == "scaled"]
@@ -241,8 +240,5 @@ def test_the_pages_document_every_registered_name(page: str, group: Group) -> No
 def test_former_names_of_the_documentation_stay() -> None:
     from edgeq.graph.index import GraphIndex
     from edgeq.model import graph
-    from edgeq.pipeline import improvements
-    from edgeq.prove.checks import Improvement
 
     assert GraphIndex is graph.GraphIndex
-    assert improvements.Improvement is Improvement

@@ -284,8 +284,20 @@ _SCHEME = (
 )
 
 _BARS = (
-    click.option("--max-drop", metavar="DROP", help="Fail if accuracy falls by more: 0.01, 1% or 1pt. Needs --task."),
+    click.option(
+        "--max-drop",
+        metavar="DROP",
+        help="Repair where accuracy falls by more [1pt]; fail where that does not help: 0.01, 1% or 1pt. Needs --task.",
+    ),
     click.option("--require-coverage", metavar="SHARE", help="Fail if less of the MACs run in int8: 0.95 or 95%."),
+    click.option(
+        "--effort",
+        type=click.Choice(["quick", "default", "thorough"]),
+        default="default",
+        show_default=True,
+        help="What a repair may take where the result falls short of --max-drop, or of 20 dB without labels.",
+    ),
+    click.option("--as-is", is_flag=True, help="Take the plain build, however far it is from float32."),
     click.option("--no-timing", is_flag=True, help="Do not time int8 against float32."),
     click.option("--no-emulate", is_flag=True, help="Do not run models for other machines on their own kernels."),
     FORCE,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edgeq.jobs.quantize import Quantized
     from edgeq.jobs.tune import Plan, Tuned
     from edgeq.measure.agreement import Agreement, OutputAgreement
-    from edgeq.prove.proof import Proof
+    from edgeq.prove.proof import Proof, Repair
     from edgeq.prove.saturation import Decision
     from edgeq.remote.clock import BoardClock
     from edgeq.util.display import Progress
@@ -70,7 +70,25 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
         yield table(("", *next(iter(proof.accuracy.values())).metrics), rows)
     if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # a warning says that
         yield proof.speed.ratio.sentence("int8", "float32")
+    if proof.repair is not None and proof.repair.met:
+        yield proof.repair.sentence
+    if proof.repair is not None and verbose:
+        yield from draw_repair(proof.repair)
     yield from (styled(f"warning: {warning}", "yellow") for warning in proof.warnings())
+
+
+def draw_repair(repair: Repair) -> Lines:
+    """Yield all that was tried to repair a result."""
+    rows = (
+        (
+            step.name,
+            repair.written(step.loss) if step.loss is not None else "",
+            f"{step.int8_mac_share:.0%}",
+            step.reason,
+        )
+        for step in repair.steps
+    )
+    yield table(("tried", "loss", "int8", ""), rows)
 
 
 def closeness(found: Agreement | OutputAgreement) -> str:

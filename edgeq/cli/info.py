@@ -171,8 +171,7 @@ def show_preprocess(name: str, printer: Printer) -> None:
 
 @command("extensions")
 def extensions_command(printer: Printer) -> None:
-    """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries, improvements
-    of poor results, and backends.
+    """List calibration methods with their options, tasks, decoders, preprocessing steps, recoveries and backends.
 
     Those of installed plug-ins are among them, with the package that each comes from: docs/extending.md.
     """
@@ -180,7 +179,6 @@ def extensions_command(printer: Printer) -> None:
     from edgeq.calibrate import methods
     from edgeq.data import steps
     from edgeq.measure import decoders, task
-    from edgeq.prove import checks
     from edgeq.tune.recover import methods as recoveries
 
     plain = {
@@ -189,7 +187,6 @@ def extensions_command(printer: Printer) -> None:
         "decoders": _rows(decoders, lambda decoder: {"title": decoder.title}),
         "preprocess_steps": _rows(steps, lambda step: {"title": step.help, "aliases": list(step.aliases)}),
         "recoveries": _rows(recoveries, lambda recovery: {"title": recovery.title, "stage": recovery.stage}),
-        "improvements": _rows(checks, lambda improvement: {"title": improvement.title}),
         "backends": _rows(base, lambda backend: {"title": backend.title}),
     }
     printer.lines(plain, _extension_lines(plain))

@@ -50,6 +50,7 @@ def command(
             output_model,
             target=profile,
             overrides={"mode": "static", "format": quant_format, "per_channel": per_channel},
+            effort=None,
             force=True,
             progress=PrintedProgress(),
         )

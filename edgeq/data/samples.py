@@ -255,6 +255,11 @@ class Subset(Displayed):
         """Where the samples come from, for people."""
         return self.samples.source
 
+    @property
+    def preprocess(self) -> Preprocess | None:
+        """How raw items become model inputs; None where the data are model inputs already."""
+        return getattr(self.samples, "preprocess", None)
+
     def __len__(self) -> int:
         return len(self.selection)
 

@@ -19,6 +19,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.profile import refuse_ties
 from edgeq.hardware.target import Target, as_targets, resolve, runs_natively
 from edgeq.jobs.bundles import as_text, bundle_variants
+from edgeq.jobs.repair import Repairer
 from edgeq.measure.coverage import strongest
 from edgeq.measure.task import Task
 from edgeq.model.clean import BUNDLE as SUFFIX
@@ -40,6 +41,7 @@ from edgeq.prove.target_checks import (
 from edgeq.prove.variants import Variant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
+from edgeq.tune.goal import Effort
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import computed, plain
 
@@ -53,6 +55,7 @@ def target_variants(
     plugins: Sequence[EngineChoice],
     selftest: int,
     emulate: bool,
+    repairer: Repairer,
     bars: Callable[[Proof], None],
 ) -> dict[str, Variant]:
     """Return the variants of one target by name: what runs in onnxruntime's own kernels, then what plug-ins run in its
@@ -63,13 +66,14 @@ def target_variants(
         plugins: the target gets one more variant for each of these engines that exists for it.
         selftest: how many samples travel as self-test vectors.
         emulate: whether what is for other machines is checked on their kernels.
+        repairer: repairs what falls short.
         bars: refuses the proof of the first variant.
 
     Raises:
         CheckFailedError: a bar is not met, or it fails on the target's kernels.
     """
     decision = decision_for(builds, target, scheme) if must_decide(target, scheme, overrides) else None
-    first = _variant(builds, target, scheme, decision, selftest)
+    first = _variant(builds, target, scheme, decision, selftest, repairer)
     bars(first.proof)
     preferred = []
     for choice in plugins:
@@ -77,23 +81,25 @@ def target_variants(
             variant, decision = first, None
             if must_decide(target, scheme, overrides, choice.engine):
                 decision = decision_for(builds, target, scheme, choice.engine)
-                variant = _variant(builds, target, scheme, decision, selftest)
+                variant = _variant(builds, target, scheme, decision, selftest, repairer)
             preferred.append(in_engine(builds, variant, choice, decision))
     if emulate and not first.native:
         first, *preferred = (_emulated(builds.job, variant, selftest) for variant in (first, *preferred))
     return with_fallback(variant_name(target), first, preferred)
 
 
-def _variant(builds: Builds, target: Target, scheme: Scheme, decision: Decision | None, selftest: int) -> Variant:
+def _variant(
+    builds: Builds, target: Target, scheme: Scheme, decision: Decision | None, selftest: int, repairer: Repairer
+) -> Variant:
     job, scheme = builds.job, decision.chosen.scheme if decision is not None else scheme
-    built = builds.build(target, scheme)
+    native, built = runs_natively(target, job.machine), builds.build(target, scheme)
+    proof = builds.prove(built, scheme, native=native)
+    built, proof = repairer.repaired(built, proof, scheme, native=native)
     folder, backend = job.folder / f"companions-{variant_name(target)}", backend_named(target.backend)
     artifact = backend.with_companions(built.artifact, job.validation, folder, count=selftest)
     built = with_compiled(job, replace(built, artifact=artifact))
     needed, runtime = runtime_requirements(job, target, built.artifact)
     refuse_left_out(target, built.artifact)
-    native = runs_natively(target, job.machine)
-    proof = builds.prove(built, scheme, native=native)
     return Variant(
         built,
         proof,
@@ -148,6 +154,7 @@ def package(
     fix: Mapping[str, int] | None = None,
     task: Task | str | None = None,
     max_drop: float | None = None,
+    effort: Effort | None = "default",
     require_coverage: float | None = None,
     with_float: bool = False,
     selftest: int = 2,
@@ -215,6 +222,7 @@ def package(
         if selftest > len(job.validation):
             progress.note(f"the self-test has {len(job.validation)} samples, not {selftest}: there are no more")
         builds = Builds(job, job.folder, timed=timed, emulate=emulate)
+        repairer = Repairer(builds, effort, max_drop, frozenset(overrides or ()))
         done: dict[str, Variant] = {}
         failed: dict[str, EdgeqError] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
@@ -227,6 +235,7 @@ def package(
                     plugins=plugins,
                     selftest=selftest,
                     emulate=emulate,
+                    repairer=repairer,
                     bars=lambda proof: proof.check(max_drop=max_drop, require_coverage=require_coverage),
                 )
             except EdgeqError as error:

@@ -16,6 +16,7 @@ from edgeq.distributed.workers import open_workers
 from edgeq.errors import UsageError
 from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import Target, resolve, runs_natively
+from edgeq.jobs.repair import Repairer
 from edgeq.measure.task import Task
 from edgeq.model.clean import check_model_name
 from edgeq.model.load import data_beside, model_bytes, path_of
@@ -27,6 +28,7 @@ from edgeq.prove.saturation import Decision, decision_for
 from edgeq.quantize.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.scheme import Scheme
+from edgeq.tune.goal import Effort
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.outputs import output_file
 from edgeq.util.records import plain
@@ -103,6 +105,7 @@ def quantize(
     fix: Mapping[str, int] | None = None,
     task: Task | str | None = None,
     max_drop: float | None = None,
+    effort: Effort | None = "default",
     require_coverage: float | None = None,
     builder: Builder | None = None,
     engine: EngineChoice | str | None = None,
@@ -124,6 +127,9 @@ def quantize(
         fix: numbers for free sizes of the inputs, by name; some hardware needs every size fixed.
         task: what to measure by labels: a task, or the name of one that needs no options.
         max_drop: accuracy that may be lost at most, as a fraction (0.01 is one point); needs `task`.
+        effort: what a repair of a result that falls short may take: "quick", "default" or "thorough". It falls short
+            where labels show a loss above `max_drop` (one point without it) or, without labels, an output has less than
+            20 dB SQNR. None takes the plain build as it is; so does a `builder`.
         require_coverage: share of MACs that must run on integers.
         builder: what builds the artifact from the job and the scheme, instead of the target's backend alone; see
             `edgeq.recovering`.
@@ -183,6 +189,8 @@ def quantize(
             scheme = decision.chosen.scheme
         built = build_at(builds, chosen, scheme, draft, builder=builder, engine=engine, raced=timed and there)
         proof = builds.prove(built, scheme, native=True)
+        repairer = Repairer(builds, effort if builder is None else None, max_drop, frozenset(overrides or ()))
+        built, proof = repairer.repaired(built, proof, scheme, native=True, destination=draft)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         beside = {f"{draft.stem}.{file.name}": file for file in built.artifact.tables}
         for name, file in beside.items():

@@ -34,7 +34,6 @@ from edgeq.measure.coverage import Basis, Check, Coverage, Explain, forecast_cov
 from edgeq.model.compatibility import Compatibility, compatibility
 from edgeq.model.int8_prediction import NodePrediction, foreign, int8_rules, predict_int8, rules_title
 from edgeq.model.load import model_bytes, shared_model
-from edgeq.prove.checks import with_improvements, with_unclipped
 from edgeq.prove.job import Built, Job, build, computed_as_there
 from edgeq.prove.proof import Proof, prove, unchecked
 from edgeq.run.engines import Engine
@@ -224,7 +223,7 @@ class Builds:
             place = self._folder / f"build-{len(self._built)}"
             place.mkdir()
             self._built[key] = self._build(target, scheme, place / "model.onnx")
-        return self._for(target, self._built[key])
+        return self.for_target(target, self._built[key])
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
         """`build`, with the model at `destination`: a copy where it was built before and is one file.
@@ -236,7 +235,7 @@ class Builds:
         if known is None or not _is_one_file(known):
             return self._build(target, scheme, destination)
         shutil.copyfile(known.artifact.model, destination)
-        return self._for(
+        return self.for_target(
             target, dataclasses.replace(known, artifact=dataclasses.replace(known.artifact, model=destination))
         )
 
@@ -252,20 +251,25 @@ class Builds:
             artifact = backend.with_options(known.artifact, scheme, destination) if known is not None else None
             if known is None or artifact is None:
                 return build(self.job, target, scheme, destination)
-        return self._for(target, dataclasses.replace(known, artifact=artifact))
+        return self.for_target(target, dataclasses.replace(known, artifact=artifact))
 
-    def _for(self, target: Target, built: Built) -> Built:
+    def for_target(self, target: Target, built: Built) -> Built:
         """Return what was built for another target, proven on kernels as this one has them."""
         artifact = computed_as_there(built.artifact, target, self.job.host)
         return dataclasses.replace(built, target=target, artifact=artifact)
 
-    def prove(self, built: Built, scheme: Scheme, *, native: bool) -> Proof:
-        """Return the proof of what `build` gave for `scheme`, in the engine that the artifact names.
+    def prove(self, built: Built, scheme: Scheme | None, *, native: bool) -> Proof:
+        """Return the proof of an artifact, in the engine that it names.
 
         Args:
+            scheme: `build` gave the artifact for it; None: something else did, and its proof is not kept.
             native: whether this machine's kernels are the target's, so that timings are those of the target.
         """
         job, timed = self.job, self._timed and native
+        if scheme is None:
+            coverage = target_coverage(job, built, emulate=self._emulate)
+            check_gain(job, built, coverage)
+            return prove_built(job, built, coverage, timed=timed)
         artifact = artifact_key(built.target, scheme)
         engine = built.artifact.engine.name if built.artifact.engine is not None else ""
         there = json.dumps(built.artifact.proof_options, sort_keys=True)
@@ -275,13 +279,7 @@ class Builds:
         coverage = self._coverage[place]
         check_gain(job, built, coverage)
         if key not in self._proofs:
-            proof = prove_built(job, built, coverage, timed=timed)
-            if proof.agreement.compared and built.artifact.plugin is None:
-                if proof.is_doubtful:
-                    proof = with_unclipped(job, built, proof)
-                if proof.is_poor:
-                    proof = with_improvements(job, scheme, built, proof)
-            self._proofs[key] = proof
+            self._proofs[key] = prove_built(job, built, coverage, timed=timed)
         return dataclasses.replace(self._proofs[key], coverage=coverage)
 
 

@@ -24,7 +24,7 @@ from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantiza
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.open_source import Data, as_data, sample_paths
 from edgeq.data.preprocess import NoPreprocessingError
-from edgeq.data.samples import Samples, SourceSamples, open_samples
+from edgeq.data.samples import Samples, SourceSamples, Subset, open_samples
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.audit import audit, largest_sums
 from edgeq.errors import CalibrationError, DataError, ModelError, OutputError, RuntimeUnavailableError, UsageError
@@ -264,6 +264,7 @@ def build_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         **_data_arguments(options),
         "overrides": _overrides(options),
         "max_drop": share("--max-drop", options["max_drop"]),
+        "effort": None if options["as_is"] else options["effort"],
         "require_coverage": share("--require-coverage", options["require_coverage"]),
         "emulate": not options["no_emulate"],
         "timed": not options["no_timing"],
@@ -399,7 +400,8 @@ class Request:
 
     Attributes:
         data: calibration samples; None with `statistics`, or where nothing static is built.
-        validation: held-out samples for the proof; None proves on `data`.
+        validation: held-out samples for the proof; None proves on `data`: on a quarter of it, which is left out of the
+            calibration, where there are 64 samples or more.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         task: what to measure by labels.
     """
@@ -535,6 +537,11 @@ class Request:
         held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
         proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
         assert proof_samples is not None
+        if validation is None and self.statistics is None and len(proof_samples) >= _ENOUGH:
+            calibration, proof_samples = _parted(proof_samples)
+            held_out, every = True, len(calibration) + len(proof_samples)
+            note = f"{len(proof_samples)} of the {every} samples are left out of the calibration, for the proof"
+            prepared = replace(prepared, notes=(*prepared.notes, note))
         if not adopted:
             with progress.stage("Checking the preparation"):
                 prepared = check_preparation(prepared, proof_samples)
@@ -554,6 +561,16 @@ class Request:
             task=self.task,
             progress=progress,
         )
+
+
+# Of so many samples, some can be left out of the calibration; for each of the others one is.
+_ENOUGH, _PARTS = 64, 4
+
+
+def _parted(samples: Samples) -> tuple[Samples, Samples]:
+    """Return samples for the calibration, and for the proof every fourth, which says something of others."""
+    proof = range(_PARTS // 2, len(samples), _PARTS)
+    return Subset(samples, [number for number in range(len(samples)) if number not in proof]), Subset(samples, proof)
 
 
 def _same_source(one: Any, other: Any) -> bool:

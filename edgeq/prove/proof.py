@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from edgeq_device.claim import SLOWER, Claim, claim
@@ -14,7 +15,7 @@ from edgeq.data.samples import Samples, Subset
 from edgeq.distributed.workers import Workers
 from edgeq.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
-from edgeq.measure.agreement import GOOD_DB, HEALTHY_DB, Agreement, Outputs, closeness, worst_db
+from edgeq.measure.agreement import HEALTHY_DB, Agreement, Outputs, closeness, worst_db
 from edgeq.measure.bench import race, runners
 from edgeq.measure.coverage import Coverage
 from edgeq.measure.latency import sessions_to_time
@@ -41,10 +42,6 @@ POOR_DROP = 0.05
 # From so many samples with another top-1 on they say something about others.
 _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
-# Of the nodes that an improvement keeps in float, so many are named.
-_NAMED = 4
-# With less of the work in int8, an improvement says how much it leaves there.
-_MOST_INT8 = 0.9
 
 
 @dataclass(frozen=True)
@@ -61,36 +58,69 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One option that may help a poor result, as far as it was tried.
+class Step:
+    """One change that was tried to repair a poor result.
 
     Attributes:
-        option: what to type in addition.
-        sqnr_db: of the outputs with it, in dB; None where it was too costly to try.
-        int8_mac_share: of the multiply-accumulates, by the backend's own account or by its rules; None with `sqnr_db`.
-        plain_db: of the outputs without it, on the same samples.
-        samples: how many these are.
-        nodes: names of the nodes that it keeps in float.
+        name: what it changes of the plain build.
+        loss: by the repair's basis, as a fraction; None where it was dropped before that was measured.
+        samples: how many `loss` rests on.
+        int8_mac_share: of the multiply-accumulates.
+        reason: why it was or was not chosen.
     """
 
-    option: str
-    sqnr_db: float | None
-    int8_mac_share: float | None
-    plain_db: float
+    name: str
+    loss: float | None
     samples: int
-    nodes: tuple[str, ...] = ()
+    int8_mac_share: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What was tried on a result that fell short, and what came of it.
+
+    Attributes:
+        effort: "quick", "default" or "thorough".
+        max_drop: the loss that is allowed, as a fraction.
+        basis: "labels"; without them "noise", the power of the noise of the worst output over that of the signal.
+        plain: loss of the plain build: what is to be expected on other samples, and no less than these show.
+        loss: of what was chosen, the same.
+        chosen: what it changes of the plain build.
+        steps: all that was built, in the order in which it was tried.
+    """
+
+    effort: str
+    max_drop: float
+    basis: str
+    plain: float
+    loss: float
+    chosen: str
+    steps: tuple[Step, ...]
+
+    @property
+    def met(self) -> bool:
+        """Whether what was chosen loses no more than is allowed."""
+        return self.loss <= self.max_drop
 
     @property
     def sentence(self) -> str:
-        """Return the option and what it gave."""
-        if self.sqnr_db is None or self.int8_mac_share is None:
-            return f"`{self.option}` may help, and was too costly to try"
-        nodes = ""
-        if self.nodes:
-            more = f" and {len(self.nodes) - _NAMED} more" if len(self.nodes) > _NAMED else ""
-            nodes = f", with {', '.join(self.nodes[:_NAMED])}{more} in float"
-        left = f", {self.int8_mac_share:.0%} of the work in int8" if self.int8_mac_share < _MOST_INT8 else ""
-        return f"`{self.option}` gave {self.sqnr_db:.1f} dB on {self.samples} samples{nodes}{left}"
+        """Return what was chosen and what it brought."""
+        before, after, wanted = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
+        tried = f"{len(self.steps)} builds compared"
+        if self.loss == self.plain:
+            return f"nothing that was tried is better than the plain build ({before}; {wanted} asked for; {tried})"
+        short = "" if self.met else f", short of the {wanted} asked for"
+        return f"repaired: {self.chosen}: {before} before, {after} now{short} ({tried})"
+
+    def written(self, loss: float) -> str:
+        """Return a loss of this basis as text."""
+        if self.basis == "noise":
+            return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
+        return f"{100 * loss:.2f} points lost"
+
+    def __record__(self) -> dict[str, Any]:
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "met": self.met}
 
 
 @dataclass(frozen=True)
@@ -106,10 +136,7 @@ class Proof(Displayed):
         samples: how many samples `agreement` and `accuracy` rest on.
         held_out: whether those samples are others than the calibration's.
         engine: what executed the artifact for all of this.
-        unclipped: where its ranges cut values off at a cost: their method, its SQNR against float32 in dB, and that of
-            ranges that hold every value, on the same samples.
-        improvements: where the result is poor, what brings it closer to float32, the best first; see
-            `edgeq.prove.checks`.
+        repair: what was tried where the plain build fell short; None where it did not, or nothing was to be tried.
     """
 
     coverage: Coverage
@@ -120,23 +147,16 @@ class Proof(Displayed):
     samples: int
     held_out: bool
     engine: str = DEFAULT
-    unclipped: tuple[str, float, float] | None = None
-    improvements: tuple[Tried, ...] = ()
+    repair: Repair | None = None
 
     @property
     def drop(self) -> float | None:
         """Accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
 
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether it compares outputs that could be better: labels show a loss or, without labels, noise is left."""
-        return self.agreement.sqnr_db < GOOD_DB and (self.drop is None or self.drop > POOR_DROP)
-
-    @property
-    def is_poor(self) -> bool:
-        """Whether labels show that accuracy is lost or, without labels, some output is not healthy."""
-        return worst_db(self.agreement) < HEALTHY_DB if self.drop is None else self.drop > POOR_DROP
+    def falls_short(self, max_drop: float) -> bool:
+        """Return whether labels show that more than `max_drop` is lost, or some output is not healthy."""
+        return (self.drop or 0.0) > max_drop or (self.agreement.compared and worst_db(self.agreement) < HEALTHY_DB)
 
     @property
     def optimiser(self) -> tuple[float, float]:
@@ -165,7 +185,8 @@ class Proof(Displayed):
         near = closeness(self.agreement) if self.drop is None and self.agreement.compared else "healthy"
         unlike = worst.unlike if worst is not None else ""
         sqnr, measure = f"{self.agreement.sqnr_db:.1f} dB SQNR", "measure accuracy with --task before you deploy it"
-        if self.drop is not None and self.drop > POOR_DROP:
+        short = self.repair is not None and not self.repair.met
+        if self.drop is not None and (self.drop > POOR_DROP or short):
             found.append(
                 f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: "
                 f"{self._advice()}"
@@ -184,12 +205,6 @@ class Proof(Displayed):
         found.extend(left_out)
         if self.drop is None and not self.agreement.compared and not left_out:
             found.append(f"no output could be compared with float32's: {measure}")
-        if self.unclipped is not None:
-            method, clipped, whole = self.unclipped
-            found.append(
-                f"ranges by {method} cut off too much: {clipped:.1f} dB SQNR against float32, {whole:.1f} dB with "
-                "--method minmax on the same samples"
-            )
         left = max(self.coverage.float_nodes, key=lambda n: n.macs, default=None)
         if left is not None and (self.coverage.int8_mac_share or 0) < _POOR_COVERAGE and left.macs:
             found.append(
@@ -203,15 +218,10 @@ class Proof(Displayed):
         return tuple(found)
 
     def _advice(self) -> str:
-        """Return the improvement that helps most; where none is known, where to look for one."""
-        if self.improvements:
-            return self.improvements[0].sentence
-        if self.agreement.worst is not None and self.agreement.worst.unlike:
-            return (
-                "`edgeq quantize --recover float-head` keeps the layers that make it in float, and `edgeq debug` names "
-                "them"
-            )
-        return "`edgeq debug` names the layers that cause it, `edgeq tune` looks for what is closer"
+        """Return what a user can do about a poor result."""
+        if self.repair is None:
+            return "edgeq repairs it without --as-is and --recover; `edgeq debug` names the layers that cause it"
+        return f"{self.repair.sentence}; `edgeq debug` names the layers that cause it"
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
         """Raise CheckFailedError where a bar that the user set is not met, and RuntimeUnavailableError where coverage
@@ -220,7 +230,7 @@ class Proof(Displayed):
         if max_drop is not None and lost is not None and lost > max_drop:
             raise CheckFailedError(
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
-                f"What may help: {self._advice()}",
+                f"{self._advice()}; raise --max-drop, or try --effort thorough",
             )
         share = self.coverage.int8_mac_share
         if require_coverage is not None and (share is None or not self.coverage.measured):
@@ -247,7 +257,7 @@ class Proof(Displayed):
             "samples": self.samples,
             "held_out": self.held_out,
             "engine": self.engine,
-            "improvements": self.improvements,
+            "repair": self.repair,
             "warnings": self.warnings(),
         }
 

@@ -20,7 +20,7 @@ _SURE = 1.96  # two-sided 95 % of the normal distribution
 
 Stage = Literal["space", "recovery", "exclusion", "threads"]
 Status = Literal["chosen", "qualified", "short", "eliminated"]
-Basis = Literal["labels", "agreement"]
+Basis = Literal["labels", "agreement", "noise"]
 
 FLOAT = "float32"
 MOST_CANDIDATES = 300
@@ -60,7 +60,7 @@ class Assessment:
     Attributes:
         samples: how many it rests on; rows of gathered batches counted singly.
         complete: whether that is all of them.
-        basis: "labels", or "agreement" where there are none.
+        basis: "labels"; where there are none "agreement", or "noise" where a repair looks for healthy outputs.
         drop: what the basis measures: the loss in the task's primary metric; without labels see docs/tune.md.
         low, high: 95 % confidence interval of `drop`.
         expected: the best estimate of the loss on samples not seen; equal to `drop` where nothing better is known.

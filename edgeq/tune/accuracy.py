@@ -33,7 +33,7 @@ from edgeq.model.load import model_files
 from edgeq.prove.job import Job
 from edgeq.report.tuning_record import Assessment
 from edgeq.run.session import SessionSettings, open_session
-from edgeq.tune.accuracy_estimate import AgreementEstimate, assess, further_error, loses_more, sure
+from edgeq.tune.accuracy_estimate import AgreementEstimate, Held, assess, further_error, loses_more, sure
 from edgeq.tune.recover.costs import Columns
 from edgeq.tune.sessions import MEMORY
 from edgeq.util.display import SILENT, Progress
@@ -193,7 +193,7 @@ class AccuracyMeter:
     Args:
         float_model: the model that is run for float32's outputs.
         task: what to measure by labels; None measures agreement with float32.
-        seen_only: whether losses are those on the samples alone; see `accuracy_estimate.assess`.
+        held: what is held against the loss allowed; see `accuracy_estimate.Held`.
         memory: bytes of samples and outputs to hold in memory; what is more goes to `workdir`.
     """
 
@@ -204,12 +204,12 @@ class AccuracyMeter:
         workdir: Path,
         *,
         task: Task | None = None,
-        seen_only: bool = False,
+        held: Held = "expected",
         memory: int = MEMORY,
         progress: Progress = SILENT,
     ) -> None:
         self._task = task
-        self._seen_only = seen_only
+        self._held = held
         self.samples = SampleStore(validation, workdir / "samples", memory=memory // 2, progress=progress)
         self._float_outputs = ArrayStore(workdir / "float", memory // 2)
         self._float_model = float_model
@@ -315,7 +315,7 @@ class AccuracyMeter:
         if self._task is not None and estimate.metric is not None:
             labels = self._task, self._float_measured(estimate.seen), estimate.metric.measured()
         complete = estimate.seen >= self.total
-        return assess(estimate.agreement, labels, complete=complete, seen_only=self._seen_only)
+        return assess(estimate.agreement, labels, complete=complete, held=self._held)
 
     def _float_measured(self, samples: int) -> Measured:
         """Return float32's metric over the first `samples`; one meter sees ever more of them."""
@@ -414,7 +414,7 @@ class AssessmentJob:
     samples: SourceSamples
     float_model: Files
     task: Task | None
-    seen_only: bool
+    held: Held
     memory: int
 
     def open(self, stack: ExitStack) -> Callable[[Asked], Assessment]:
@@ -425,7 +425,7 @@ class AssessmentJob:
             self.float_model.place(stack),
             folder,
             task=self.task,
-            seen_only=self.seen_only,
+            held=self.held,
             memory=self.memory,
         )
 
@@ -441,13 +441,13 @@ class AssessmentJob:
         return run
 
 
-def assessor(workers: Workers, job: Job, *, task: Task | None, seen_only: bool, memory: int) -> AssessmentJob | None:
+def assessor(workers: Workers, job: Job, *, task: Task | None, held: Held, memory: int) -> AssessmentJob | None:
     """Return what workers do for the candidates of `job`; None where they cannot read its samples themselves."""
     reference = Sharded(job.validation, workers).reference
     if reference is None:
         return None
     path = job.prepared.path
-    return AssessmentJob(reference, files_for(workers, path, model_files(path)[1:]), task, seen_only, memory)
+    return AssessmentJob(reference, files_for(workers, path, model_files(path)[1:]), task, held, memory)
 
 
 def assess_on(

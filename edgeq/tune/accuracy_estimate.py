@@ -17,18 +17,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
-from edgeq.measure.agreement import Outputs, is_class_scores, probabilities
+from edgeq.measure.agreement import Outputs, is_class_scores, probabilities, worst_db
 from edgeq.measure.comparison import Comparison
 from edgeq.measure.task import Measured, Task, loss_error
 from edgeq.report.tuning_record import Assessment
 
 _TOP1 = "top1"
+Held = Literal["expected", "seen", "noise"]
+"""What is held against the loss allowed: what is to be expected on other samples; what these samples show, which is
+what a proof of the same model reports (by labels, else the share of rows whose top-1 changes, else 1 - cosine); or,
+where there are no labels, the power of the noise of the worst output, or slice of one, over that of the signal."""
+# The noise on an eighth of the samples is within this factor of that on all.
+_STEADY = 2.0
 # Standard deviation of the regret as an estimate of the loss, over itself: by how much float32 may misjudge itself.
 _TRUST = 0.5
 _SURE = 1.96  # two-sided 95 % of the normal distribution
@@ -123,15 +129,14 @@ def assess(
     labels: tuple[Task, Measured, Measured] | None,
     *,
     complete: bool,
-    seen_only: bool = False,
+    held: Held = "expected",
 ) -> Assessment:
     """Return what is known after the samples seen so far.
 
     Args:
         labels: the task, and what it measured of float32 and of the candidate on the same rows; None without labels.
         complete: whether these are all samples that there are.
-        seen_only: whether the loss is what these samples show and no estimate for others: by labels, else the share
-            of rows whose top-1 changes, else 1 - cosine. It is what a proof of the same model reports.
+        held: what is held against the loss allowed, see `Held`.
     """
     compared = agreement.comparison.result()
     regret = agreement.regret
@@ -155,9 +160,13 @@ def assess(
         if error is None:
             return Assessment(**known, drop=drop, low=low, high=high, expected=drop)
         by_float = regret if task.primary == _TOP1 else None
-        expected, doubt = (drop, 0.0) if seen_only else _combine(drop, error, by_float)
+        expected, doubt = (drop, 0.0) if held == "seen" else _combine(drop, error, by_float)
         return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
-    if seen_only:
+    if held == "noise":
+        noise = 10 ** (-worst_db(compared) / 10)
+        known["basis"] = "noise"
+        return Assessment(**known, drop=noise, low=noise / _STEADY, high=noise * _STEADY, expected=noise)
+    if held == "seen":
         top1 = compared.top1
         drop = 1 - (known["cosine"] if top1 is None else top1)
         return Assessment(**known, drop=drop, low=0.0, high=1.0, expected=drop)

@@ -120,6 +120,7 @@ def select_float_layers(
     max_drop: float,
     expired: Callable[[], bool],
     *,
+    share: float = 1.0,
     headroom: float = math.inf,
     hopeless: float = math.inf,
     refinements: int = REFINEMENTS,
@@ -134,6 +135,8 @@ def select_float_layers(
         evaluate: loss of the model with these nodes in float, in the unit of `max_drop`; infinity where it cannot be
             built so, or answers what is not finite.
         expired: whether to stop looking; what was found by then is returned.
+        share: of the noise without layers in float that may be left. Losses grow with the power of the noise, so the
+            first set is the shortest one that leaves so much by the ranking.
         headroom: largest cost, as a share of the ranking's span.
         hopeless: where the headroom allows at most half of the layers, the largest set is evaluated first, and with a
             loss above this nothing else is.
@@ -161,7 +164,7 @@ def select_float_layers(
     limited = hopeless < math.inf and 2 < len(order) <= len(ranking.layers) // 2
     if limited and not expired() and loss(order) > hopeless:
         return ()
-    failed, size = 0, 1
+    failed, size = 0, _enough(order, share)
     while failed < len(order) and not expired():
         size = min(size, len(order))
         if holds(order[:size]):
@@ -186,6 +189,18 @@ def select_float_layers(
         if without != order[: len(without)]:  # beginnings of the order were evaluated above
             holds(without)
     return tuple(ranking.nodes(layers) for layers in found)
+
+
+def _enough(order: Sequence[RankedLayer], share: float) -> int:
+    """Return the number of layers in float, one at least, that leave `share` of the noise of all."""
+    left = total = sum(layer.noise for layer in order)
+    if share >= 1 or not 0 < total < math.inf:
+        return 1
+    for count, layer in enumerate(order, 1):
+        left -= layer.noise
+        if left <= share * total:
+            return count
+    return len(order)
 
 
 def _between(tried: Mapping[int, float]) -> int | None:

@@ -7,7 +7,7 @@ import math
 import numbers
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -46,6 +46,9 @@ class Pace:
         recovered: structures that are recovered.
         finalists: structures in the last race.
         hopeless: times the loss allowed; a candidate that loses more with all layers in float that may be is given up.
+        prunes: whether recoveries that are not needed are left out again.
+        float_sets: sets of layers in float that are built of one candidate.
+        most_float: share of the cost of all layers in float that such a set may have.
     """
 
     halvings: int = 3
@@ -61,6 +64,14 @@ class Pace:
     recovered: int = 2
     finalists: int = 4
     hopeless: float = 3.0
+    prunes: bool = True
+    float_sets: int = _ALL
+    most_float: float = 1.0
+
+    @property
+    def few_sets(self) -> bool:
+        """Whether few sets of layers in float are built."""
+        return self.float_sets < _ALL
 
 
 THOROUGH = Pace(
@@ -79,6 +90,14 @@ THOROUGH = Pace(
     hopeless=math.inf,
 )
 """Nothing is dismissed early."""
+Effort = Literal["quick", "default", "thorough"]
+EFFORTS: Mapping[Effort, Pace] = {
+    "quick": Pace(sqnr_db=1.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
+    "default": Pace(sqnr_db=1.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
+    "thorough": Pace(hopeless=math.inf, most_float=0.9),
+}
+"""What a repair of a poor result may take: the first calls for about as many inferences as the build and its proof, the
+second for three times as many, the last for what it takes. What is almost all in float is not worth its name."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from edgeq.tune.trials import (
     FLOAT_MACS,
     Trial,
     Trials,
+    allowed,
     by_structure,
     hopeless,
     in_simulator,
@@ -107,7 +108,7 @@ def _mark_shortfall(trials: Trials, trial: Trial) -> None:
     if not found.complete:
         trials.eliminate(trial.name, hopeless(found, most))
     elif not trials.meets(trial):
-        trials.update(trial.name, status="short", reason=f"{loses(found)}; {points(most)} are allowed")
+        trials.update(trial.name, status="short", reason=f"{loses(found)}; {allowed(found, most)}")
 
 
 def _note_best(trials: Trials) -> None:

@@ -31,12 +31,14 @@ from edgeq.report.tuning_record import Assessment, Screening, Timing
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.tune import float_layers
 from edgeq.tune.accuracy import AccuracyMeter, assess_on, assessor
+from edgeq.tune.accuracy_estimate import Held
 from edgeq.tune.engines import CandidateBuilder
 from edgeq.tune.goal import Deadline
 from edgeq.tune.journal import digest
 from edgeq.tune.judge import FEWEST_SAMPLES
 from edgeq.tune.ranking import SCREENED, LayerRanker
 from edgeq.tune.recover.methods import recovery_groups
+from edgeq.tune.recover.run import ineffective
 from edgeq.tune.sessions import MEMORY, Clock, LocalClock, Model, SessionPool, judged, opened
 from edgeq.tune.space import Candidate
 from edgeq.tune.trials import Race, Runner
@@ -69,10 +71,15 @@ class LocalEvaluator:
         counts: whether speed is counted: the target's kernels do not run here. Artifacts run in simulation then, and
             losses are those on the validation samples alone, as their proof reports them; with labels, where recoveries
             can edit what ships, no less than what is to be expected on others.
+        repairs: whether a poor build is repaired: losses are those to be expected on other samples or, without labels,
+            noise; layers are ranked by tensors alone, and recoveries that take long come last.
         batched: time batches of 8 where the model's first axis is open, for throughput.
         memory: bytes of samples and float32 outputs to hold in memory.
         engines: opens sessions of plug-ins; needed where candidates name one.
         clock: where latencies are measured; default: here.
+
+    Attributes:
+        builder: builds candidates.
     """
 
     def __init__(
@@ -83,19 +90,23 @@ class LocalEvaluator:
         *,
         task: Task | None = None,
         counts: bool = False,
+        repairs: bool = False,
         batched: bool = False,
         memory: int = MEMORY,
         engines: Engines | None = None,
         clock: Clock | None = None,
         progress: Progress = SILENT,
     ) -> None:
-        self._job, self._workdir, self._progress = job, workdir, progress
-        self.counts = counts
+        self._job, self._target, self._workdir, self._progress = job, target, workdir, progress
+        self.counts, self._repairs = counts, repairs
         self._batched = batched
         self._editable = not counts or backend_named(target.backend).recoverable
         # One file for all: the figure counts that its proof reports. Where candidates are many, some are lucky.
         seen_only = counts and not (self._editable and task is not None)
-        how: dict[str, Any] = {"task": task, "seen_only": seen_only, "memory": memory}
+        held: Held = "seen" if seen_only else "expected"
+        if repairs:
+            held = "expected" if task is not None else "noise"
+        how: dict[str, Any] = {"task": task, "held": held, "memory": memory}
         self._accuracy = AccuracyMeter(job.validation, job.prepared.path, workdir, progress=progress, **how)
         self._shared = None
         if job.workers is not None:
@@ -104,11 +115,13 @@ class LocalEvaluator:
                 progress.note("workers cannot read the validation samples themselves: accuracy is measured here")
         self.total = self._accuracy.total
         (workdir / "recover").mkdir()
-        self._builder = CandidateBuilder(job, target, workdir / "recover", progress)
+        self.builder = CandidateBuilder(job, target, workdir / "recover", progress)
         self._engines = engines or Engines()
         self._sessions = SessionPool(self._engines)
         self._clock = clock or LocalClock(self._sessions)
-        self._ranker = LayerRanker(job, target, workdir, counts, self._accuracy, self._builder, self._engines, progress)
+        self._ranker = LayerRanker(
+            job, target, workdir, counts, self._accuracy, self.builder, self._engines, progress, by_tensors=repairs
+        )
         self._built: dict[str, Built] = {}
         self._digests: dict[str, tuple[str, str]] = {}
         self._shares: dict[str, float] = {}
@@ -118,7 +131,7 @@ class LocalEvaluator:
         file = digest(candidate.replace(name="", engine=None))
         if file not in self._built:
             folder = Path(tempfile.mkdtemp(prefix="candidate-", dir=self._workdir))
-            self._built[file] = self._builder.build(candidate, folder / "model.onnx")
+            self._built[file] = self.builder.build(candidate, folder / "model.onnx")
         built = self._built[file]
         return replace(built, artifact=built.artifact.in_engine(candidate.engine)) if candidate.engine else built
 
@@ -222,9 +235,15 @@ class LocalEvaluator:
         return self._accuracy.float_metrics()
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Name recoveries as `Evaluator.recovery_groups` has it. None where what is simulated is no Q/DQ model that
-        they could edit, and none without calibration samples."""
-        return recovery_groups() if self._editable and self._job.calibration is not None else ()
+        """Name recoveries as `Evaluator.recovery_groups` has it: those that have an effect on what is built for the
+        target. None without calibration samples, and none where what is simulated is no Q/DQ model, unless it is to be
+        repaired."""
+        if self._job.calibration is None or not (self._editable or self._repairs):
+            return ()
+        vain = ineffective(self._target)
+        every = recovery_groups(slow_last=self._repairs)
+        groups = (tuple(name for name in group if name not in vain) for group in every)
+        return tuple(group for group in groups if group)
 
     def rank(self, candidate: Candidate, *, headroom: float, seconds: float) -> float_layers.Ranking:
         """Rank as `Evaluator.rank` has it."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from edgeq.calibrate.ranges import Range
+from edgeq.errors import EdgeqError, one_line
 from edgeq.hardware.target import Target
 from edgeq.model.edit import Editor, insert_behind, set_constant
 from edgeq.model.graph import is_op, name_of, only_reader, sizes
@@ -32,6 +33,7 @@ from edgeq.tune.accuracy import AccuracyMeter
 from edgeq.tune.engines import CandidateBuilder
 from edgeq.tune.float_layers import WIDE, MacCosts, RankedLayer, Ranking, rank_by_probing
 from edgeq.tune.goal import Deadline
+from edgeq.tune.recover.costs import SAMPLES as FOLLOWED
 from edgeq.tune.recover.costs import rank_static
 from edgeq.tune.recover.layers import find_layers
 from edgeq.tune.sessions import judged, opened
@@ -40,6 +42,8 @@ from edgeq.util.display import Progress
 
 SCREENED = 8
 """Samples on which candidates are screened, and noise is measured."""
+# Multiply-accumulates above which noise is followed on one sample, where speed is counted: a repair must not take long.
+_LARGE = 100_000_000
 _CLIPPING = ("Relu", "Clip")
 
 
@@ -50,6 +54,7 @@ class LayerRanker:
     Attributes:
         workdir: for the models of probes.
         counts: whether speed is counted, as the target's kernels do not run here.
+        by_tensors: whether static candidates are ranked by tensors there, too, which is quicker and rougher.
     """
 
     job: Job
@@ -60,14 +65,27 @@ class LayerRanker:
     builder: CandidateBuilder
     engines: Engines
     progress: Progress
+    by_tensors: bool = False
 
     def rank(self, candidate: Candidate, built: Built, *, headroom: float, seconds: float) -> Ranking:
         """Rank as `Evaluator.rank` has it. Static candidates are ranked by tensors and the runtime's profile; others by
         probing groups of layers, or every layer where speed is counted. `built` is what was built of `candidate`."""
         scheme, recoverer = candidate.scheme, self.builder.recoverer
-        if not self.counts and scheme.mode == "static" and not candidate.builder and self.job.calibration:
-            names, profiled = candidate.recoveries, candidate.engine is None
-            return rank_static(recoverer, self.job, scheme, names, profiled=profiled, progress=self.progress)
+        by_tensors = not self.counts or (self.by_tensors and WIDE not in self.target.profile.search)
+        if by_tensors and scheme.mode == "static" and not candidate.builder and self.job.calibration:
+            try:
+                return rank_static(
+                    recoverer,
+                    self.job,
+                    scheme,
+                    candidate.recoveries,
+                    profiled=candidate.engine is None,
+                    timed=not self.counts,
+                    count=self._followed,
+                    progress=self.progress,
+                )
+            except EdgeqError as error:  # another batch, or other names: not every target's model has the same tensors
+                self.progress.note(f"layers are ranked by building, not by tensors: {one_line(error, most=200)}")
 
         def noise_of(session: Any) -> float:
             """Return the noise over signal power of an open session, on the samples of the screening."""
@@ -91,7 +109,13 @@ class LayerRanker:
                 advance(1)
                 return self._noise_alone(candidate, nodes, macs)
 
-            return rank_by_probing(macs, noise, Deadline(seconds).passed, each=self.counts)
+            return rank_by_probing(macs, noise, Deadline(seconds).passed, each=self.counts and not self.by_tensors)
+
+    @property
+    def _followed(self) -> int:
+        """Count the samples on which the noise of each layer is followed to the outputs."""
+        large = sum(node_macs(self.job.prepared.model).values()) > _LARGE
+        return 1 if self.counts and large else FOLLOWED
 
     def _quantized_macs(self, candidate: Candidate, built: Built) -> dict[str, int]:
         """Return the multiply-accumulates of the layers that run in int8 and may be kept in float, in execution

@@ -75,7 +75,7 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
                 best = made
                 if names == group:
                     break
-    for name in reversed(best.candidate.recoveries):
+    for name in reversed(best.candidate.recoveries if trials.pace.prunes else ()):
         enough = best.loss <= max_drop
         fewer = tuple(other for other in best.candidate.recoveries if other != name)
         if deadline.passed() or frozenset(fewer) in tried or (enough and name in groups[0]):
@@ -94,6 +94,8 @@ def _on_16_bits(trials: Trials, base: Trial) -> Trial:
 
 def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     """Try `base` with layers in float, chosen by the evaluator's ranking, until it meets the goal at the least cost."""
+    if not trials.pace.float_sets:
+        return
     ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.left_s())
     field, scheme, most = ranking.field, base.candidate.scheme, trials.goal.max_drop
     trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
@@ -109,8 +111,13 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         )
         return build_and_assess(trials, candidate, "exclusion", base.name).loss
 
+    def expired() -> bool:
+        return trials.deadline.passed() or named.total() >= trials.pace.float_sets
+
+    # Where few sets are built, the first is the one that should do.
+    share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
     hopeless = trials.pace.hopeless * most
-    select_float_layers(ranking, loss, most, trials.deadline.passed, headroom=headroom, hopeless=hopeless)
+    select_float_layers(ranking, loss, most, expired, share=share, headroom=headroom, hopeless=hopeless)
 
 
 def _bases(trials: Trials) -> list[Trial]:
@@ -176,7 +183,7 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
     rivals = [] if trials.objective in ("size", "memory") else trials.qualified()[:1]
     limits = [1 - trials.pace.equal] if trials.by_time else []
     most = min([whole, *limits, *(cost(rival) for rival in rivals)])
-    return max(0.0, (most - own) / (whole - own)) if own < whole else 0.0
+    return min(trials.pace.most_float, max(0.0, (most - own) / (whole - own))) if own < whole else 0.0
 
 
 def _reconsidered(trials: Trials, trial: Trial) -> Trial:

@@ -24,7 +24,7 @@ from edgeq.hardware.profile import Profile
 from edgeq.report.tuning_record import StageTime
 from edgeq.tune.build import build_all, build_methods
 from edgeq.tune.engines import Field, with_entrants
-from edgeq.tune.goal import Deadline, Goal
+from edgeq.tune.goal import Deadline, Goal, Pace
 from edgeq.tune.judge import confirm, decide, fall_back, halve
 from edgeq.tune.memory import Memory, Space
 from edgeq.tune.race import time_kernels
@@ -54,17 +54,19 @@ def search(
     *,
     threads: Sequence[int] = (0,),
     engines: Field | None = None,
+    pace: Pace | None = None,
     progress: Progress = SILENT,
 ) -> Outcome:
     """Search the best candidate for `goal` from `candidates`, the most promising first.
 
     Args:
+        pace: how early candidates are dismissed; default: the goal's.
         profile: whose search table says which calibration methods to try.
         threads: numbers of threads inside an operator to compare; 0 is all cores.
         engines: what is raced; default: onnxruntime's own kernels.
     """
     engines, stages = engines or Field(), list[StageTime]()
-    trials = Trials(evaluator, goal, deadline, progress)
+    trials = Trials(evaluator, goal, deadline, progress, pace)
 
     # No progress stage of its own: what works in it opens stages, and two at once cannot be drawn.
     @contextmanager

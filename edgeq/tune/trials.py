@@ -6,6 +6,7 @@ The search itself only decides, so that it can be tested with an evaluator whose
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -102,6 +103,9 @@ BY_TIME = ("latency", "throughput")
 """The objectives whose costs are speeds."""
 FLOAT_MACS = "MACs in float"
 """The objective of a clock that counts: their share, as small as possible."""
+_LEAST_NOISE = 1e-20
+RUNTIME_COST = 0.3
+"""What ranges that are measured at run time cost where speed is counted, float being 1."""
 WIDE_COST = 0.5
 """What 16 bits cost where speed is counted, float being 1."""
 
@@ -254,8 +258,16 @@ class Trials:
         leader: the last line that was shown on the candidate that leads.
     """
 
-    def __init__(self, evaluator: Evaluator, goal: Goal, deadline: Deadline, progress: Progress = SILENT) -> None:
-        self.evaluator, self.goal, self.pace = evaluator, goal, THOROUGH if goal.thorough else Pace()
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        goal: Goal,
+        deadline: Deadline,
+        progress: Progress = SILENT,
+        pace: Pace | None = None,
+    ) -> None:
+        self.evaluator, self.goal = evaluator, goal
+        self.pace = pace or (THOROUGH if goal.thorough else Pace())
         self.deadline, self.progress = deadline, progress
         self.objective: str = FLOAT_MACS if evaluator.counts else goal.objective
         self.by_time = self.objective in BY_TIME
@@ -290,7 +302,8 @@ class Trials:
 
     def screened(self, name: str, found: Screening) -> None:
         """Enter what was seen of a trial, and its speed where that is counted, or known of its structure."""
-        timing = counted(found) if self.evaluator.counts else None
+        dynamic = self[name].candidate.scheme.mode == "dynamic"
+        timing = counted(found, dynamic=dynamic) if self.evaluator.counts else None
         self.timed(self.update(name, screening=found, timing=timing))
 
     def alive(self) -> list[Trial]:
@@ -346,10 +359,10 @@ class Trials:
                 self.update(trial.name, pareto=True)
 
 
-def counted(found: Screening) -> Timing:
+def counted(found: Screening, *, dynamic: bool = False) -> Timing:
     """Return the speed that a clock which counts shows: the share of multiply-accumulates in float, and what 16 bits
-    cost. It is below what float32 costs in 16 bits, and sure."""
-    cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share
+    cost, and ranges that are measured at run time. It is below what float32 costs in 16 bits, and sure."""
+    cost = 1 - found.int8_mac_share + WIDE_COST * found.wide_share + (RUNTIME_COST if dynamic else 0.0)
     times_float = (1 + WIDE_COST) / max(cost, 1e-6)
     exact = Claim(times_float, times_float, times_float, confidence=1.0, pairs=FEWEST_PAIRS)
     return Timing({"p50_ms": cost}, exact, 1.0)
@@ -375,9 +388,23 @@ def points(loss: float) -> str:
 
 
 def loses(found: Assessment) -> str:
-    """Write the loss on the samples, and what it may be over many others."""
+    """Write the loss on the samples, and what it may be over many others; the SQNR where noise is what counts."""
+    if found.basis == "noise":
+        return f"has {decibels(found.drop)} SQNR"
     text, bound = f"loses {points(found.drop)}", points(found.bound)
     return text if bound == points(found.drop) else f"{text}, over many other samples up to {bound}"
+
+
+def allowed(found: Assessment, max_drop: float) -> str:
+    """Write what a loss like that of `found` is held against."""
+    if found.basis == "noise":
+        return f"{decibels(max_drop)} are asked for"
+    return f"{points(max_drop)} are allowed"
+
+
+def decibels(noise: float) -> str:
+    """Write the power of the noise over that of the signal as SQNR."""
+    return f"{0 - 10 * math.log10(max(noise, _LEAST_NOISE)):.1f} dB"
 
 
 def in_simulator(found: Assessment) -> str:
@@ -412,7 +439,10 @@ def behind(trial: Trial, faster: Trial) -> str:
 
 def hopeless(found: Assessment, max_drop: float) -> str:
     """Write why a candidate was not measured on all samples."""
-    return f"{loses(found)} after {found.samples} samples; 97.5 % sure that all do not show {points(max_drop)} or less"
+    seen = f"{loses(found)} after {found.samples} samples"
+    if found.basis == "noise":
+        return f"{seen}; {allowed(found, max_drop)}"
+    return f"{seen}; 97.5 % sure that all do not show {points(max_drop)} or less"
 
 
 def less_accurate(trial: Trial, better: Trial) -> str:

@@ -206,7 +206,6 @@ STEPS = Group(
     error=DataError,
 )
 RECOVERIES = Group("recovery", "edgeq.recoveries", "edgeq.tune.recover.methods", "RECOVERY")
-IMPROVEMENTS = Group("improvement", "edgeq.improvements", "edgeq.tune.improvements", "IMPROVEMENT")
 BACKENDS = Group(
     "backend",
     "edgeq.backends",
@@ -219,7 +218,7 @@ BACKENDS = Group(
     error=HardwareError,
 )
 RENDERERS = Group("renderer", "edgeq.renderers", own={"html": "edgeq.report.page:draw"})
-GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, IMPROVEMENTS, BACKENDS)
+GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 
 class Registry(Generic[T]):

@@ -38,6 +38,7 @@ def test_nothing_given_is_nothing_set() -> None:
         "workers": None,
         "overrides": {},
         "max_drop": None,
+        "effort": "default",
         "require_coverage": None,
         "emulate": True,
         "timed": True,

@@ -27,7 +27,9 @@ BUNDLE = Path("bundle")
 
 
 def packaged(output: Path = BUNDLE, **options: Any) -> Packaged:
-    return package(NET, CALIB, output, **{"validation": VAL, "timed": False, "emulate": False, **options})
+    return package(
+        NET, CALIB, output, **{"validation": VAL, "timed": False, "emulate": False, "effort": None, **options}
+    )
 
 
 def manifest(bundle: Path = BUNDLE) -> dict[str, Any]:

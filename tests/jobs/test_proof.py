@@ -21,7 +21,7 @@ from edgeq.measure.agreement import Agreement, OutputAgreement, SliceAgreement
 from edgeq.measure.coverage import Basis, Coverage, FloatNode, measure_coverage
 from edgeq.measure.task import make_task
 from edgeq.prove.opening import Opening
-from edgeq.prove.proof import FLOAT, INT8, Proof, Speed, Tried, prove
+from edgeq.prove.proof import FLOAT, INT8, Proof, Repair, Speed, Step, prove
 from edgeq.util.records import plain
 from tests.backends.build import Bench, bench, residual
 
@@ -60,7 +60,9 @@ def test_nothing_to_warn_of() -> None:
     assert changed(agreement=agreement(17.0, 0.9, 100)).warnings() == ()
 
 
-TRIED = (Tried("--min-sqnr 20", 22.3, 0.6, 5.0, 8, tuple("abcde")), Tried("--dynamic", None, None, 5.0, 0))
+STEPS = (Step("the plain build", 0.2, 64, 1.0, "loses too much"), Step("recovery", 0.03, 64, 1.0, "chosen"))
+REPAIRED = Repair("default", 0.01, "labels", plain=0.2, loss=0.03, chosen="recovery", steps=STEPS)
+NOISY = dataclasses.replace(REPAIRED, basis="noise", plain=1.0, loss=1.0, chosen="the plain build")
 
 
 @pytest.mark.parametrize(("top1", "count"), [(0.95, 100), (0.75, 8), (None, 100)])
@@ -71,21 +73,17 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR: `edgeq debug` names"),
-        (
-            {"agreement": agreement(12.0), "accuracy": {}},
-            "follow float32 with noise (12.0 dB SQNR): `edgeq debug` names",
-        ),
+        ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR: edgeq repairs it without"),
+        ({"agreement": agreement(12.0), "accuracy": {}}, "follow float32 with noise (12.0 dB SQNR): edgeq repairs it"),
         ({"agreement": agreement(19.9), "accuracy": {}}, "with noise (19.9 dB SQNR)"),
         (
-            {"agreement": agreement(5.0), "accuracy": {}, "improvements": TRIED},
-            "5.0 dB SQNR: `--min-sqnr 20` gave 22.3 dB on 8 samples, with a, b, c, d and 1 more in float, 60% of the "
-            "work in int8; measure",
+            {"agreement": agreement(5.0), "accuracy": {}, "repair": NOISY},
+            "nothing that was tried is better than the plain build (0.0 dB SQNR; 20.0 dB SQNR asked for; 2 builds",
         ),
-        ({"agreement": agreement(5.0), "accuracy": {}, "improvements": TRIED[1:]}, "`--dynamic` may help, and was too"),
         (
-            {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}, "improvements": TRIED},
-            "accuracy falls from 0.9000 to 0.7000: `--min-sqnr 20` gave 22.3 dB",
+            {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.87)}, "repair": REPAIRED},
+            "falls from 0.9000 to 0.8700: repaired: recovery: 20.00 points lost before, 3.00 points lost now, short of "
+            "the 1.00 points lost asked for (2 builds compared)",
         ),
         ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),
         ({"agreement": agreement(17.0, 0.625, 8), "accuracy": {}}, "another top-1 than float32 in 3 of 8 samples"),
@@ -113,12 +111,12 @@ def units(scores_db: float, *, mismatched: int = 0, elements: int = 96) -> Agree
     return Agreement((output,), 20)
 
 
-def test_a_poor_slice_is_named_with_what_helps() -> None:
+def test_a_poor_slice_is_named() -> None:
     (warning,) = changed(agreement=units(0.0), accuracy={}).warnings()
     assert warning == (
         "output 'output0', 4..11 on axis 1: 0.0 dB SQNR against float32 (53.9 dB over the whole output); their values "
-        "reach 0.14 where others reach 600: `edgeq quantize --recover float-head` keeps the layers that make it in "
-        "float, and `edgeq debug` names them; measure accuracy with --task before you deploy it"
+        "reach 0.14 where others reach 600: edgeq repairs it without --as-is and --recover; `edgeq debug` names the "
+        "layers that cause it; measure accuracy with --task before you deploy it"
     )
     assert changed(agreement=units(30.0), accuracy={}).warnings() == ()
     assert changed(agreement=units(0.0)).warnings() == (warning,), "a metric need not read what is dead"

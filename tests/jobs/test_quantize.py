@@ -30,7 +30,7 @@ CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
 
 
 def quantized(**options: Any) -> Quantized:
-    return quantize(NET, CALIB, OUT, **{"validation": VAL, "timed": False, "emulate": False, **options})
+    return quantize(NET, CALIB, OUT, **{"validation": VAL, "timed": False, "emulate": False, "effort": None, **options})
 
 
 def test_the_default_is_this_machines_profile(place: Path) -> None:

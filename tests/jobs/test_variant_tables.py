@@ -39,7 +39,16 @@ def heavy(place: Path) -> Path:
 
 def bundle_of(*targets: str, **scheme: Any) -> dict[str, dict[str, Any]]:
     """Package `net.onnx`; edgeq.json of each variant by name."""
-    package(Path("net.onnx"), Data("calib.npz"), BUNDLE, targets=targets, overrides=scheme, timed=False, emulate=False)
+    package(
+        Path("net.onnx"),
+        Data("calib.npz"),
+        BUNDLE,
+        targets=targets,
+        overrides=scheme,
+        timed=False,
+        emulate=False,
+        effort=None,
+    )
     check_report(verify_bundle(BUNDLE))
     return {f.parent.name: json.loads(f.read_text()) for f in sorted((BUNDLE / "models/model").glob("*/edgeq.json"))}
 

@@ -180,7 +180,7 @@ def test_a_metric_that_is_no_mean_counts_its_doubt() -> None:
     assert not found.complete
     better = assess(agreement, (task, bad.measured(), good.measured()), complete=True)
     assert better.drop < 0 < better.bound, "to seem better than float32 is luck"
-    seen = assess(agreement, (task, good.measured(), bad.measured()), complete=True, seen_only=True)
+    seen = assess(agreement, (task, good.measured(), bad.measured()), complete=True, held="seen")
     assert seen.bound == seen.drop == found.drop
 
 
@@ -285,9 +285,7 @@ def test_a_loss_in_a_slow_engine_is_the_loss_here_and_what_is_lost_more_there(
 ) -> None:
     monkeypatch.setattr("edgeq.tune.accuracy.open_session", lambda path: Answers(set()))
     numbers = [sample(0, np.full((1, 1), number, np.float32)) for number in range(100)]
-    meter = AccuracyMeter(
-        FakeSamples(numbers), tmp_path / "float.onnx", tmp_path, task=Classification(), seen_only=True
-    )
+    meter = AccuracyMeter(FakeSamples(numbers), tmp_path / "float.onnx", tmp_path, task=Classification(), held="seen")
     first = [int(meter.samples[position].inputs["x"][0, 0]) for position in range(20)]
     others = sorted(set(range(100)) - set(first))
     here = Answers({first[0], *others[:4]})

@@ -62,6 +62,7 @@ class Recovery(ABC):
         free: whether the result has the same nodes, so that it costs no time on the device.
         order: place among the recoveries of its stage, the lowest first.
         replaces: name of the recovery that is needless beside this one, which does the same and more.
+        slow: whether it runs the quantized model layer by layer; a repair tries it last.
         searched: whether tuning tries it by itself.
         modes: of the schemes that it goes with.
     """
@@ -72,6 +73,7 @@ class Recovery(ABC):
     free: bool
     order = 100
     replaces: str = ""
+    slow = False
     searched = True
     modes: tuple[Mode, ...] = ("static",)
 

@@ -277,12 +277,13 @@ class Columns:
 
     @property
     def noise(self) -> float:
-        """Mean over outputs of the mean over columns of noise power over signal power."""
+        """Mean over outputs of the mean over columns of noise power over signal power, 1 at most."""
         shares = []
         for name in self._signal:
             noise, signal = (_added(parts[name]) for parts in (self._noise, self._signal))
             if np.any(signal > 0):
-                shares.append(float(np.mean(noise[signal > 0] / signal[signal > 0])))
+                # More noise than signal loses no more: it would hide what counts in the other columns.
+                shares.append(float(np.mean(np.minimum(noise[signal > 0] / signal[signal > 0], 1.0))))
         return float(np.mean(shares)) if shares else 0.0
 
 
@@ -341,7 +342,7 @@ def rank_static(
     layers, work = merged(found, quantized), mac_costs(units, job.prepared.model)
     quiet = quiet_among(quantized, layers, job.prepared.model)
     if not timed or state.artifact.simulation is not None:  # no kernel of a simulation is the target's
-        return Ranking(by_worth(layers, work), work, _SLACK, quiet=quiet)
+        return Ranking(by_worth(layers, work), work, quiet=quiet)
     costs = measure_costs(
         units,
         job.prepared,

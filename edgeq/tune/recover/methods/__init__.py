@@ -25,12 +25,17 @@ def recoveries() -> Mapping[str, Recovery]:
     return {recovery.name: recovery for recovery in found}
 
 
-def recovery_groups() -> tuple[tuple[str, ...], ...]:
+def recovery_groups(*, slow_last: bool = False) -> tuple[tuple[str, ...], ...]:
     """Return names of the recoveries in groups, in the order in which tuning tries them.
 
     First all that cost no time on the device, together; then the others one by one, but for those that other
     candidates have already (`Recovery.searched`).
+
+    Args:
+        slow_last: whether those that take long to apply come last, one by one.
     """
     found = recoveries()
-    free = tuple(name for name, recovery in found.items() if recovery.free)
-    return (free, *((name,) for name, recovery in found.items() if recovery.searched and not recovery.free))
+    slow = [name for name, recovery in found.items() if slow_last and recovery.slow]
+    free = tuple(name for name, recovery in found.items() if recovery.free and name not in slow)
+    others = (name for name, recovery in found.items() if recovery.searched and not recovery.free)
+    return (free, *((name,) for name in (*others, *slow)))

@@ -134,6 +134,7 @@ class BiasCorrection(Recovery):
     title: str = "mean error of each layer's output taken off in its bias"
     stage: Stage = "artifact"
     free: bool = True
+    slow = True
     order = 80
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:

@@ -1,0 +1,70 @@
+"""Repair what falls short before it is called done."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from edgeq.prove.builds import Builds, artifact_key
+from edgeq.prove.job import Built
+from edgeq.prove.proof import Proof, Repair
+from edgeq.scheme import Scheme
+from edgeq.tune.goal import DEFAULT_DROP, Effort
+from edgeq.tune.ladder import climb
+
+
+@dataclass(frozen=True)
+class Repairer:
+    """Repairs the builds of one job, those that several targets have alike once.
+
+    Attributes:
+        effort: what a repair may take; None takes every plain build as it is.
+        max_drop: accuracy that may be lost, as a fraction; None: one point.
+        chosen: fields of the scheme that the user has set.
+    """
+
+    builds: Builds
+    effort: Effort | None
+    max_drop: float | None
+    chosen: Collection[str]
+    _found: dict[str, tuple[Built | None, Repair | None]] = field(default_factory=dict)
+
+    def repaired(
+        self, built: Built, proof: Proof, scheme: Scheme, *, native: bool, destination: Path | None = None
+    ) -> tuple[Built, Proof]:
+        """Return the plain build with its proof where that is right; else what repairs it best.
+
+        Args:
+            scheme: that the plain build was asked for by.
+            native: as `Builds.prove` has it.
+            destination: of the repaired model; None: in the job's folder.
+
+        Raises:
+            EdgeqError: as the stages have it.
+        """
+        limit = DEFAULT_DROP if self.max_drop is None else self.max_drop
+        # Products with weights in blocks may be billions of operations.
+        costly = scheme.mode == "weight-only" and self.effort != "thorough"
+        if self.effort is None or costly or not proof.falls_short(limit):
+            return built, proof
+        key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
+        if key not in self._found:
+            job = self.builds.job
+            self._found[key] = climb(
+                job,
+                built.target,
+                scheme,
+                destination or Path(tempfile.mkdtemp(prefix="repaired-", dir=job.folder)) / "model.onnx",
+                max_drop=limit,
+                effort=self.effort,
+                chosen=self.chosen,
+                engine=built.artifact.plugin,
+            )
+        found, record = self._found[key]
+        if found is not None:
+            built = self.builds.for_target(built.target, found)
+            proof = self.builds.prove(built, None, native=native)
+        return built, replace(proof, repair=record)

@@ -1,1 +1,0 @@
-"""The former place of `edgeq.jobs`; its documented name stays importable here."""

@@ -1,0 +1,179 @@
+"""Repair a poor build: climb from what is free to what costs speed, until the result is right or nothing is left.
+
+The rungs are those of the search (`edgeq.tune.search`) with a clock that counts, so that they are the same on every
+machine and for every target: other range methods of the same statistics, recoveries, ranges measured at run time or
+weights in blocks where products dominate, and as few layers in float, or tensors in 16 bits, as it takes.
+
+A build is right where it loses no more than is allowed: by labels the loss that is to be expected; without labels the
+power of the noise of the worst output, or slice of one, over that of the signal, so that one point is 20 dB.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from edgeq.backends.base import backend_named
+from edgeq.errors import UsageError
+from edgeq.hardware.profile import Profile
+from edgeq.hardware.target import Target
+from edgeq.model.products import node_macs
+from edgeq.prove.checks import spread
+from edgeq.prove.job import Built, Job
+from edgeq.prove.proof import Repair, Step
+from edgeq.run.engines import EngineChoice
+from edgeq.run.session import Engines
+from edgeq.scheme import Scheme
+from edgeq.tune.goal import EFFORTS, Deadline, Effort, Goal
+from edgeq.tune.local import LocalEvaluator
+from edgeq.tune.search import search
+from edgeq.tune.space import WORTH_A_TRY, Candidate, product_share, sequence_candidates, with_scheme
+from edgeq.tune.trials import Outcome, Trial, allowed, loses
+
+PLAIN = "the plain build"
+# Multiply-accumulates of one pass over the samples of a recovery, and over those that judge.
+_CALIBRATED_MACS, _JUDGED_MACS = 20_000_000_000, 200_000_000_000
+_LEAST_SAMPLES = 32
+# Of the loss that is allowed: losses that differ by less are alike.
+_ALIKE = 0.25
+_BLOCKS = "weight-only 8 bits"
+
+
+def climb(
+    job: Job,
+    target: Target,
+    scheme: Scheme,
+    destination: Path,
+    *,
+    max_drop: float,
+    effort: Effort,
+    chosen: Collection[str] = (),
+    engine: EngineChoice | None = None,
+) -> tuple[Built | None, Repair | None]:
+    """Return what takes the place of the plain build by `scheme`, built at `destination`, and what was tried.
+
+    Args:
+        max_drop: loss that is allowed, as a fraction.
+        chosen: fields of the scheme that the user has set, which stay as they are.
+        engine: that runs what is built; None is onnxruntime's own kernels.
+
+    Returns:
+        Nothing built where the plain build is the best; no record where it loses no more than is allowed.
+
+    Raises:
+        EdgeqError: as the stages have it.
+    """
+    progress, pace = job.progress, EFFORTS[effort]
+    if effort != "thorough":
+        job = _bounded(job)
+    # Beside the prepared model: an artifact may refer to files there for as long as the job lives.
+    workdir = Path(tempfile.mkdtemp(prefix="ladder-", dir=job.folder))
+    plain = with_scheme(Candidate("", scheme, engine=engine), scheme)
+    with Engines(keep=True) as engines:
+        evaluator = LocalEvaluator(
+            job,
+            target,
+            workdir,
+            task=job.task,
+            counts=True,
+            repairs=True,
+            engines=engines,
+            progress=progress,
+        )
+        evaluator.build(plain)
+        found = evaluator.assess([plain], evaluator.total)[plain.name]
+        if found.bound <= max_drop:
+            return None, None
+        progress.note(f"{PLAIN} {loses(found)}; {allowed(found, max_drop)}: trying what repairs it")
+        profile = _searched(target.profile, chosen)
+        outcome = search(
+            [plain, *_others(job, target, scheme, chosen, effort)],
+            profile,
+            evaluator,
+            Goal(max_drop=max_drop),
+            Deadline(None),
+            pace=pace,
+            progress=progress,
+        )
+        best = outcome.winner or _nearest(outcome, evaluator, max_drop)
+    for tried in workdir.glob("candidate-*"):
+        shutil.rmtree(tried)
+    better = best if best is not None and best.name != plain.name and best.loss < found.bound else None
+    repair = Repair(
+        effort=effort,
+        max_drop=max_drop,
+        basis=found.basis,
+        plain=found.bound,
+        loss=better.loss if better is not None else found.bound,
+        chosen=PLAIN if better is None else _title(better.candidate, plain),
+        steps=tuple(_step(trial, plain) for trial in outcome.trials if trial.screening is not None),
+    )
+    if better is None:
+        return None, repair
+    built = evaluator.builder.build(better.candidate, destination)
+    return (replace(built, artifact=built.artifact.in_engine(engine)) if engine else built), repair
+
+
+def _bounded(job: Job) -> Job:
+    """Return the job with as many samples, spread over all, as a repair in the time of about three builds can use."""
+    macs = max(1, sum(node_macs(job.prepared.model).values()))
+    calibration = job.calibration
+    if calibration is not None:
+        calibration = spread(calibration, max(_LEAST_SAMPLES, _CALIBRATED_MACS // macs))
+    validation = spread(job.validation, max(_LEAST_SAMPLES, _JUDGED_MACS // macs))
+    return replace(job, calibration=calibration, validation=validation, float_outputs=())
+
+
+def _searched(profile: Profile, chosen: Collection[str]) -> Profile:
+    """Return the profile without the choices that the user has made."""
+    return replace(profile, search={name: values for name, values in profile.search.items() if name not in chosen})
+
+
+def _others(job: Job, target: Target, scheme: Scheme, chosen: Collection[str], effort: Effort) -> Iterator[Candidate]:
+    """Yield other modes of quantization, where products dominate and the user has chosen none."""
+    backend = backend_named(target.backend)
+    if scheme.mode != "static" or "mode" in chosen or product_share(job.prepared.model) < WORTH_A_TRY:
+        return
+    other = scheme.replace(mode="dynamic")
+    try:
+        backend.check(other)
+    except UsageError:  # the backend has no such mode
+        return
+    yield with_scheme(Candidate("", other), other)
+    for candidate in sequence_candidates(job, target):
+        if effort == "thorough" or candidate.name == _BLOCKS:
+            yield candidate
+
+
+def _nearest(outcome: Outcome, evaluator: LocalEvaluator, max_drop: float) -> Trial | None:
+    """Return what loses least, measured on all samples, of what loses about as little the one with the most in int8;
+    None where nothing was built."""
+    built = [trial for trial in outcome.trials if trial.assessment is not None]
+    if not built:
+        return None
+    most = min(trial.loss for trial in built) + _ALIKE * max_drop
+    near = min((t for t in built if t.loss <= most), key=lambda t: (t.latency, t.loss))
+    whole = evaluator.assess([near.candidate], evaluator.total)[near.name]
+    return near.replace(assessment=whole)
+
+
+def _step(trial: Trial, plain: Candidate) -> Step:
+    screening, assessment = trial.screening, trial.assessment
+    assert screening is not None
+    return Step(
+        name=_title(trial.candidate, plain),
+        loss=assessment.bound if assessment is not None else None,
+        samples=assessment.samples if assessment is not None else 0,
+        int8_mac_share=screening.int8_mac_share,
+        reason=trial.reason,
+    )
+
+
+def _title(candidate: Candidate, plain: Candidate) -> str:
+    """Return what distinguishes a candidate from the plain build."""
+    if candidate.name == plain.name:
+        return PLAIN
+    return candidate.name.removeprefix(plain.name).lstrip(" ,") or candidate.name

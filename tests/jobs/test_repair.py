@@ -1,0 +1,167 @@
+"""What falls short is repaired before it is called done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+from edgeq.cli import group
+from edgeq.data.open_source import Data
+from edgeq.errors import CheckFailedError
+from edgeq.jobs.package import package
+from edgeq.jobs.quantize import Quantized, quantize
+from edgeq.measure.agreement import HEALTHY_DB
+from edgeq.prove.proof import INT8
+from edgeq.util.records import plain
+from tests.graphs import proto
+
+# One channel of the first layer is a thousand times the others: one scale for the tensor rounds these to nothing.
+NET = """
+uneven (float[N, 8, 6, 6] x) => (float[N, 4] y) {
+    [first] a = Conv <pads = [1, 1, 1, 1]> (x, w1)
+    [relu] b = Relu (a)
+    [second] c = Conv <pads = [1, 1, 1, 1]> (b, w2)
+    [pool] d = GlobalAveragePool (c)
+    [flat] y = Flatten (d)
+}
+"""
+
+
+def write(first: np.ndarray, second: np.ndarray) -> None:
+    """Write `net.onnx`, `calib.npz`, and `val.npz` with the labels that the float model gives."""
+    random = np.random.default_rng(0)
+    model = proto(NET)
+    for name, values in (("w1", first), ("w2", second)):
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+    onnx.save(model, "net.onnx")
+    np.savez("calib.npz", x=random.normal(size=(8, 8, 6, 6)).astype(np.float32))
+    samples = random.normal(size=(48, 8, 6, 6)).astype(np.float32)
+    (scores,) = onnxruntime.InferenceSession("net.onnx").run(None, {"x": samples})
+    np.savez("val.npz", x=samples, label=scores.argmax(1))
+
+
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, np.ndarray]:
+    """Even weights of both layers, [8, 8, 3, 3] and [4, 8, 3, 3]; an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    return random.normal(0, 0.1, (8, 8, 3, 3)), random.normal(0, 0.1, (4, 8, 3, 3))
+
+
+@pytest.fixture
+def uneven(weights: tuple[np.ndarray, np.ndarray]) -> None:
+    first, second = weights
+    first[0] *= 1000
+    second[:, 0] /= 1000
+    write(first, second)
+
+
+def quantized(**options: Any) -> Quantized:
+    given = {"timed": False, "emulate": False, "overrides": {"per_channel": False}, "force": True}
+    return quantize("net.onnx", "calib.npz", "out.onnx", **{**given, **options})
+
+
+@pytest.mark.usefixtures("uneven")
+@pytest.mark.parametrize("target", ["auto", "raspberry-pi-5", "nvidia-t4", "gemmini"])
+def test_without_labels_outputs_become_healthy(target: str) -> None:
+    fix = {"N": 1} if target == "gemmini" else {}
+    how: dict[str, Any] = {"target": target, "fix": fix}
+    if target == "gemmini":
+        how["overrides"] = {}
+    poor = quantized(effort=None, **how).proof
+    assert poor.repair is None
+    assert poor.agreement.sqnr_db < HEALTHY_DB, "the case must be poor"
+    proof = quantized(**how).proof
+    assert proof.repair is not None
+    assert proof.repair.met
+    assert proof.repair.basis == "noise"
+    assert proof.agreement.sqnr_db >= HEALTHY_DB - 0.5
+    assert plain(proof)["repair"]["met"] is True
+
+
+LABELLED: dict[str, Any] = {"validation": Data("val.npz", "key=x,label=label"), "task": "classification"}
+
+
+@pytest.mark.usefixtures("uneven")
+def test_with_labels_accuracy_is_kept() -> None:
+    poor = quantized(effort=None, **LABELLED).proof
+    assert poor.drop is not None
+    assert poor.drop > 0.05, "the case must be poor"
+    proof = quantized(max_drop=0.02, **LABELLED).proof
+    assert proof.repair is not None
+    assert proof.repair.basis == "labels"
+    assert proof.accuracy[INT8].value >= 0.98
+
+
+def test_where_nothing_is_enough_the_best_is_written_or_refused(weights: tuple[np.ndarray, np.ndarray]) -> None:
+    first, second = weights
+    second[1:] = second[0] * (1 + 1e-4 * second[1:])  # what 8 bits cannot tell apart decides
+    write(first, second)
+    result = quantized(effort="quick", **LABELLED)
+    assert result.proof.repair is not None
+    assert not result.proof.repair.met
+    assert "accuracy falls" in result.proof.warnings()[0]
+    before = result.output.read_bytes()
+    with pytest.raises(CheckFailedError, match="builds compared"):
+        quantized(effort="quick", max_drop=0.01, **LABELLED)
+    assert result.output.read_bytes() == before
+
+
+def test_what_is_right_is_left_alone(weights: tuple[np.ndarray, np.ndarray]) -> None:
+    write(*weights)
+    plain_build = quantized(effort=None).output.read_bytes()
+    result = quantized()
+    assert result.proof.repair is None
+    assert result.output.read_bytes() == plain_build
+
+
+@pytest.mark.usefixtures("uneven")
+def test_the_same_input_gives_the_same_file() -> None:
+    first = quantized().output.read_bytes()
+    assert quantized().output.read_bytes() == first
+
+
+@pytest.mark.usefixtures("uneven")
+def test_choices_of_the_user_stay() -> None:
+    result = quantized(overrides={"per_channel": False, "method": "entropy", "exclude": ("second",)})
+    assert result.scheme.method == "entropy"
+    assert not result.scheme.per_channel
+    assert "second" in result.scheme.exclude
+
+
+@pytest.mark.usefixtures("uneven")
+def test_a_bundle_is_repaired_for_each_target() -> None:
+    packaged = package(
+        "net.onnx",
+        "calib.npz",
+        "dist",
+        targets=["raspberry-pi-5", "nvidia-t4"],
+        overrides={"per_channel": False},
+        timed=False,
+        emulate=False,
+    )
+    for variant in packaged.variants.values():
+        assert variant.proof.repair is not None
+        assert variant.proof.agreement.sqnr_db >= HEALTHY_DB - 0.5
+        assert plain(variant)["repair"]["chosen"]
+
+
+@pytest.mark.usefixtures("uneven")
+def test_the_command_says_what_it_did() -> None:
+    line = ["quantize", "net.onnx", "--data", "calib.npz", "--no-per-channel", "--no-timing", "-o", "out.onnx"]
+    shown = CliRunner().invoke(group, [*line, "-v"])
+    assert shown.exit_code == 0, shown.output
+    assert "repaired: " in shown.output
+    assert "builds compared" in shown.output
+    found = CliRunner().invoke(group, [*line, "--force", "--json"])
+    assert json.loads(found.stdout)["repair"]["steps"]
+    as_is = CliRunner().invoke(group, [*line, "--force", "--as-is"])
+    assert "edgeq repairs it without --as-is" in as_is.output.replace("\n", " ")
