@@ -191,8 +191,8 @@ _TOPICS = {
     "Quantization": "method percentile method_options per_channel reduce_range fit_pairs format activation_type "
     "weight_type activation_symmetric rest dynamic weight_only eight_bit block_compute op_types exclude wide recover",
     "Machine": "target targets engine engines variant threads session_options optimization on pin workers no_emulate",
-    "Limits": "max_drop min_sqnr min_speedup max_growth max_memory_growth require_coverage limits objective budget "
-    "duration_s min_queries target_qps latency_bound_ms no_timing thorough memory",
+    "Limits": "max_drop effort as_is min_sqnr min_speedup max_growth max_memory_growth require_coverage limits "
+    "objective budget duration_s min_queries target_qps latency_bound_ms no_timing thorough memory",
     "Output": "output with_float selftest split force update as_markdown junit as_json quiet verbose print_recipe",
 }
 """Title → names of the parameters that help shows under it; all others stand first, under Options."""

@@ -120,7 +120,7 @@ class Repair:
         return f"{100 * loss:.2f} points lost"
 
     def __record__(self) -> dict[str, Any]:
-        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "met": self.met}
+        return {**{f.name: getattr(self, f.name) for f in fields(self)}, "met": self.met, "sentence": self.sentence}
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,13 @@ _MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
 
 
 @dataclass(frozen=True)
+class Repaired:
+    """What came of a result that fell short."""
+
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
 class Variant:
     """One way to run the model, and its proof: what `edgeq package --json` says of it, with its name, `title`,
     `layers`, `kernels` and `histograms`. All but the name may be missing.
@@ -76,6 +83,7 @@ class Variant:
     min_onnxruntime: str | None = None
     checked: str = ""
     saturation: Saturation | None = None
+    repair: Repaired | None = None
     native: bool | None = None
     scheme: Mapping[str, Any] = field(default_factory=dict)
     session_options: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +106,8 @@ class Variant:
         """Return where it runs and what was checked."""
         known = {name: getattr(self, name) for name in ("target", "profile", "provider", "engine", "min_onnxruntime")}
         sums = self.saturation.why if self.saturation else ""
-        return pairs({**known, "checked": self.checked, "16-bit sums": sums}, 10)
+        repair = self.repair.sentence if self.repair else ""
+        return pairs({**known, "checked": self.checked, "16-bit sums": sums, "repair": repair}, 10)
 
     @property
     def scheme_facts(self) -> Pairs:

@@ -26,7 +26,7 @@ from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Repair, Step
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
-from edgeq.scheme import Scheme
+from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.tune.goal import EFFORTS, Deadline, Effort, Goal
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.search import search
@@ -37,6 +37,7 @@ PLAIN = "the plain build"
 # Multiply-accumulates of one pass over the samples of a recovery, and over those that judge.
 _CALIBRATED_MACS, _JUDGED_MACS = 20_000_000_000, 200_000_000_000
 _LEAST_SAMPLES = 32
+_SPARED = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 # Of the loss that is allowed: losses that differ by less are alike.
 _ALIKE = 0.25
 _BLOCKS = "weight-only 8 bits"
@@ -176,4 +177,17 @@ def _title(candidate: Candidate, plain: Candidate) -> str:
     """Return what distinguishes a candidate from the plain build."""
     if candidate.name == plain.name:
         return PLAIN
-    return candidate.name.removeprefix(plain.name).lstrip(" ,") or candidate.name
+    now, before, parts = candidate.scheme, plain.scheme, []
+    if now.mode != before.mode:
+        parts.append(candidate.name)
+    elif (now.method, now.method_options) != (before.method, before.method_options):
+        options = "".join(f" {value:g}" for value in now.method_options.values())
+        parts.append(f"ranges by {now.method}{options}")
+    parts += candidate.recoveries
+    for what, spared in _SPARED.items():
+        count = len(set(getattr(now, what)) - set(getattr(before, what)))
+        if ALL_NODES in getattr(now, what):
+            parts.append(f"all {spared}")
+        elif count:
+            parts.append(f"{count} {spared}")
+    return ", ".join(parts) or candidate.name
