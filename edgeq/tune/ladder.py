@@ -24,6 +24,7 @@ from edgeq.model.products import node_macs
 from edgeq.prove.checks import spread
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Repair, Step
+from edgeq.report.tuning_record import Assessment
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
@@ -110,7 +111,7 @@ def climb(
         plain=found.bound,
         loss=better.loss if better is not None else found.bound,
         chosen=PLAIN if better is None else _title(better.candidate, plain),
-        steps=tuple(_step(trial, plain) for trial in outcome.trials if trial.screening is not None),
+        steps=tuple(_step(trial, plain, found) for trial in outcome.trials if trial.screening is not None),
     )
     if better is None:
         return None, repair
@@ -161,8 +162,9 @@ def _nearest(outcome: Outcome, evaluator: LocalEvaluator, max_drop: float) -> Tr
     return near.replace(assessment=whole)
 
 
-def _step(trial: Trial, plain: Candidate) -> Step:
-    screening, assessment = trial.screening, trial.assessment
+def _step(trial: Trial, plain: Candidate, found: Assessment) -> Step:
+    """Return the record of one build; `found` is what the plain one loses."""
+    screening, assessment = trial.screening, found if trial.name == plain.name else trial.assessment
     assert screening is not None
     return Step(
         name=_title(trial.candidate, plain),
