@@ -63,7 +63,7 @@ def test_one_pair_of_runs_is_no_verdict() -> None:
     bench = samples.bench_report()
     bench["scenarios"]["single-stream"]["ratios"]["int8"] = ratio(1.53, 1.53, 1.53, pairs=1)
     found = verdict(bench=bench)
-    assert (found.tone, found.status) == ("neutral", "Speed unknown")
+    assert (found.tone, found.status) == ("neutral", "Speed unproven")
     assert found.figures[0].value == "not measurable"
     assert "as fast" not in found.sentence
 
