@@ -62,7 +62,7 @@ from edgeq.tune.space import (
     thread_counts,
 )
 from edgeq.tune.trials import FLOAT, Outcome, Trial
-from edgeq.tune.verdict import doubts, met, verdict
+from edgeq.tune.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.outputs import shown
 from edgeq.util.records import plain
@@ -406,7 +406,7 @@ def tune(
             raise GoalNotMetError(_missed(run, outcome, timed=timed), hint, {"bundle": str(output), **record})
         if outcome.winner.verdict == UNKNOWN:
             keep_record(kept, record)
-            progress.note(f"{doubts(outcome, goal)[-1]}; {_kept(kept)}")
+            progress.note(f"what was measured is kept in {shown(kept)}")
         else:
             clear(kept, progress)
         known.remember(model.name, job.prepared.digest, outcome, progress)

@@ -7,6 +7,7 @@ before what is not. Of what is left the fastest is taken, or of those about as f
 from __future__ import annotations
 
 from edgeq_device.claim import UNKNOWN
+from edgeq_device.latency import ESTIMATE_S
 
 from edgeq.tune.goal import BEHIND, MISSED
 from edgeq.tune.judge import in_full
@@ -15,12 +16,15 @@ from edgeq.tune.trials import Trial, Trials, accuracy_of, loses, speed_of, times
 
 
 def choose_nearest(trials: Trials) -> None:
-    """Choose what comes nearest to the goal, if anything was built that works; time it if it never was."""
+    """Choose what comes nearest to the goal, if anything was built that works. Time it where no speed of it is known,
+    not even an estimate: beyond the budget, if need be, for as long as an estimate takes."""
     best = _nearest(trials, _measured(trials))
     if best is None:
         return
-    if trials.timed(best).timing is None:
-        race(trials, [best], max(1.0, trials.deadline.left_s(SHORT_S)))
+    timing = trials.timed(best).timing
+    claim = timing.speedup if timing is not None else None
+    if claim is None or (claim.interval is None and claim.estimated is None):
+        race(trials, [best], max(ESTIMATE_S, trials.deadline.left_s(SHORT_S)))
     found = trials[best.name].judged
     assert found is not None
     kept = accuracy_of(best, trials.goal) != MISSED
