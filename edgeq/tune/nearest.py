@@ -33,17 +33,18 @@ def choose_nearest(trials: Trials) -> None:
 
 
 def _measured(trials: Trials) -> list[Trial]:
-    """Return what was assessed on all samples. Where that is nothing, what loses least is assessed now; where nothing
-    was assessed because all is slow, the closest to float32 of the fastest."""
+    """Return what was assessed on all samples. Where none of that keeps the accuracy, what loses least on fewer of them
+    is assessed in full now; where nothing was assessed because all is slow, the closest to float32 of the fastest."""
     seen = [t for t in trials if t.screening is not None and t.assessment is not None]
-    known = [t for t in seen if t.assessment is not None and t.assessment.complete]
-    if known:
-        return known
     if seen:
-        return [in_full(trials, min(seen, key=lambda t: t.accuracy_key))]
+        known = [t for t in seen if t.assessment is not None and t.assessment.complete]
+        if any(accuracy_of(t, trials.goal) != MISSED for t in known):
+            return known
+        least = min(seen, key=lambda t: t.accuracy_key)
+        return known if least in known else [*known, in_full(trials, least)]
     built = [t for t in trials if t.screening is not None and t.timing is not None and t.verdict != UNKNOWN]
-    least = min((t.latency for t in built), default=0.0)
-    near = [t for t in built if t.latency <= least * (1 + BEHIND)]
+    least_s = min((t.latency for t in built), default=0.0)
+    near = [t for t in built if t.latency <= least_s * (1 + BEHIND)]
     return [in_full(trials, max(near, key=lambda t: t.sqnr_db))] if near else []
 
 

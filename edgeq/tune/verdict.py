@@ -102,13 +102,14 @@ def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
     lines = []
     timed = [t for t in outcome.trials if t.timing]
     measured = [t for t in timed if t.assessment and t.assessment.complete]
-    quick = [t for t in measured if t.verdict == FASTER]
     accurate = [t for t in measured if t.loss <= goal.max_drop]
+    # Where nothing is accurate, what is missing is that, whatever is known of speeds.
+    quick = [t for t in measured if t.verdict == FASTER or (not accurate and speed_of(t, goal) != MISSED)]
     near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
     unclear = unmeasured(near) if near is not None else ""
     if near is not None and quick and near.assessment is not None:
         lines.append(
-            f"{near.name} is faster than float32 and {loses(near.assessment)}: "
+            f"{near.name} {'is faster than float32 and ' * (near.verdict == FASTER)}{loses(near.assessment)}: "
             f"--max-drop {100 * near.loss + 0.005:.2f}% would let it through"
         )
     elif unclear:

@@ -94,6 +94,19 @@ def test_what_misses_the_goal_is_chosen_as_the_nearest_and_called_so(facts: dict
     assert verdict(outcome, Goal())[0].endswith(f"; {chosen} comes nearest")
 
 
+def test_of_what_loses_too_much_the_least_on_fewer_samples_is_measured_in_full() -> None:
+    facts = {"a": Fact(speed=2, loss=0.3, width=0.1), "a + recovery": Fact(speed=2, loss=0.1, structure="a")}
+    outcome = found(FakeEvaluator(facts, methods=("x",)), "a")
+    winner = outcome.winner
+    assert winner is not None
+    assert (winner.name, winner.assessment is not None and winner.assessment.complete) == ("a + recovery", True)
+
+
+def test_where_nothing_is_accurate_that_is_what_is_needed_on_a_busy_machine_too() -> None:
+    outcome = found(Estimating({"a": Fact(speed=2, loss=0.0523)}), "a")
+    assert any(line.startswith("a loses 5.23 points: --max-drop 5.2") for line in verdict(outcome, Goal()))
+
+
 def test_where_float32_is_faster_the_verdict_says_so() -> None:
     lines = verdict(found(FakeEvaluator({"a": Fact(speed=0.5)}), "a"), Goal())
     assert any(
