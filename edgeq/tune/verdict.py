@@ -42,7 +42,7 @@ def doubts(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
             why += (
                 f"; an earlier run on this machine claimed {outcome.earlier:.2f} times for these kernels of this model"
             )
-        lines.append(f"speed unproven: {why}; --resume --force on a quiet machine measures the speed alone")
+        lines.append(f"speed unproven: {why}; --resume --force on a quiet machine measures it again")
     return tuple(lines)
 
 
