@@ -286,6 +286,7 @@ _LOSERS_SHOWN = 10
 @WITH_FLOAT
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 @click.option("--no-memory", is_flag=True, help="Search as if nothing was ever tuned here, and remember nothing.")
+@click.option("--strict", is_flag=True, help="Write only what meets the goal beyond doubt, else exit with 11.")
 @click.option("--thorough", is_flag=True, help="Dismiss nothing early, to check the search. Takes longer.")
 @click.option("--dry-run", is_flag=True, help="List the candidates and the plan, and do nothing.")
 @FORCE
@@ -309,7 +310,7 @@ def tune_command(
     arguments = {**tune_arguments(options), "engines": engines_of(engines)}
     drop = arguments.pop("max_drop")
     limits = (Goal.max_drop if drop is None else drop, parse_budget(options["budget"]))
-    goal = Goal(options["objective"], *limits, options["thorough"])
+    goal = Goal(options["objective"], *limits, options["thorough"], options["strict"])
     progress = printer.progress()
     if dry_run:
         if on:
@@ -392,9 +393,10 @@ def _draw_timed(record: Mapping[str, Any], *, verbose: bool) -> Lines:
         latency = f"{timing['latency']['p50_ms']:.3g} ms"
         rows.append(("float32", "1.00", latency, "0.00", "", f"{float32['bytes'] / 1e6:.2f}", ""))
     front = [c for c in record["candidates"] if c["pareto"] or c["status"] == "chosen"]
-    for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"])):
-        claim = Claim.read(one["timing"]["speedup"])
-        times = f"{claim.interval[0]:.2f}" if claim.interval else "not measurable"
+    for one in sorted(front, key=lambda c: float(c["timing"]["latency"]["p50_ms"]) if c["timing"] else 0.0):
+        claim = Claim.read(one["timing"]["speedup"]) if one["timing"] else Claim()
+        about = claim.estimated
+        times = f"{claim.interval[0]:.2f}" if claim.interval else f"about {about[0]:.2f}" if about else "not known"
         losses = (f"{100 * one['accuracy'][name]:.2f}" for name in ("drop", "bound"))
         size = f"{one['screening']['bytes'] / 1e6:.2f}"
         rows.append((one["name"], times, claim.figures(), *losses, size, one["status"]))

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.claim import UNKNOWN
+
 from edgeq.backends.base import backend_named
 from edgeq.calibrate.files import save_statistics
 from edgeq.data.open_source import Data, check_there
@@ -34,7 +36,18 @@ from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tune.engines import Field, find_field, with_entrants
 from edgeq.tune.goal import Deadline, Goal, as_goal
-from edgeq.tune.journal import COLLECTED, JOURNAL, Journal, JournaledEvaluator, check_folder, claimed, clear, folder_of
+from edgeq.tune.journal import (
+    COLLECTED,
+    JOURNAL,
+    Journal,
+    JournaledEvaluator,
+    check_folder,
+    claimed,
+    clear,
+    folder_of,
+    forget_record,
+    keep_record,
+)
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.memory import Memory, Space, memory_file, recall
 from edgeq.tune.record import Run, bundle_note, record_of, settings_of, shortfall
@@ -48,8 +61,10 @@ from edgeq.tune.space import (
     sequence_candidates,
     thread_counts,
 )
-from edgeq.tune.trials import FLOAT, Outcome, Trial, verdict
+from edgeq.tune.trials import FLOAT, Outcome, Trial
+from edgeq.tune.verdict import met, verdict
 from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.outputs import shown
 from edgeq.util.records import plain
 
 
@@ -254,6 +269,7 @@ class Tuned(Page):
             "target": self.target.name,
             "chosen": self.record.get("chosen"),
             "verdict": next(iter(self.record.get("verdict", ())), ""),
+            "doubts": self.record.get("doubts", ()),
             "candidates": len(self.record.get("candidates", ())),
             **self.proof.__brief__(),
         }
@@ -314,7 +330,8 @@ def tune(
             thorough search does neither.
 
     Raises:
-        GoalNotMetError: nothing keeps the accuracy and is faster than float32; nothing is written then.
+        GoalNotMetError: nothing keeps the accuracy and is faster than float32. What comes nearest is written all the
+            same; with a strict goal, or where nothing could be built, nothing is.
         OutputError: `output` is taken; or a journal is there without `resume`, or with it belongs to something else.
         UsageError: an argument of another type, or an unknown task, engine or objective.
         EdgeqError: as the stages have it.
@@ -348,6 +365,7 @@ def tune(
         run = Run(job, chosen, here, machine, task, goal, clock, workdir, progress)
         settings = settings_of(run, field)
         held.enter_context(claimed(kept))
+        forget_record(kept)
         journal = Journal(kept / JOURNAL, settings, resume=resume, force=force)
         if journal.known:
             progress.note(f"going on from {journal.path}: {journal.known} measurements are known")
@@ -378,14 +396,30 @@ def tune(
             raise
         outcome, record = searched.outcome, record_of(run, evaluator, searched, deadline.elapsed_s)
         if outcome.winner is None:
-            problem = "; ".join(verdict(outcome, goal)) if timed else shortfall(chosen, goal, outcome)
-            hint = f"-v lists all candidates; what was measured is kept in {kept} for --resume with another --max-drop"
-            raise GoalNotMetError(problem, hint, record)
+            keep_record(kept, record)
+            raise GoalNotMetError(_missed(run, outcome, timed=timed), f"-v lists all candidates; {_kept(kept)}", record)
         how = {"selftest": selftest, "with_float": with_float, "force": force}
         proof = _write(run, evaluator, outcome, outcome.winner, record, output, **how)
-        clear(kept, progress)
+        if not met(outcome, goal):
+            keep_record(kept, record)
+            hint = f"{shown(output)} holds the nearest; {_kept(kept)}"
+            raise GoalNotMetError(_missed(run, outcome, timed=timed), hint, {"bundle": str(output), **record})
+        if outcome.winner.verdict == UNKNOWN:
+            keep_record(kept, record)
+            progress.note(f"what was measured is kept in {shown(kept)}")
+        else:
+            clear(kept, progress)
         known.remember(model.name, job.prepared.digest, outcome, progress)
     return Tuned(output, chosen, outcome, goal, proof, record)
+
+
+def _missed(run: Run, outcome: Outcome, *, timed: bool) -> str:
+    """Return why the goal was not met, in one line."""
+    return "; ".join(verdict(outcome, run.goal)) if timed else shortfall(run.target, run.goal, outcome)
+
+
+def _kept(folder: Path) -> str:
+    return f"what was measured is kept in {shown(folder)} for --resume --force with another --max-drop"
 
 
 def _reserved_s(job: Job, deadline: Deadline, budget_s: float) -> float:

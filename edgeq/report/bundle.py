@@ -231,7 +231,7 @@ def report_bundle(
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Reported:
-    """Write the report of the bundle, or of the record, at `path`.
+    """Write the report of the bundle, of the record, or of the folder that `edgeq tune` left, at `path`.
 
     The page is always made anew from the bundle's figures: a page that came with an untrusted bundle is not opened.
 
@@ -259,7 +259,9 @@ def report_bundle(
     if _is_record(path):
         if measure:
             raise UsageError(f"{path} is a record, which cannot be timed", "Name a bundle, or leave --bench out")
-        record = read_record(path)
+        record = read_record(path / TUNING if path.is_dir() else path)
+    elif _of_a_run(path):
+        raise DataError(f"{path} is of a run that has not ended", "Go on with the command that began it, and --resume")
     elif path.is_file() and not is_bundle(path):
         raise UsageError(f"{path} is not a bundle", "Name a bundle; `edgeq compare` takes model files")
     else:
@@ -278,7 +280,12 @@ def report_bundle(
 
 
 def _is_record(path: Path) -> bool:
-    return path.suffix == ".json" and path.is_file()
+    return (path / TUNING).is_file() if _of_a_run(path) else path.suffix == ".json" and path.is_file()
+
+
+def _of_a_run(path: Path) -> bool:
+    """Tell whether `path` is the folder that a tuning run keeps beside its output."""
+    return path.suffix == ".tuning" and path.is_dir()
 
 
 def _beside(path: Path) -> Path:
@@ -287,7 +294,7 @@ def _beside(path: Path) -> Path:
 
 
 def _check_outside(place: Path, bundle: Path) -> None:
-    if bundle.is_dir() and place.absolute().is_relative_to(bundle.absolute()):
+    if bundle.is_dir() and not _of_a_run(bundle) and place.absolute().is_relative_to(bundle.absolute()):
         raise OutputError(f"{place} lies in the bundle, which would no longer verify", "Write the report beside it")
 
 

@@ -300,13 +300,17 @@ def verdict_of(data: ReportData, variant: Variant | None) -> Verdict:
     if tuning is not None and tuning.met is False:
         tone, status = "bad", "Goal not met"
         sentence = "Nothing that was tried keeps the accuracy asked for and is faster than float32."
+        if tuning.chosen:
+            sentence += f" {tuning.chosen} comes nearest."
     elif not parts:
         tone, status, sentence = "neutral", "No measurements", "Nothing has been measured of this model yet."
     elif slow or poor:
         tone, status = "bad", "Look closer"
     elif tuning is not None and tuning.met:
         unknown = claim is not None and claim.verdict == UNKNOWN
-        tone, status = ("neutral", "Speed unknown") if unknown else ("good", "Goal met")
+        tone, status = ("neutral", "Speed unproven") if unknown else ("good", "Goal met")
+        if not unknown and tuning.doubts:
+            tone, status = "neutral", "Accuracy in doubt"
     return Verdict(
         tone,
         status,
@@ -326,7 +330,8 @@ def _closer(data: ReportData, variant: Variant, *, slow: bool, poor: bool, misse
     if slow:
         yield f"edgeq report BUNDLE --bench{named}"
     if missed:
-        yield "edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume -o BUNDLE"
+        over = "--force " if data.tuning is not None and data.tuning.chosen else ""
+        yield f"edgeq tune MODEL.onnx --data SAMPLES --max-drop MORE --resume {over}-o BUNDLE"
 
 
 def timing_of(data: ReportData, variant: Variant | None) -> Timing | None:
@@ -356,6 +361,9 @@ def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
 def _speed(found: Claim | None) -> Figure | None:
     if found is None:
         return None
+    about = found.estimated
+    if about is not None:
+        return Figure("Speed", f"about {times(about[0])}", f"unproven: {found.figures()}; {found.reason}")
     if found.interval is None:
         return Figure("Speed", "not measurable", found.reason or f"only {found.pairs} pairs of runs")
     tone: Tone = "good" if found.verdict == FASTER else "bad" if found.verdict == SLOWER else "neutral"
@@ -363,6 +371,8 @@ def _speed(found: Claim | None) -> Figure | None:
 
 
 def _speed_text(found: Claim | None) -> str:
+    if found is not None and found.estimated is not None:
+        return f"runs at about {times(found.estimated[0])} the speed of float32, estimated and unproven"
     if found is None or found.interval is None:
         return ""
     if found.verdict == UNSETTLED:

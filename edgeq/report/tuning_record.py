@@ -135,7 +135,11 @@ class Timing:
 
     @property
     def share(self) -> float:
-        """Its median latency over float32's in the same race; 1 where it was not timed beside it."""
+        """Its median latency over float32's in the same race, or as it is estimated where that cannot be claimed; 1
+        where it was not timed beside it."""
+        about = self.speedup.estimated if self.speedup is not None else None
+        if about is not None:
+            return 1 / about[0]
         return self.latency["p50_ms"] / self.float_ms if self.float_ms else 1.0
 
 
@@ -240,7 +244,8 @@ class HistogramsRecord:
 
 @dataclass(frozen=True)
 class TuningRecord:
-    """All of it. `chosen` is None where nothing qualified, "" where the record does not say."""
+    """All of it. `chosen` is None where nothing was chosen, "" where that is not recorded; `goal_met` tells whether it
+    meets the goal, and `doubts` why it is not sure to."""
 
     schema: str = SCHEMA
     model: ModelRecord = ModelRecord()
@@ -250,6 +255,8 @@ class TuningRecord:
     metric: MetricRecord = MetricRecord()
     elapsed_s: Amount | None = None
     verdict: tuple[str, ...] = ()
+    goal_met: bool | None = None
+    doubts: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
     float32: FloatRecord = FloatRecord()
     chosen: str | None = ""
@@ -262,6 +269,8 @@ class TuningRecord:
     @property
     def met(self) -> bool | None:
         """Return whether a candidate meets what was asked; None where the record does not say."""
+        if self.goal_met is not None:
+            return self.goal_met
         return None if self.chosen == "" else self.chosen is not None
 
     @property

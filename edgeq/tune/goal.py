@@ -17,6 +17,8 @@ from edgeq.util.display import Displayed
 Objective = Literal["latency", "throughput", "size", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 DEFAULT_DROP = 0.01
+MET, DOUBTFUL, MISSED = range(3)
+"""The goal is met beyond doubt; by the figures, which are not sure; or it is not met."""
 EQUAL = 0.02
 """Costs that differ by less, as a share, are equal, and the more accurate candidate wins: in the seconds that there are
 for a race, no smaller difference is settled."""
@@ -110,12 +112,15 @@ class Goal(Displayed):
         budget_s: wall-clock seconds; None takes as long as it takes.
         thorough: whether nothing is dismissed early: each candidate is assessed on all samples, races go on until the
             order is settled, and what is far behind in SQNR or speed is followed up too.
+        strict: whether only what meets the goal beyond doubt is chosen. Otherwise what comes nearest is, and its doubts
+            are named.
     """
 
     objective: Objective = "latency"
     max_drop: float = DEFAULT_DROP
     budget_s: float | None = None
     thorough: bool = False
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

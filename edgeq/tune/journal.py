@@ -22,11 +22,23 @@ from edgeq_device.plainjson import parse_json
 
 from edgeq.calibrate.files import STATISTICS
 from edgeq.errors import BoardError, EdgeqError, OutputError
+from edgeq.report.page import TUNING as TUNING_RECORD
 from edgeq.report.tuning_record import Assessment, Screening
 from edgeq.tune.space import Candidate
 from edgeq.tune.trials import Evaluator, Race, Runner
 from edgeq.util.display import Progress
-from edgeq.util.outputs import MARKER, Judge, Ownership, check_apart, is_marker, is_plain, recover, shown, write_marker
+from edgeq.util.outputs import (
+    MARKER,
+    Judge,
+    Ownership,
+    check_apart,
+    is_marker,
+    is_plain,
+    output_file,
+    recover,
+    shown,
+    write_marker,
+)
 from edgeq.util.placement import alone_in
 from edgeq.util.records import fingerprint, parse, plain
 
@@ -281,6 +293,17 @@ def _only_run(folder: Path) -> AbstractContextManager[None]:
     return alone_in(folder / MARKER, busy=f"another run is at work in {shown(folder)}")
 
 
+def keep_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Keep the record of a run beside its journal, for `edgeq report`."""
+    with output_file(folder / TUNING_RECORD, force=True) as draft:
+        draft.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n", "utf-8")
+
+
+def forget_record(folder: Path) -> None:
+    """Remove the record of an earlier run: this one makes another."""
+    (folder / TUNING_RECORD).unlink(missing_ok=True)
+
+
 def clear(folder: Path, progress: Progress) -> None:
     """Remove what a finished run needs no more, and nothing that edgeq did not write."""
     kept = TUNING.remove(folder)
@@ -301,6 +324,8 @@ def _judge(folder: Path) -> Judge | None:
             return marked
         if name == JOURNAL:
             return journal
+        if name == TUNING_RECORD:
+            return marked
         first, _, rest = name.partition("/")
         if first == COLLECTED and statistics is not None:
             return statistics(rest)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.claim import UNKNOWN
 
 from edgeq.errors import EdgeqError, OutputError
 from edgeq.hardware.profile import Profile
@@ -94,6 +95,7 @@ class Memory:
         path: of the file; None where nothing is to be remembered.
         setting: digest of the machine, the versions and the objective.
         max_drop: what may be lost.
+        digest: of the prepared model.
         evidence: of models like this one, the most similar first.
     """
 
@@ -102,6 +104,7 @@ class Memory:
     max_drop: float = 0.0
     operators: Mapping[str, float] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
+    digest: str = ""
 
     def narrowed(self, space: Space) -> Space | None:
         """Return what of `space` won before, and its first candidate; None where there is no such evidence, or nothing
@@ -135,11 +138,26 @@ class Memory:
         judged = ((t, t.judged) for t in outcome.trials)
         return unmeasured(*(t for t, a in judged if a is not None and a.complete and a.bound <= self.max_drop))
 
+    def claimed_before(self, outcome: Outcome) -> Outcome:
+        """Return `outcome` with the speed that an earlier run claimed for what it chose, where it claims none: for the
+        same kernels of the same model in the same engine."""
+        winner = outcome.winner
+        if winner is None or winner.verdict != UNKNOWN:
+            return outcome
+        one = winner.candidate
+        key = _kernel(one.scheme, one.builder), engine_name(one)
+        same = (e for e in self.evidence if e.digest == self.digest)
+        found = (e.speedup for e in same if (_kernel(e.scheme, e.builder), e.engine) == key)
+        return replace(outcome, earlier=next(found, None))
+
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
         """Add the winner of a run to the file, in the place of what it has of the same model and goal. What a budget
-        cut short is no evidence: something better may not have been tried."""
+        cut short is no evidence: something better may not have been tried. Nor is what does not surely meet the
+        goal."""
         winner = outcome.winner
-        if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 0:
+        if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 1:
+            return
+        if winner.loss > self.max_drop:
             return
         found = winner.candidate
         scheme = found.scheme.replace(exclude=(), wide=(), eight_bit=())
@@ -187,8 +205,9 @@ def recall(
     operators = layer_kinds(model)
     kept = _read(path, progress) if path is not None else ()
     found = [e for e in kept if e.setting == setting and e.max_drop >= max_drop]
-    alike = sorted((e for e in found if e.likeness(operators) >= _ALIKE), key=lambda e: -e.likeness(operators))
-    return Memory(path, setting, max_drop, operators, tuple(alike[:_MOST_USED]))
+    likely = (e for e in found if e.likeness(operators) >= _ALIKE)
+    alike = sorted(likely, key=lambda e: (e.digest != settings.get("model"), -e.likeness(operators)))
+    return Memory(path, setting, max_drop, operators, tuple(alike[:_MOST_USED]), str(settings.get("model", "")))
 
 
 def layer_kinds(model: ir.Model) -> dict[str, float]:

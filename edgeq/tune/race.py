@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeq_device.claim import SLOWER, UNKNOWN
+from edgeq_device.claim import FEWEST_PAIRS, SLOWER, UNKNOWN
 
 from edgeq.report.tuning_record import Timing
 from edgeq.tune.build import build
@@ -88,7 +88,7 @@ def race_until_claimed(
     trials: Trials, runners: Sequence[Trial], seconds: float, longest: float, *, rough: bool
 ) -> Race:
     """Race; where the machine was too busy to claim the speed of one that may be the best, again and for twice as long,
-    as far as the budget goes.
+    as far as the budget goes and that may help: half of the pairs of runs that it takes have come together.
 
     Args:
         longest: seconds that the last of these races may take.
@@ -98,7 +98,8 @@ def race_until_claimed(
         seconds *= 2
         now = [trials[t.name] for t in runners]
         sure = [t for t in now if not_slower(trials, t)]
-        unclear = (t for t in now if t.verdict == UNKNOWN)
+        near = (t for t in now if t.timing and t.timing.speedup and 2 * t.timing.speedup.pairs >= FEWEST_PAIRS)
+        unclear = (t for t in near if t.verdict == UNKNOWN)
         open_ = any(not any(trials.cheaper(known, trial) for known in sure) for trial in unclear)
         if not open_ or trials.deadline.passed() or seconds > trials.deadline.left_s(longest):
             return raced

@@ -20,7 +20,8 @@ from edgeq.tune.engines import Field
 from edgeq.tune.goal import Goal
 from edgeq.tune.local import LocalEvaluator
 from edgeq.tune.search import Searched
-from edgeq.tune.trials import Outcome, Trial, in_simulator, needed, verdict
+from edgeq.tune.trials import Outcome, Trial, in_simulator
+from edgeq.tune.verdict import doubts, met, needed, verdict
 from edgeq.util.display import Progress
 from edgeq.util.records import fingerprint, plain
 
@@ -103,7 +104,9 @@ def record_of(run: Run, evaluator: LocalEvaluator, searched: Searched, elapsed_s
         "metric": {"name": metric, "higher_is_better": task.higher_is_better if task else True},
         "elapsed_s": round(elapsed_s, 3),
         "verdict": list(verdict(outcome, goal)),
-        "needed": [] if outcome.winner else list(needed(outcome, goal)),
+        "goal_met": met(outcome, goal),
+        "doubts": list(doubts(outcome, goal)),
+        "needed": [] if met(outcome, goal) else list(needed(outcome, goal)),
         "float32": {
             "accuracy": evaluator.float_metrics(),
             "timing": baseline,
@@ -123,6 +126,7 @@ def simulated_record(target: Target, goal: Goal, outcome: Outcome, elapsed_s: fl
         "target": target.name,
         "simulated": True,
         "goal": plain(goal),
+        "goal_met": met(outcome, goal),
         "chosen": _form(winner, own) if winner else None,
         "trials": [_form(trial, own) for trial in outcome.trials],
         "elapsed_s": round(elapsed_s, 3),

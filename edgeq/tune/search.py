@@ -4,7 +4,8 @@ build    Kernel choices (what decides speed) are built and screened; later the c
          fast, other accuracy.
 race     Threads, then kernel choices, are timed against float32. Layers that integers make slower go to float. What is
          slower than float32 even so is dropped.
-judge    Successive halving on accuracy; in the end a last race of those that qualify, beside float32.
+judge    Successive halving on accuracy; in the end a last race of those that qualify, beside float32. Where none of
+         them is sure to meet the goal, what comes nearest (`nearest`).
 recover  Where something cheaper than the best that qualifies loses too much: recoveries, cheapest first, then layers in
          float.
 
@@ -27,6 +28,7 @@ from edgeq.tune.engines import Field, with_entrants
 from edgeq.tune.goal import Deadline, Goal, Pace
 from edgeq.tune.judge import confirm, decide, fall_back, halve
 from edgeq.tune.memory import Memory, Space
+from edgeq.tune.nearest import choose_nearest
 from edgeq.tune.race import time_kernels
 from edgeq.tune.recovery import recover_accuracy
 from edgeq.tune.space import Candidate
@@ -91,6 +93,8 @@ def search(
         recover_accuracy(trials, profile)
     with stage("last race"):
         decide(trials, threads)
+        if not goal.strict and all(t.status != "chosen" for t in trials):
+            choose_nearest(trials)
         winner = next((t for t in trials if t.status == "chosen"), None)
         fallback = fall_back(trials, winner)
     trials.mark_pareto()
@@ -150,7 +154,7 @@ class Searches:
         if narrow is not None:
             names = ", ".join(dict.fromkeys(e.model for e in memory.evidence))
             self.progress.note(f"beginning with what won on {names}; --no-memory leaves that out")
-            outcome, left = self._searched(narrow, total)
+            outcome, left = self._searched(narrow, total, replace(self.goal, strict=True))
             held, unclear = memory.confirmed(outcome), memory.unmeasured(outcome)
             note = {"models": [e.model for e in memory.evidence], "confirmed": held}
             if held:
@@ -162,13 +166,13 @@ class Searches:
                 self.progress.note("it does not do as well here: the whole search follows")
             space = replace(space, field=space.field.without(self.failed()))
         rest = Deadline(None if budget_s is None else total.left_s())
-        outcome, left = self._searched(space, rest)
-        return Searched(outcome, left, note)
+        outcome, left = self._searched(space, rest, self.goal)
+        return Searched(memory.claimed_before(outcome), left, note)
 
-    def _searched(self, space: Space, deadline: Deadline) -> tuple[Outcome, Field]:
+    def _searched(self, space: Space, deadline: Deadline, goal: Goal) -> tuple[Outcome, Field]:
         """Return what is best in `space`, and the engines that were left at the end."""
         while True:
-            where = (space.candidates, space.profile, self.evaluator, self.goal, deadline)
+            where = (space.candidates, space.profile, self.evaluator, goal, deadline)
             try:
                 outcome = search(*where, threads=self.threads, engines=space.field, progress=self.progress)
                 return outcome, space.field

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edgeq_device.claim import FASTER, FEWEST_PAIRS, UNKNOWN, Claim
+from edgeq_device.claim import FEWEST_PAIRS, UNKNOWN, Claim
 from edgeq_device.engines import FLOAT as FLOAT_PRECISION
 
 from edgeq.report.tuning_record import Assessment, Screening, Stage, StageTime, Status, Timing
 from edgeq.run.engines import DEFAULT
 from edgeq.tune.float_layers import Ranking
-from edgeq.tune.goal import EQUAL, THOROUGH, Deadline, Goal, Pace
-from edgeq.tune.space import Candidate, engine_name
+from edgeq.tune.goal import DOUBTFUL, EQUAL, MET, MISSED, THOROUGH, Deadline, Goal, Pace
+from edgeq.tune.space import Candidate
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain, written
 
@@ -220,6 +220,8 @@ class Outcome:
         settled: whether the order of the finalists is settled, as `Race` has it.
         out_of_time: whether the budget ended the search.
         histograms: {"edges_ms": [...], "counts": {name: [...]}} of the finalists and float32.
+        earlier: times float32's speed that an earlier run on this machine claimed for these kernels of this model; None
+            where none did, or where this run claims it.
     """
 
     trials: tuple[Trial, ...] = field(metadata=written(name="candidates"))
@@ -231,6 +233,7 @@ class Outcome:
     out_of_time: bool = False
     histograms: Mapping[str, Any] = field(default_factory=dict)
     fallback: str = field(default="", metadata=written(form=_or_none))
+    earlier: float | None = None
 
     def trial(self, name: str) -> Trial:
         """Return the trial of that name.
@@ -368,6 +371,27 @@ def counted(found: Screening, *, dynamic: bool = False) -> Timing:
     return Timing({"p50_ms": cost}, exact, 1.0)
 
 
+def accuracy_of(trial: Trial, goal: Goal) -> int:
+    """Return `MET`, `DOUBTFUL` or `MISSED` for the loss: of its bound, of the loss on the samples, or of neither is it
+    known that the goal allows it."""
+    found = trial.judged
+    if found is None or not found.complete or found.drop > goal.max_drop:
+        return MISSED
+    return MET if found.bound <= goal.max_drop else DOUBTFUL
+
+
+def speed_of(trial: Trial, goal: Goal) -> int:
+    """Return `MET` where it is faster than float32 beyond doubt, `DOUBTFUL` where nothing can be claimed and it may be,
+    else `MISSED`. Where speed is not the objective, as fast is enough."""
+    least = 1.0 if goal.objective in BY_TIME else 1 / (1 + EQUAL)
+    claim = trial.timing.speedup if trial.timing else None
+    if claim is not None and claim.interval is not None:
+        return MET if claim.interval[1] > least else MISSED
+    if claim is not None and claim.estimated is not None:
+        return DOUBTFUL if claim.estimated[2] > least else MISSED
+    return DOUBTFUL
+
+
 def by_structure(trials: Iterable[Trial]) -> list[list[Trial]]:
     """Group trials by their structure, in their order."""
     groups: dict[str, list[Trial]] = {}
@@ -409,31 +433,32 @@ def decibels(noise: float) -> str:
 
 def in_simulator(found: Assessment) -> str:
     """Write the loss in a simulator of the target, and what it rests on."""
-    return f"loses {points(found.drop)} in the simulator{_interval(found)}, {found.samples} samples"
+    return f"loses {points(found.drop)} in the simulator{interval(found)}, {found.samples} samples"
 
 
 def times(timing: Timing | None, of: str = "") -> str:
-    """Write the ratio to float32 with its interval; "" where there is none."""
+    """Write the ratio to float32 with its interval, or an estimate that says so; "" where there is none."""
     found = timing.speedup if timing is not None else None
     if found is None:
         return ""
-    if found.interval is None:
-        return f"the speed is not measurable here: {found.reason or 'too few pairs of runs'}"
     whose = f"{of}'s" if of else "its"
-    return f"{found.interval[0]:.2f} times {whose} speed ({found.figures()})"
+    if found.interval is not None:
+        return f"{found.interval[0]:.2f} times {whose} speed ({found.figures()})"
+    about = found.estimated
+    return f"about {about[0]:.2f} times {whose} speed ({found.figures()})" if about else "a speed that is not known"
 
 
 def unmeasured(*trials: Trial) -> str:
     """Write why the speeds of `trials` cannot be compared: what is wrong with the first that cannot be claimed; ""
     where all that were timed can be."""
-    return next((times(t.timing) for t in trials if t.timing is not None and t.verdict == UNKNOWN), "")
+    claims = (t.timing.speedup for t in trials if t.timing is not None and t.verdict == UNKNOWN)
+    return next(((claim and claim.reason) or "too few pairs of runs" for claim in claims), "")
 
 
 def behind(trial: Trial, faster: Trial) -> str:
     """Write by how much `trial` takes longer than `faster`, or why that is not known."""
-    unclear = unmeasured(trial, faster)
-    if unclear:
-        return f"in speed not distinguishable from {faster.name}: {unclear}"
+    if unmeasured(trial, faster):
+        return f"in speed not distinguishable from {faster.name}: it runs at {times(trial.timing, of='float32')}"
     return f"{trial.latency / faster.latency:.2f} times the latency of {faster.name}"
 
 
@@ -454,81 +479,6 @@ def less_accurate(trial: Trial, better: Trial) -> str:
     return f"as accurate, and its outputs are further from float32's (SQNR {a:.1f} dB, not {b:.1f})"
 
 
-def verdict(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write what was found, the most important first."""
-    winner = outcome.winner
-    if winner is None:
-        asked = f"loses at most {points(goal.max_drop)} and is faster than float32"
-        lines = [f"no candidate {asked}", *needed(outcome, goal)]
-    else:
-        found = winner.assessment
-        assert found is not None
-        lines = [
-            f"{winner.name} runs at {times(winner.timing, of='float32')}",
-            f"it loses {points(found.drop)}{_interval(found)}, by {found.basis}, on {found.samples} samples; "
-            f"{points(goal.max_drop)} were allowed",
-            *_engines(outcome, winner),
-        ]
-        if found.doubt:
-            lines.append(
-                f"over many other samples up to {points(found.bound)} are to be expected, "
-                f"on {found.samples} others up to {points(found.prediction_bound)} (nine chances of ten)"
-            )
-    if not outcome.settled:
-        lines.append("the fastest candidates could not be distinguished in the time that there was")
-    if outcome.out_of_time:
-        lines.append("the budget ended the search; more time may find a better one")
-    return tuple(lines)
-
-
-def _engines(outcome: Outcome, winner: Trial) -> list[str]:
-    """Write how the engine that won compares with the others; nothing where there was one."""
-    best: dict[str, Trial] = {}
-    # Of one structure all have the same time: one that was in the end's choice says more than one that was dropped.
-    timed = (t for t in outcome.trials if t.timing)
-    for trial in sorted(timed, key=lambda t: (t.latency, t.status == "eliminated")):
-        best.setdefault(engine_name(trial.candidate), trial)
-    own, lines = engine_name(winner.candidate), []
-    for name, trial in best.items():
-        if name != own:
-            share = trial.latency / winner.latency
-            why = f": {trial.reason}" if share < 1 and trial.reason else ""
-            told = f"{share:.2f} times its latency: {trial.name}, {trial.status}{why}"
-            lines.append(f"{own} runs it; the fastest in {name} has {told}")
-    if winner.candidate.engine is not None:
-        what = outcome.fallback or "float32"
-        lines.append(f"where {own} is not installed, {what} runs in onnxruntime's own kernels")
-    return lines
-
-
-def needed(outcome: Outcome, goal: Goal) -> tuple[str, ...]:
-    """Write what would be needed where nothing qualified: the nearest misses, and what would let each through."""
-    lines = []
-    timed = [t for t in outcome.trials if t.timing]
-    measured = [t for t in timed if t.assessment and t.assessment.complete]
-    quick = [t for t in measured if t.verdict == FASTER]
-    accurate = [t for t in measured if t.loss <= goal.max_drop]
-    near = min(quick, key=lambda t: t.loss) if quick else min(accurate or timed, key=lambda t: t.latency, default=None)
-    unclear = unmeasured(near) if near is not None else ""
-    if near is not None and quick and near.assessment is not None:
-        lines.append(
-            f"{near.name} is faster than float32 and {loses(near.assessment)}: "
-            f"--max-drop {100 * near.loss + 0.005:.2f}% would let it through"
-        )
-    elif unclear:
-        lines.append(f"{unclear}. --resume measures it again; try it when the machine is quiet")
-    elif near is not None and accurate:
-        lines.append(f"{near.name} keeps the accuracy, at {times(near.timing, of='float32')}: not worth shipping")
-    elif near is not None and not any(t.verdict == FASTER for t in timed):
-        found = times(near.timing, of="float32")
-        lines.append(f"int8 does not pay here: the fastest, {near.name}, has {found}")
-    elif not outcome.out_of_time:
-        lines.append("no candidate was measured in full: the reasons are with the candidates")
-    if outcome.out_of_time:
-        lines.append("more --budget: the search was not finished")
-    return tuple(lines)
-
-
-def _interval(found: Assessment) -> str:
+def interval(found: Assessment) -> str:
     """Write the interval of a loss; "" where nothing is known of it: the whole scale."""
     return "" if found.high - found.low >= 1 else f" ({points(found.low)} to {points(found.high)})"

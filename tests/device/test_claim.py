@@ -97,6 +97,38 @@ def test_a_competitor_on_each_core_is_seen_through_or_nothing_is_claimed(
         assert found.interval[1] <= truth <= found.interval[2]
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    float_ms=st.floats(0.05, 30.0),
+    truth=st.floats(0.4, 6.0),
+    load=st.integers(1, 4),
+    sessions=st.sampled_from([1, 3, 6]),
+    seed=st.integers(0, 10_000),
+)
+def test_where_nothing_can_be_claimed_the_estimate_is_right_all_the_same(
+    float_ms: float, truth: float, load: int, sessions: int, seed: int
+) -> None:
+    """Whatever the time slices do to the latencies of either, in bursts of 100 ms of which none is undisturbed."""
+    random, sides = np.random.default_rng(seed), []
+    for need in (float_ms, float_ms / truth):
+        count = max(1, int(100 / (need * (load + 1))))
+        times = np.concatenate([time_sliced(need / 1e3, count, 1, load, random)[0] for _ in range(ROUNDS)])
+        starts, disturbed = np.arange(ROUNDS) * count, np.ones(times.size, bool)
+        sides.append(Distribution(times, starts, disturbed=disturbed, busy=0.8, sessions=sessions))
+    found = claim(*sides)
+    assert (found.verdict, found.interval) == (UNKNOWN, None)
+    assert found.estimated is not None
+    about, low, high = found.estimated
+    assert low <= truth <= high
+    assert f"runs at about {about:.2f} times float32's speed (estimated, {low:.2f} to" in found.sentence("b", "float32")
+
+
+@pytest.mark.parametrize("likely", [(2.0, 2.5, 3.0), (2.0, 1.0, float("inf")), (0.0, 0.0, 1.0), None])
+def test_an_estimate_of_a_record_is_believed_only_where_it_is_one(likely: Any) -> None:
+    assert Claim.read({"reason": "busy", "likely": likely}).estimated is None
+    assert Claim.read({"reason": "busy", "likely": [2.0, 1.5, 3.0]}).estimated == (2.0, 1.5, 3.0)
+
+
 def test_disturbance_of_one_side_only_moves_nothing() -> None:
     random = np.random.default_rng(0)
     a, b = 2.0 * calm(random, np.ones((ROUNDS, PER_ROUND))), calm(random, np.ones((ROUNDS, PER_ROUND)))

@@ -63,9 +63,28 @@ def test_one_pair_of_runs_is_no_verdict() -> None:
     bench = samples.bench_report()
     bench["scenarios"]["single-stream"]["ratios"]["int8"] = ratio(1.53, 1.53, 1.53, pairs=1)
     found = verdict(bench=bench)
-    assert (found.tone, found.status) == ("neutral", "Speed unknown")
+    assert (found.tone, found.status) == ("neutral", "Speed unproven")
     assert found.figures[0].value == "not measurable"
     assert "as fast" not in found.sentence
+
+
+def test_an_estimate_is_called_unproven() -> None:
+    bench = samples.bench_report()
+    estimate = {"reason": "the machine was busy", "likely": [2.0, 1.5, 2.6]}
+    bench["scenarios"]["single-stream"]["ratios"]["int8"] = {**ratio(1.53, 1.53, 1.53, pairs=1), **estimate}
+    found = verdict(bench=bench)
+    assert (found.tone, found.status) == ("neutral", "Speed unproven")
+    assert found.figures[0].value == "about 2.00×"
+    assert found.figures[0].note == "unproven: estimated, 1.50 to 2.60; the machine was busy"
+    assert "runs at about 2.00× the speed of float32, estimated and unproven" in found.sentence
+
+
+def test_what_is_in_doubt_is_no_goal_met() -> None:
+    doubted = {**samples.tuning(), "goal_met": True, "doubts": ["accuracy in doubt: it loses 0.59 points"]}
+    assert verdict(tuning=doubted).status == "Accuracy in doubt"
+    missed = verdict(tuning={**doubted, "goal_met": False})
+    assert missed.status == "Goal not met"
+    assert f"{doubted['chosen']} comes nearest" in missed.sentence
 
 
 def test_ratio_and_milliseconds_are_of_the_same_runs() -> None:

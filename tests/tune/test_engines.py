@@ -28,7 +28,8 @@ from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.journal import digest
 from edgeq.tune.search import search
 from edgeq.tune.space import Candidate
-from edgeq.tune.trials import Outcome, verdict
+from edgeq.tune.trials import Outcome
+from edgeq.tune.verdict import verdict
 from edgeq.util.records import plain
 from tests import fake_engine
 from tests.plugins import needs_plugin
@@ -61,7 +62,7 @@ def run(
     near = {f"{name} in fake:bf16": Fact(speed=0.2) for name in ("a", "b", "unquantized")}
     evaluator = FakeEvaluator({**slow, **near, **facts}, **more)
     field = Field((EngineChoice(engine), EngineChoice(engine, "bf16")), own)
-    goal = goal or Goal()
+    goal = replace(goal or Goal(), strict=True)
     deadline = Deadline(goal.budget_s, Clock())
     return search(candidates, profile(), evaluator, goal, deadline, threads=threads, engines=field), evaluator
 
@@ -181,7 +182,7 @@ def test_on_a_busy_machine_no_engine_is_dropped_as_slower(fake: Engine) -> None:
     outcome, evaluator = run(fake, facts, busy="the machine was busy")
     for name in ("a", "a in fake", "a in fake:bf16"):
         assert f"assess {name} 400" in evaluator.log
-        assert "not faster than float32 beyond doubt: the speed is not measurable" in outcome.trial(name).reason
+        assert "not faster than float32 beyond doubt: a speed that is not known" in outcome.trial(name).reason
     assert not [trial for trial in outcome.trials if "times the latency" in trial.reason]
     quiet, _ = run(fake, facts)
     assert "times the latency of" in quiet.trial("a in fake").reason

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeq.tune.goal import Deadline, Goal
 from edgeq.tune.search import search
-from edgeq.tune.trials import Outcome, verdict
+from edgeq.tune.trials import Outcome
+from edgeq.tune.verdict import verdict
 from tests.tune.fakes import BusyWith, Clock, Fact, FakeEvaluator, profile
 from tests.tune.test_search import candidates
 
@@ -17,7 +20,7 @@ def outcome(facts: dict[str, Fact], goal: Goal, evaluator: FakeEvaluator | None 
 
 
 def found(facts: dict[str, Fact], goal: Goal | None = None) -> str:
-    goal = goal or Goal()
+    goal = replace(goal or Goal(), strict=True)
     return "; ".join(verdict(outcome(facts, goal), goal))
 
 
@@ -44,12 +47,12 @@ def test_a_speed_that_is_unclear_counts_only_where_it_may_decide() -> None:
     facts = {"a": Fact(speed=0.995), "b": Fact(speed=0.9)}
     doubtful = BusyWith(facts)
     doubtful.doubtful = "b"
-    text = "; ".join(verdict(outcome(facts, Goal(), doubtful), Goal()))
+    text = "; ".join(verdict(outcome(facts, Goal(strict=True), doubtful), Goal()))
     assert "a keeps the accuracy, at 0.99 times float32's speed" in text
     doubtful = BusyWith(facts)
     doubtful.doubtful = "a"
-    text = "; ".join(verdict(outcome(facts, Goal(), doubtful), Goal()))
-    assert "the runs disagree. --resume measures it again" in text
+    text = "; ".join(verdict(outcome(facts, Goal(strict=True), doubtful), Goal()))
+    assert "the runs disagree. --resume on a quiet machine measures it again" in text
 
 
 def test_that_the_accurate_one_is_not_faster() -> None:

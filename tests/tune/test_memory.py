@@ -21,6 +21,7 @@ from edgeq.tune.memory import FILE, Memory, Space, layer_kinds, recall
 from edgeq.tune.search import Searched, Searches
 from edgeq.tune.space import Candidate
 from edgeq.tune.trials import Evaluator
+from edgeq.tune.verdict import verdict
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.records import plain
 from tests.graphs import proto
@@ -93,7 +94,7 @@ def test_on_a_busy_machine_it_is_not_refuted_but_cannot_be_confirmed(tmp_path: P
     notes = Notes()
     memory = recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT)
     result = found(FakeEvaluator(FACTS, busy="the machine was busy"), memory, progress=notes)
-    why = "the speed is not measurable here: the machine was busy"
+    why = "the machine was busy"
     assert result.memory == {"models": ["first.onnx"], "confirmed": None, "reason": why}
     assert f"it could not be confirmed here: {why}; the whole search follows" in notes.texts
     assert not [text for text in notes.texts if "as well here" in text]
@@ -162,3 +163,13 @@ def test_a_damaged_file_is_no_evidence_and_is_replaced(tmp_path: Path, content: 
     assert not recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
     tuned_before(tmp_path / FILE)
     assert recall(tmp_path / FILE, DENSE, SETTINGS, 0.01, SILENT).evidence
+
+
+def test_on_a_busy_machine_the_speed_of_an_earlier_run_of_the_same_model_is_named(tmp_path: Path) -> None:
+    tuned_before(tmp_path / FILE)
+    for digest, earlier in (("first", 4.0), ("other", None)):
+        memory = recall(tmp_path / FILE, DENSE, {**SETTINGS, "model": digest}, 0.01, SILENT)
+        outcome = found(FakeEvaluator(FACTS, busy="the machine was busy"), memory).outcome
+        assert (outcome.chosen, outcome.earlier) == ("coarse", earlier)
+        named = "an earlier run on this machine claimed 4.00 times for these kernels of this model"
+        assert (named in " ".join(verdict(outcome, Goal()))) == (earlier is not None)

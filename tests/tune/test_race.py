@@ -79,7 +79,7 @@ def test_of_choices_about_as_fast_the_most_accurate_gets_layers_in_float(ahead: 
 def test_on_a_busy_machine_no_form_is_dropped_as_slower() -> None:
     facts = {KERNEL: Fact(speed=1.2), f"{KERNEL} (1 in float)": Fact(speed=1.25)}
     outcome = run(FakeEvaluator(facts, slow=("a",), busy="the machine was busy"), KERNEL)
-    why = "the speed is not measurable here: the machine was busy"
+    why = "it runs at a speed that is not known"
     assert outcome.trial(KERNEL).reason == f"in speed not distinguishable from {KERNEL} (1 in float): {why}"
     assert not [trial for trial in outcome.trials if "times the latency" in trial.reason]
     quiet = run(FakeEvaluator(facts, slow=("a",)), KERNEL)

@@ -21,6 +21,7 @@ from edgeq.hardware.detect import detect_machine
 from edgeq.hardware.target import resolve
 from edgeq.jobs.tune import Tuned, plan
 from edgeq.measure.task import make_task
+from edgeq.report.bundle import report_bundle
 from edgeq.tune.goal import Goal
 from edgeq.util.records import plain
 from tests.graphs import proto
@@ -110,16 +111,33 @@ def filters(folder: Path) -> tuple[Path, Path]:
     return folder / "filters.onnx", folder / "noise.npy"
 
 
-def test_a_goal_that_cannot_be_met_is_an_error_with_the_front_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_strict_goal_that_cannot_be_met_is_an_error_with_the_front_and_leaves_nothing(tmp_path: Path) -> None:
     model, data = filters(tmp_path)
     with pytest.raises(GoalNotMetError, match=r"no candidate loses at most 0\.00 points") as caught:
-        edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0, budget_s=5))
+        edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0, budget_s=5, strict=True))
     record = caught.value.record
     assert record["chosen"] is None
     assert record["needed"]
     assert record["metric"]["name"] == "cosine"
     assert any(c["timing"] for c in record["candidates"])
     assert not (tmp_path / "t").exists()
+    assert report_bundle(tmp_path / "t.tuning").verdict.status == "Goal not met"
+
+
+def test_what_comes_nearest_is_written_although_the_goal_is_missed(tmp_path: Path) -> None:
+    model, data = filters(tmp_path)
+    with pytest.raises(GoalNotMetError, match=r"^goal missed: no candidate .* comes nearest") as caught:
+        edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0, budget_s=5))
+    record = caught.value.record
+    assert (record["bundle"], record["goal_met"]) == (str(tmp_path / "t"), False)
+    assert edgeq.verify(tmp_path / "t").passed
+    for place in (tmp_path / "t", tmp_path / "t.tuning"):
+        found = report_bundle(place)
+        assert found.verdict.status == "Goal not met"
+        assert f"{record['chosen']} comes nearest" in found.verdict.sentence
+    # From what is known another limit is answered, and nothing is left behind.
+    edgeq.tune(model, Data(data), tmp_path / "t", goal=Goal(max_drop=0.5, budget_s=30), resume=True, force=True)
+    assert json.loads((tmp_path / "t" / "tuning.json").read_text())["goal_met"]
 
 
 def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Path) -> None:
@@ -161,7 +179,13 @@ def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     steps = json.loads(shown.stdout)
     assert steps["candidates"]
-    assert steps["goal"] == {"objective": "latency", "max_drop": 0.01, "budget_s": None, "thorough": False}
+    assert steps["goal"] == {
+        "objective": "latency",
+        "max_drop": 0.01,
+        "budget_s": None,
+        "thorough": False,
+        "strict": False,
+    }
     human = CliRunner().invoke(group, arguments)
     assert steps["candidates"][0]["name"] in human.output
     assert not list(tmp_path.iterdir())
@@ -197,5 +221,5 @@ def test_the_command_fails_with_its_own_code_and_shows_what_there_is(tmp_path: P
     arguments = ["tune", str(model), "--data", str(data), "--max-drop", "0", "--budget", "4s"]
     shown = CliRunner().invoke(group, [*arguments, "-o", str(tmp_path / "t"), "-q", "--json"])
     assert shown.exit_code == 11, shown.output
-    assert json.loads(shown.stdout)["chosen"] is None
+    assert json.loads(shown.stdout)["goal_met"] is False
     assert "no candidate" in shown.stderr

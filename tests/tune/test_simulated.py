@@ -24,7 +24,7 @@ from edgeq.tune.goal import Goal
 from edgeq.util.records import plain
 from tests.tune.fakes import Interrupting
 
-KEYS = ["bundle", "target", "simulated", "goal", "chosen", "trials", "elapsed_s", "proof"]
+KEYS = ["bundle", "target", "simulated", "goal", "goal_met", "chosen", "trials", "elapsed_s", "proof"]
 FORM = {"method", "recoveries", "kept_in_float", "wide", "wide_share", "int8_mac_share", "loss", "simulator", "noise"}
 
 
@@ -85,7 +85,10 @@ def test_what_was_interrupted_is_resumed(tmp_path: Path) -> None:
     assert not output.with_name("bundle.tuning").exists()
 
 
-def test_a_goal_out_of_reach_says_what_the_best_form_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_goal_out_of_reach_says_what_the_best_form_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
     from edgeq.tune import local
 
     unchanged = local.LocalEvaluator.assess
@@ -97,10 +100,10 @@ def test_a_goal_out_of_reach_says_what_the_best_form_loses(tmp_path: Path, monke
     monkeypatch.setattr(local.LocalEvaluator, "assess", lossy)
     data = Data(str(demo.CALIBRATION), count=4)
     with pytest.raises(GoalNotMetError, match=r"no form for nvidia-t4 .* the best, 0\.2500") as caught:
-        edgeq.tune(demo.MODEL, data, tmp_path / "bundle", target="nvidia-t4", goal=Goal(budget_s=3))
-    assert caught.value.record["chosen"] is None
+        edgeq.tune(demo.MODEL, data, tmp_path / "bundle", target="nvidia-t4", goal=Goal(budget_s=3, strict=strict))
+    assert (caught.value.record["chosen"] is None) == strict
     assert 0.25 in [form["loss"] for form in caught.value.record["trials"]]
-    assert not (tmp_path / "bundle").exists()
+    assert (tmp_path / "bundle").exists() != strict
 
 
 def test_without_its_simulator_it_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,17 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import numpy as np
 
 from edgeq_device.environment import Watch
-from edgeq_device.latency import Bursts, Clock, Distribution, Recorder, Runners, WarmUp, quiet_collector, warm_up_all
+from edgeq_device.latency import (
+    Bursts,
+    Clock,
+    Distribution,
+    Recorder,
+    Runners,
+    WarmUp,
+    out_of_reach,
+    quiet_collector,
+    warm_up_all,
+)
 
 FEWEST_SESSIONS = 6
 """From so many sessions on they, not their rounds, are what an interval is taken over."""
@@ -166,7 +176,8 @@ def rank_until_settled(
         enough: undisturbed rounds after which two neighbours are a tie if the estimate of their ratio is within the
             tolerance, however wide its interval: to narrow that takes many times as long, and gains less than the
             tolerance. Not for `keep`. None: never.
-        max_rounds, max_duration_s: give up after these; `settled` is then False.
+        max_rounds, max_duration_s: give up after these; `settled` is then False. So it is where the machine is too busy
+            for a claim in that time (`out_of_reach`).
         warmup: how to warm up first; None where the caller has done it.
         on_round: called after each round.
     """
@@ -187,18 +198,22 @@ def rank_until_settled(
             return False
         return 1 / (1 + tie) <= between.estimate <= 1 + tie
 
-    rounds, looks, next_look = 0, 0, min_rounds
+    rounds, looks, next_look, undisturbed = 0, 0, min_rounds, 0.0
+    beside = keep if keep in runners else next(iter(runners))
     with Watch(clock) as watch:
         recorders = {name: Recorder(run, bursts or Bursts(0.05, 0.01), watch) for name, run in runners.items()}
         while True:
             turn = list(active)
             random_order.shuffle(turn)
             with quiet_collector():
-                for name in turn:
-                    recorders[name].turn()
+                quiet = {name: recorders[name].turn() for name in turn}
             rounds += 1
             on_round()
-            out_of_time = rounds >= max_rounds or clock() - start >= max_duration_s
+            if quiet.get(beside, True):
+                undisturbed += sum(quiet.values()) / len(quiet)
+            spent = clock() - start
+            hopeless = out_of_reach(undisturbed, spent, max_duration_s - spent)
+            out_of_time = rounds >= max_rounds or spent >= max_duration_s or hopeless
             if rounds < next_look and not out_of_time:
                 continue
             looks += 1
@@ -263,6 +278,13 @@ BUSY_ALLOWANCE = 1.15
 """By how much the interval is widened, either way, on a busy machine, even where no run was kept from its core: who
 works on the other hyperthread, in the shared cache and on the same clock slows float and integer kernels unequally.
 Measured on resnet20, a keyword spotter and MobileNet, with one thread and a loop on the other core: up to 10 %."""
+ESTIMATE_ALLOWANCE = 1.25
+"""By how much the spread of an estimate is wider, either way, than the interval of what it rests on: a model that has a
+core less is not slower by the same factor as another, and where its sessions lie in memory moves it by as much. In 18
+runs each of eight models beside two busy loops on two cores, 99 % of the spreads then held the quiet machine's ratio
+(94 % for the worst model), and none called faster what was slower by a tenth; without it 78 % (28 %), and two."""
+FEWEST_ESTIMATED = 3
+"""Pairs of runs that an estimate takes."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +299,8 @@ class Claim:
         pairs: how many ratios it rests on.
         baseline_ms, ms: median latencies of the pair that `estimate` is the ratio of; None where there was no pair.
         reason: why nothing can be claimed; "" where something can.
+        likely: an estimate in place of a claim: how many times faster, and the ends of the spread that it has. None
+            where something can be claimed, or nothing is known.
     """
 
     estimate: Optional[float] = None
@@ -287,6 +311,15 @@ class Claim:
     baseline_ms: Optional[float] = None
     ms: Optional[float] = None
     reason: str = ""
+    likely: Optional[Tuple[float, float, float]] = None
+
+    @property
+    def estimated(self) -> Optional[Tuple[float, float, float]]:
+        """(estimate, low, high) where nothing can be claimed; None where something can, or nothing is known."""
+        if self.interval is not None or self.likely is None:
+            return None
+        about, low, high = self.likely
+        return (about, low, high) if 0 < low <= about <= high < math.inf else None
 
     @property
     def interval(self) -> Optional[Tuple[float, float, float]]:
@@ -307,10 +340,13 @@ class Claim:
 
     def sentence(self, model: str, baseline: str) -> str:
         """The claim for people."""
-        found = self.interval
+        found, about = self.interval, self.estimated
         if found is None:
             why = self.reason or f"{self.pairs} pair{'' if self.pairs == 1 else 's'} of runs are too few to be sure"
-            return f"{model} against {baseline}: the speed is not measurable here: {why}"
+            if about is None:
+                return f"{model} against {baseline}: the speed is not measurable here: {why}"
+            doubt = "" if about[1] > 1 or about[2] < 1 else ", and may be the slower one"
+            return f"{model} runs at about {about[0]:.2f} times {baseline}'s speed ({self.figures()}){doubt}: {why}"
         if self.verdict == UNSETTLED:
             return f"{model} against {baseline}: no difference in speed is settled ({self.figures()})"
         if self.verdict == SLOWER:
@@ -318,10 +354,11 @@ class Claim:
         return f"{model} runs at {found[0]:.2f} times {baseline}'s speed ({self.figures()})"
 
     def figures(self) -> str:
-        """Interval and milliseconds, such as "1.90 to 2.30; 12.9 → 6.2 ms"; "" where nothing can be claimed."""
-        found = self.interval
+        """Interval and milliseconds, such as "1.90 to 2.30; 12.9 → 6.2 ms"; the spread of an estimate, such as
+        "estimated, 1.80 to 2.40"; "" where nothing is known."""
+        found, about = self.interval, self.estimated
         if found is None:
-            return ""
+            return f"estimated, {about[1]:.2f} to {about[2]:.2f}" if about else ""
         timed = self.baseline_ms is not None and self.ms is not None
         spent = f"; {self.baseline_ms:.3g} → {self.ms:.3g} ms" if timed else ""
         return f"{found[1]:.2f} to {found[2]:.2f}{spent}"
@@ -333,14 +370,17 @@ class Claim:
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Claim":
         """The claim that `to_dict` gave."""
-        return cls(**{key: record[key] for key in cls.__dataclass_fields__ if key in record})
+        known = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
+        likely = known.get("likely")
+        return cls(**{**known, "likely": None if likely is None else tuple(likely)})
 
 
 def claim(baseline: Distribution, model: Distribution) -> Claim:
     """What can be claimed of `model` against `baseline`, which were measured together.
 
     Only runs that nothing disturbed count, and only rounds (or sessions, see `ratio`) in which both have such
-    runs. No claim is made where those are too few for an interval, or where they contradict each other.
+    runs. No claim is made where those are too few for an interval, or where they contradict each other. Then all runs
+    give an estimate.
     """
     found = ratio(baseline, model, confidence=CONFIDENCE, by_session=True)
     rests_on = found.confidence, found.pairs, found.a_ms, found.b_ms
@@ -348,7 +388,32 @@ def claim(baseline: Distribution, model: Distribution) -> Claim:
     slack = BUSY_ALLOWANCE if busy > BUSY else 1.0
     low, high = found.low / slack, found.high * slack
     reason = _reason(found, low, high, baseline, model, busy)
-    return Claim(None, None, None, *rests_on, reason) if reason else Claim(found.estimate, low, high, *rests_on)
+    if reason:
+        return Claim(None, None, None, *rests_on, reason, _estimate(baseline, model))
+    return Claim(found.estimate, low, high, *rests_on)
+
+
+def _estimate(baseline: Distribution, model: Distribution) -> Optional[Tuple[float, float, float]]:
+    """The geometric mean of the ratios of mean latencies in sessions (or rounds), and their spread; None where they
+    are too few.
+
+    Disturbed runs count too. A mean contains what time others took of a burst, the same share for both models. A median
+    does not: it leaves out the waits of runs that mostly fit between two time slices, and keeps those of longer ones.
+    `benchmarks/busy.py` holds means against medians, low percentiles, minima and processor time.
+    """
+    count = min(len(baseline.rounds), len(model.rounds))
+    shared = baseline.sessions if baseline.sessions == model.sessions >= FEWEST_ESTIMATED else count
+    means = []
+    for side in (baseline, model):
+        rounds = np.split(side.samples_ms, side.rounds[1:])[:count]
+        groups = [rounds[first::shared] for first in range(min(shared, count))]
+        means.append(Distribution(np.array([np.concatenate(group).mean() for group in groups])))
+    found = ratio(*means, confidence=CONFIDENCE)
+    if found.pairs < FEWEST_ESTIMATED:
+        return None
+    low, high = found.low / ESTIMATE_ALLOWANCE, found.high * ESTIMATE_ALLOWANCE
+    about = math.exp(float(np.log(means[0].samples_ms / means[1].samples_ms).mean()))
+    return min(max(about, low), high), low, high
 
 
 def _reason(found: Ratio, low: float, high: float, baseline: Distribution, model: Distribution, busy: float) -> str:

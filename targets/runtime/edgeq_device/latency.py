@@ -311,6 +311,16 @@ UNDISTURBED_ROUNDS = 24
 """Rounds in which all runners ran undisturbed that make up for a busy machine: four of each of six sessions."""
 
 
+ESTIMATE_S = 2.0
+"""Seconds of timing that an estimate rests on where a machine is too busy for a claim."""
+
+
+def out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
+    """Return whether a machine is too busy for a claim in the time that is left: after `ESTIMATE_S`, and where at the
+    rate so far not even half of `UNDISTURBED_ROUNDS` would come together."""
+    return spent_s >= ESTIMATE_S and undisturbed * (spent_s + left_s) < UNDISTURBED_ROUNDS / 2 * spent_s
+
+
 class Recorder:
     """The latencies of one runner as they come in, turn by turn."""
 
@@ -381,7 +391,7 @@ def measure_interleaved(
         min_duration_s: recorded seconds that every runner gets at least,
         min_runs: and recorded runs; both must be met by each.
         patience_s: seconds to go on for after that, on a busy machine, until there are `UNDISTURBED_ROUNDS`, spread
-            over all sessions.
+            over all sessions; no longer than they are in reach.
         warmup: how to warm up each runner first; None where the caller has done it.
         seed: decides the order of the runners in each round.
         bursts: default `Bursts()`, shortened for a short `min_duration_s` so that there are at least 20 rounds.
@@ -394,6 +404,7 @@ def measure_interleaved(
     if not runners:
         raise ValueError("nothing to measure: no runners")
     warm_up_all(runners.values(), warmup, clock)
+    start = clock()
     if bursts is None:
         length = min(Bursts.length_s, min_duration_s / 20)
         bursts = Bursts(length, min(Bursts.lead_in_s, length / 5))
@@ -415,7 +426,9 @@ def measure_interleaved(
                 continue
             given_up = clock() + patience_s if given_up is None else given_up
             enough = min(order[0].rounds, UNDISTURBED_ROUNDS) // len(together)
-            if clock() >= given_up or min(together) >= enough:
+            now = clock()
+            hopeless = out_of_reach(sum(together), now - start, given_up - now)
+            if now >= given_up or hopeless or min(together) >= enough:
                 return {name: r.distribution(samples_per_query) for name, r in recorders.items()}
 
 

@@ -1,0 +1,67 @@
+"""What is chosen where nothing meets the goal beyond doubt.
+
+What meets the goal by its figures comes before what does not. Then accuracy decides: a loss that is surely allowed
+comes before one that the samples alone allow, and the smallest one last. Then what may be faster than float32 comes
+before what is not. Of what is left the fastest is taken, or of those about as fast the most accurate."""
+
+from __future__ import annotations
+
+from edgeq_device.claim import UNKNOWN
+from edgeq_device.latency import ESTIMATE_S
+
+from edgeq.tune.goal import BEHIND, MISSED
+from edgeq.tune.judge import in_full
+from edgeq.tune.race import SHORT_S, race
+from edgeq.tune.trials import Trial, Trials, accuracy_of, loses, speed_of, times
+
+
+def choose_nearest(trials: Trials) -> None:
+    """Choose what comes nearest to the goal, if anything was built that works. Time it where no speed of it is known,
+    not even an estimate: beyond the budget, if need be, for as long as an estimate takes."""
+    best = _nearest(trials, _measured(trials))
+    if best is None:
+        return
+    timing = trials.timed(best).timing
+    claim = timing.speedup if timing is not None else None
+    if claim is None or (claim.interval is None and claim.estimated is None):
+        race(trials, [best], max(ESTIMATE_S, trials.deadline.left_s(SHORT_S)))
+    found = trials[best.name].judged
+    assert found is not None
+    kept = accuracy_of(best, trials.goal) != MISSED
+    role = "the best by its figures" if kept and speed_of(best, trials.goal) != MISSED else "the nearest to the goal"
+    trials.update(best.name, status="chosen", reason=f"{role}: {loses(found)}, at {times(trials[best.name].timing)}")
+
+
+def _measured(trials: Trials) -> list[Trial]:
+    """Return what was assessed on all samples. Where none of that keeps the accuracy, what loses least on fewer of them
+    is assessed in full now; where nothing was assessed because all is slow, the closest to float32 of the fastest."""
+    seen = [t for t in trials if t.screening is not None and t.assessment is not None]
+    if seen:
+        known = [t for t in seen if t.assessment is not None and t.assessment.complete]
+        if any(accuracy_of(t, trials.goal) != MISSED for t in known):
+            return known
+        least = min(seen, key=lambda t: t.accuracy_key)
+        return known if least in known else [*known, in_full(trials, least)]
+    built = [t for t in trials if t.screening is not None and t.timing is not None and t.verdict != UNKNOWN]
+    least_s = min((t.latency for t in built), default=0.0)
+    near = [t for t in built if t.latency <= least_s * (1 + BEHIND)]
+    return [in_full(trials, max(near, key=lambda t: t.sqnr_db))] if near else []
+
+
+def _nearest(trials: Trials, measured: list[Trial]) -> Trial | None:
+    """Return the nearest to the goal of what was measured in full."""
+    if not measured:
+        return None
+    goal = trials.goal
+
+    def standing(trial: Trial) -> tuple[bool, int, bool]:
+        """Sort what the goal allows first, then by accuracy, then what may be fast."""
+        accuracy, speed = accuracy_of(trial, goal), speed_of(trial, goal)
+        return MISSED in (accuracy, speed), accuracy, speed == MISSED
+
+    first = min(standing(t) for t in measured)
+    left = [t for t in measured if standing(t) == first]
+    if first[1] == MISSED:
+        return min(left, key=lambda t: t.accuracy_key)
+    least = min(trials.cost(t) for t in left)
+    return min((t for t in left if trials.cost(t) <= least * (1 + BEHIND)), key=lambda t: t.accuracy_key)
