@@ -95,7 +95,7 @@ def climb(
             [plain, *_others(job, target, scheme, chosen, effort)],
             profile,
             evaluator,
-            Goal(max_drop=max_drop),
+            Goal(max_drop=max_drop, strict=True),
             Deadline(None),
             pace=pace,
             progress=progress,

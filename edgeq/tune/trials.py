@@ -422,7 +422,7 @@ def loses(found: Assessment) -> str:
 def allowed(found: Assessment, max_drop: float) -> str:
     """Write what a loss like that of `found` is held against."""
     if found.basis == "noise":
-        return f"{decibels(max_drop)} are asked for"
+        return f"{decibels(max_drop)} are wanted"
     return f"{points(max_drop)} are allowed"
 
 

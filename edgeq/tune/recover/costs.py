@@ -260,6 +260,7 @@ class Columns:
 
     _noise: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     _signal: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
+    _most: float = 1.0
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
         """Add one sample's outputs; elements that are not finite in the reference are left out."""
@@ -271,19 +272,22 @@ class Columns:
             with np.errstate(invalid="ignore"):
                 noise = changed - signal if changed.shape == signal.shape else signal
             finite = np.isfinite(signal)
+            if not np.isfinite(noise[finite]).all():
+                self._most = np.inf
             noise = np.where(np.isfinite(noise), noise, _NOT_FINITE * signal)
             self._noise.setdefault(name, []).append(columns(np.where(finite, noise, 0.0)))
             self._signal.setdefault(name, []).append(columns(np.where(finite, signal, 0.0)))
 
     @property
     def noise(self) -> float:
-        """Mean over outputs of the mean over columns of noise power over signal power, 1 at most."""
+        """Mean over outputs of the mean over columns of noise power over signal power, 1 at most where all is
+        finite."""
         shares = []
         for name in self._signal:
             noise, signal = (_added(parts[name]) for parts in (self._noise, self._signal))
             if np.any(signal > 0):
                 # More noise than signal loses no more: it would hide what counts in the other columns.
-                shares.append(float(np.mean(np.minimum(noise[signal > 0] / signal[signal > 0], 1.0))))
+                shares.append(float(np.mean(np.minimum(noise[signal > 0] / signal[signal > 0], self._most))))
         return float(np.mean(shares)) if shares else 0.0
 
 
