@@ -15,15 +15,16 @@ from operator import index
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from edgeq.data.array_files import find_cases, holds_key, open_array_files, open_cases, open_stacked
+from edgeq.data.array_files import ArrayFiles, find_cases, holds_key, open_array_files, open_cases, open_stacked
 from edgeq.data.arrays import is_idx
+from edgeq.data.classes import Classes, class_folders, empty_classes, score_count, strays
 from edgeq.data.files import SUFFIXES, ImageFiles
 from edgeq.data.fit import first_input
 from edgeq.data.labels import SUFFIXES as TEXTS
 from edgeq.data.labels import Paths, open_text
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, load_preprocess
 from edgeq.data.python_items import open_python
-from edgeq.data.records import MAX_FILES, Source, SourceOptions, class_folders, empty_classes, strays
+from edgeq.data.records import MAX_FILES, FileList, Source, SourceOptions
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
 from edgeq.util.display import Displayed
@@ -46,6 +47,7 @@ class Opened:
         name: the source, for people.
         folder: where relative names of label files are looked for.
         sidecar: whether the preprocessing was found beside the data or the model rather than named.
+        sorted_classes: how many class folders are numbered by nothing but their sorted order.
     """
 
     name: str
@@ -54,6 +56,11 @@ class Opened:
     notes: tuple[str, ...] = ()
     folder: Path | None = None
     sidecar: bool = False
+    sorted_classes: int = 0
+
+    def groups(self) -> Sequence[str]:
+        """Return the class folder of each record; nothing where there are none."""
+        return self.records.groups() if isinstance(self.records, FileList | ArrayFiles) else ()
 
 
 def open_source(
@@ -61,10 +68,11 @@ def open_source(
     signature: Signature,
     preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
     model: Path | None,
+    classes: Classes | None = None,
 ) -> Opened:
     """See `edgeq.data.samples.open_samples`."""
     try:
-        return _open(source, signature, preprocess, model)
+        return _open(source, signature, preprocess, model, classes)
     except OSError as error:
         place = error.filename or source
         raise DataError(f"{place} cannot be read: {error.strerror or error}", "Check it and its permissions") from error
@@ -75,6 +83,7 @@ def _open(
     signature: Signature,
     preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
     model: Path | None,
+    classes: Classes | None,
 ) -> Opened:
     named = load_preprocess(preprocess) if preprocess is not None else None
     if not isinstance(source, str | Path):
@@ -98,12 +107,16 @@ def _open(
         named = _with_the_data(found.root, notes) or _with_the_model(found, model, notes)
     if found.ignored:
         notes.append(f"{source}: {found.ignored} files of other kinds{' or names' if pattern else ''} ignored")
-    records = _reader(source, found, signature, named)
+    beside = [model.absolute().parent] if model is not None else []
+    held = found.files if found.kind in ("images", "arrays", "other") else ()
+    folders = class_folders(found.root, held, classes=classes, scores=score_count(signature), beside=beside)
+    records = _reader(source, found, signature, named, folders.numbers)
     if named is not None and not records.prepared:
         notes.insert(0, f"preprocessing: {named.name}")
     elif not isinstance(records, ImageFiles):
         notes.insert(0, "preprocessing: none named; the arrays are taken as model inputs")
-    return Opened(str(source), records, named, (*notes, *records.notes), found.root, sidecar)
+    unsure = len(folders.numbers) if folders.sorted_names else 0
+    return Opened(str(source), records, named, (*notes, *folders.notes, *records.notes), found.root, sidecar, unsure)
 
 
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
@@ -147,11 +160,12 @@ def _only_stack(named: Preprocess) -> bool:
     return named.spec is not None and not named.spec.steps and unnamed
 
 
-def _reader(source: str | Path, found: Found, signature: Signature, named: Preprocess | None) -> Source:
+def _reader(
+    source: str | Path, found: Found, signature: Signature, named: Preprocess | None, classes: Mapping[str, int]
+) -> Source:
     options = named.source if named is not None else SourceOptions()
     prepared = named is None or _only_stack(named)
     target = first_input(signature, options.input)
-    classes = class_folders(found.root, found.files)
     notes = (*empty_classes(found.root, found.files, classes), *strays(found.root, found.files))
     if named is not None and named.reads == "path":
         return Paths(found.root, found.files, target, classes, notes)

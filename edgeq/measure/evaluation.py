@@ -28,6 +28,7 @@ from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sess
 from edgeq.measure.agreement import Agreement, Outputs, infer, probabilities
 from edgeq.measure.bench import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
+from edgeq.measure.settle import settle
 from edgeq.measure.task import TaskOptions, make_task, split_task_options
 from edgeq.model.load import model_signature
 from edgeq.run.engines import choose_engine, described
@@ -119,6 +120,7 @@ class EvalResult:
             "higher_is_better": accuracy.higher_is_better if accuracy else None,
             "metrics": dict(accuracy.metrics) if accuracy else {},
             "options": self.request.options.given(),
+            "warnings": accuracy.doubts if accuracy else (),
             "settings": self.settings,
             "coverage": self.coverage,
             "reference": {
@@ -179,6 +181,8 @@ def run_evaluation(
             model=request.model if loaded.variant is None else None,
             progress=progress,
         )
+        if task is not None:
+            task = settle(task, (loaded_models.get("reference") or loaded).session, samples, progress=progress)
         settings = {key: s.settings for key, s in loaded_models.items()}
         compared = "reference" if request.reference is not None else None
         if pool is None:

@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 
 from edgeq.backends.base import Artifact
 from edgeq.calibrate.ranges import range_noise, scheme_ranges
-from edgeq.data.samples import Samples, Subset
+from edgeq.data.samples import Samples, Subset, places
 from edgeq.errors import EdgeqError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import GOOD_DB, Agreement, worst_db
@@ -86,8 +86,8 @@ def spread(samples: Samples, count: int, *, others: bool = False) -> Samples:
     """
     if len(samples) <= count:
         return samples
-    step = len(samples) // count
-    return Subset(samples, range(step // 2 if others else 0, len(samples), step)[:count])
+    behind = len(samples) // (2 * count) if others else 0
+    return Subset(samples, [place + behind for place in places(len(samples), count)])
 
 
 def int8_share(job: Job, built: Built) -> float:

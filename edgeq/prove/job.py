@@ -33,6 +33,7 @@ from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import source_names
 from edgeq.measure.evaluation import propose
+from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
 from edgeq.model.clean import check_bundle_name, is_named_bundle
 from edgeq.model.compatibility import parse_sizes
@@ -41,7 +42,7 @@ from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.saturation import exact_options
 from edgeq.prove.opening import check_preparation
 from edgeq.quantize.adopt import adopt
-from edgeq.run.session import SessionSettings
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, check_free
@@ -538,6 +539,9 @@ class Request:
         if not adopted:
             with progress.stage("Checking the preparation"):
                 prepared = check_preparation(prepared, proof_samples)
+        task = self.task
+        if task is not None and validation is not None:
+            task = settle(task, open_session(prepared.path), proof_samples, progress=progress)
         here = machine or detect_machine()
         return Job(
             source=model,
@@ -551,7 +555,7 @@ class Request:
             host=match_profile(here, load_profiles()).profile if machine is not None else None,
             static=static,
             machine=here,
-            task=self.task,
+            task=task,
             progress=progress,
         )
 

@@ -21,6 +21,7 @@ from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time, speed_of
+from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
 from edgeq.report.figures import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
@@ -441,11 +442,13 @@ def run_comparison(
         if samples is None:
             notes.append("without --data their answers are not compared")
         evaluation = None
+        task = as_task(request.task, request.options) if request.task is not None else None
         if samples is not None and fits:
+            task = settle(task, a.session, samples, progress=progress) if task is not None else None
             evaluation = evaluate_sessions(
                 {A: a.session, B: b.session},
                 samples,
-                task=as_task(request.task, request.options) if request.task is not None else None,
+                task=task,
                 reference=A,
                 settings={A: a.settings, B: b.settings},
                 progress=progress,

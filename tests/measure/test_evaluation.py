@@ -180,6 +180,7 @@ KEYS = [
     "higher_is_better",
     "metrics",
     "options",
+    "warnings",
     "settings",
     "coverage",
     "reference",
