@@ -407,6 +407,13 @@ def places(total: int, count: int) -> list[int]:
     return [place * total // count for place in range(count)]
 
 
+def first(samples: Samples, count: int) -> Samples:
+    """Return the samples of the first `count` records: a window, for readers that go through the data in parts."""
+    if isinstance(samples, SourceSamples):
+        return samples.records(range(count))
+    return Subset(samples, range(min(count, len(samples))))
+
+
 def spread_over(samples: Samples, count: int) -> Samples:
     """Return `count` samples spread over all, for data are often sorted by class; all where there are no more."""
     if count >= len(samples):

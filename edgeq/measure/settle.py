@@ -27,8 +27,9 @@ def settle(task: Task, session: Session, samples: Samples, *, progress: Progress
         return task
 
     def pairs() -> Iterator[tuple[Sample, Outputs]]:
-        """Yield rows with the model's outputs, the last first: data are often sorted by class."""
-        for sample in reversed(list(spread_over(samples, _FEW))):
+        """Yield rows with the model's outputs, after the first the last ones: data are often sorted by class."""
+        few = list(spread_over(samples, _FEW))
+        for sample in (few[0], *reversed(few[1:])):
             for row, made in rows(sample, {"": infer(session, sample)}):
                 yield row, made[""]
 

@@ -33,10 +33,11 @@ from edgeq.measure.boxes import (
     mean_average_precisions,
     suppress,
 )
-from edgeq.measure.decoders import Decode, load_decoder
+from edgeq.measure.decoders import REGISTRY as HEADS
+from edgeq.measure.decoders import Decode, load_decoder, recognise
 from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
 from edgeq.util.display import Displayed
-from edgeq.util.registry import DECODERS
+from edgeq.util.registry import DECODERS, names_function
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,19 @@ class Classification(Displayed):
     def start(self) -> ClassificationMeter:
         """A meter of top-1 and top-5."""
         return ClassificationMeter(self)
+
+
+def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
+    """Return the task that a sample's label and a model's outputs for it suggest: classification, where the label is a
+    class number and the only float output has a row of class scores for it; None where they suggest none."""
+    found = [array for array in outputs.values() if array.dtype.kind == "f"]
+    label = np.asarray(sample.label).reshape(-1) if sample.label is not None else np.zeros(0)
+    if len(found) != 1 or label.dtype.kind not in "iu" or not len(label):
+        return None
+    shape = found[0].shape
+    if len(shape) < 2 or shape[0] != len(label) or shape[1] < 2 or any(size != 1 for size in shape[2:]):
+        return None
+    return Classification() if label.min() >= 0 and label.max() < shape[1] else None
 
 
 _LEAST_BESIDE = 8
@@ -407,7 +421,8 @@ class Detection(Displayed):
 
     Attributes:
         annotations: the truth.
-        decoder: the model's head.
+        decoder: the model's head; None takes the one that its outputs show (`settled`).
+        usual: the name of the preprocessing that goes with the head; "" where none is known.
         confidence: candidates that score at most this are dropped. Low, as average precision counts
             low-scored boxes too.
         iou: overlap above which the lower-scored of two boxes of a class is dropped.
@@ -415,34 +430,57 @@ class Detection(Displayed):
     """
 
     annotations: CocoAnnotations
-    decoder: Decode
+    decoder: Decode | None
     confidence: float = 0.01
     iou: float = 0.65
     limit: int = 100
     name: str = "detection"
     primary: str = "mAP50-95"
     higher_is_better: bool = True
+    usual: str = ""
 
     def __post_init__(self) -> None:
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
             if not 0 <= value <= 1:
                 raise UsageError(f"--{option} is {value}", "It lies between 0 and 1")
 
+    def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
+        """Return the task with the decoder whose head gives outputs as the first sample's, and what was found.
+
+        Raises:
+            UsageError: no decoder is known for such outputs, or several.
+        """
+        if self.decoder is not None:
+            return self, ""
+        sample, outputs = next(iter(pairs))
+        known = recognise(outputs, input_size(sample))
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+        if len(known) != 1:
+            several = f"{' and '.join(one.name for one in known)} both fit" if known else "no decoder is known for"
+            raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
+        chosen = replace(self, decoder=known[0].decode, usual=known[0].preprocess)
+        return chosen, f"decoder {known[0].name}, by the outputs {shapes}; --decoder sets another"
+
     def start(self) -> DetectionMeter:
         """A meter of mean average precision."""
+        if self.decoder is None:
+            raise UsageError("detection needs a decoder", f"Choose {_DECODERS}")
         return DetectionMeter(self)
 
 
+_DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
+
+
 def detection(options: TaskOptions) -> Detection:
-    """The task of the command line's options. Annotations and a decoder are needed."""
+    """Return the task of the command line's options. Annotations are needed."""
     if options.annotations is None:
         raise UsageError("detection needs annotations", "Give a COCO instances file with --annotations")
-    if options.decoder is None:
-        raise UsageError(
-            "detection needs a decoder", f"Choose --decoder {', '.join(DECODERS.names())}, or path.py:function"
-        )
     thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
-    return Detection(load_annotations(options.annotations), load_decoder(options.decoder), **thresholds)
+    annotations = load_annotations(options.annotations)
+    if options.decoder is None:
+        return Detection(annotations, None, **thresholds)
+    known = "" if names_function(options.decoder) else HEADS.load(options.decoder).preprocess
+    return Detection(annotations, load_decoder(options.decoder), usual=known, **thresholds)
 
 
 class DetectionMeter:
@@ -461,6 +499,7 @@ class DetectionMeter:
         """
         image = self._image(sample)
         size = input_size(sample)
+        assert self._task.decoder is not None, "the task made sure"
         candidates = self._task.decoder(outputs, size)
         categories = len(self._task.annotations.categories)
         if len(candidates) and candidates.classes.max() >= categories:

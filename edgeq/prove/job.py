@@ -5,6 +5,7 @@ A `Request` is what a job is given, checked before any work is done; a `Job` is 
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,16 +24,17 @@ from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.open_source import Data, as_data, sample_paths
-from edgeq.data.preprocess import NoPreprocessingError
-from edgeq.data.samples import Samples, SourceSamples, open_samples
+from edgeq.data.preprocess import Preprocess
+from edgeq.data.samples import Samples, SourceSamples
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.audit import audit, largest_sums
-from edgeq.errors import CalibrationError, DataError, ModelError, OutputError, RuntimeUnavailableError, UsageError
+from edgeq.errors import CalibrationError, ModelError, OutputError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import source_names
-from edgeq.measure.evaluation import propose
+from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
+from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
 from edgeq.model.clean import check_bundle_name, is_named_bundle
@@ -286,10 +288,13 @@ def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     task = None
     named, _ = split_task_options(options)
-    if options["task"]:
+    if (name := named_task(options["task"], named)) is not None:
         if not options["val"]:
-            raise UsageError("--task needs labelled samples", "Give them with --val")
-        task = make_task(options["task"], named)
+            option = "--task" if options["task"] else "--annotations"
+            raise UsageError(f"{option} needs labelled samples", "Give them with --val")
+        if name == "detection" and named.annotations is None:
+            named = replace(named, annotations=annotations_beside(options["val"]))
+        task = make_task(name, named)
     elif named.given():
         raise UsageError("task options without a task", "Give a --task")
     if options["labels"] and not options["val"]:
@@ -478,7 +483,7 @@ class Request:
             raise UsageError(
                 f"the overrides are given as {type(overrides).__name__}", 'Give a dict such as {"weight_type": "int8"}'
             )
-        if max_drop is not None and self.task is None:
+        if max_drop is not None and self.task is None and self.validation is None:
             raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
         schemes = [target.profile.scheme.replace(**(overrides or {})) for target in targets]
         for target, scheme in zip(targets, schemes, strict=True):
@@ -532,16 +537,40 @@ class Request:
                 )
             raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
         check_names(prepared, exclude)
-        calibration = _open(data, prepared, progress) if data is not None else None
+        session = functools.cache(lambda: open_session(prepared.path))
+        task = self.task
+        if task is None and validation is not None:
+            task = find_detection(validation, prepared.signature, session(), progress)
+        judged = validation if validation is not None else data
+        assert judged is not None
+
+        def opened(data: Data, known: Preprocess | None = None) -> Samples:
+            """Open samples; images without a preprocessing by `known`, or by what labels decide on."""
+            samples = open_or_search(
+                data,
+                prepared.signature,
+                session=session,
+                judged=judged,
+                task=task,
+                known=known,
+                model=model,
+                progress=progress,
+            )
+            return replace(samples, hold=_HELD_BYTES) if isinstance(samples, SourceSamples) else samples
+
+        proof_samples = opened(judged)
+        known = proof_samples.preprocess if isinstance(proof_samples, SourceSamples) else None
+        calibration = proof_samples if judged is data else None
+        if data is not None and calibration is None:
+            calibration = opened(data, known)
         held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
-        proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
-        assert proof_samples is not None
         if not adopted:
             with progress.stage("Checking the preparation"):
                 prepared = check_preparation(prepared, proof_samples)
-        task = self.task
+        if task is None and validation is not None:
+            task = find_classification(proof_samples, session(), progress)
         if task is not None and validation is not None:
-            task = settle(task, open_session(prepared.path), proof_samples, progress=progress)
+            task = settle(task, session(), proof_samples, progress=progress)
         here = machine or detect_machine()
         return Job(
             source=model,
@@ -565,11 +594,3 @@ def _same_source(one: Any, other: Any) -> bool:
     if isinstance(one, str | Path) and isinstance(other, str | Path):
         return Path(one).absolute() == Path(other).absolute()
     return one is other
-
-
-def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
-    try:
-        opened = open_samples(data, prepared.signature, model=prepared.source, progress=progress)
-    except NoPreprocessingError as error:
-        raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error
-    return replace(opened, hold=_HELD_BYTES) if isinstance(opened, SourceSamples) else opened

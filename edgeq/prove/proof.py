@@ -12,7 +12,7 @@ from edgeq_device.latency import Distribution
 from edgeq.backends.base import Artifact
 from edgeq.data.samples import Samples, spread_over
 from edgeq.distributed.workers import Workers
-from edgeq.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
 from edgeq.measure.agreement import GOOD_DB, HEALTHY_DB, Agreement, Outputs, closeness, worst_db
 from edgeq.measure.bench import race, runners
@@ -219,6 +219,8 @@ class Proof(Displayed):
         """Raise CheckFailedError where a bar that the user set is not met, and RuntimeUnavailableError where coverage
         has one and is only a forecast."""
         lost = self.drop
+        if max_drop is not None and lost is None:
+            raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
         if max_drop is not None and lost is not None and lost > max_drop:
             raise CheckFailedError(
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",

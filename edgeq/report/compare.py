@@ -20,6 +20,7 @@ from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
+from edgeq.measure.find_task import named_task
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time, speed_of
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
@@ -416,6 +417,8 @@ def run_comparison(
     request: CompareRequest, *, place: ComparePlace | None = None, progress: Progress = SILENT
 ) -> Comparison:
     """`compare` of a request, here or at another `place`, where what runs in int8 is not looked at."""
+    if request.task is None:
+        request = replace(request, task=named_task(None, request.options))
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
     if request.data is None:
