@@ -10,7 +10,7 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -22,6 +22,7 @@ from edgeq.data.files import SUFFIXES, ImageFiles
 from edgeq.data.fit import first_input
 from edgeq.data.labels import SUFFIXES as TEXTS
 from edgeq.data.labels import Paths, open_text
+from edgeq.data.parts import Role, part_of
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, load_preprocess
 from edgeq.data.python_items import open_python
 from edgeq.data.records import MAX_FILES, FileList, Source, SourceOptions
@@ -58,6 +59,12 @@ class Opened:
     sidecar: bool = False
     sorted_classes: int = 0
 
+    def files(self) -> Sequence[Path]:
+        """Return the file of each record; nothing where records have none of their own."""
+        if isinstance(self.records, ArrayFiles):
+            return [entry.path for entry in self.records.entries for _ in range(entry.plan.count)]
+        return self.records.files if isinstance(self.records, FileList) else ()
+
     def groups(self) -> Sequence[str]:
         """Return the class folder of each record; nothing where there are none."""
         return self.records.groups() if isinstance(self.records, FileList | ArrayFiles) else ()
@@ -69,10 +76,11 @@ def open_source(
     preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
     model: Path | None,
     classes: Classes | None = None,
+    role: Role | None = None,
 ) -> Opened:
     """See `edgeq.data.samples.open_samples`."""
     try:
-        return _open(source, signature, preprocess, model, classes)
+        return _open(source, signature, preprocess, model, classes, role)
     except OSError as error:
         place = error.filename or source
         raise DataError(f"{place} cannot be read: {error.strerror or error}", "Check it and its permissions") from error
@@ -84,6 +92,7 @@ def _open(
     preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
     model: Path | None,
     classes: Classes | None,
+    role: Role | None,
 ) -> Opened:
     named = load_preprocess(preprocess) if preprocess is not None else None
     if not isinstance(source, str | Path):
@@ -103,6 +112,10 @@ def _open(
         named = _with_the_data(Path(source), notes)
     pattern = named.source.pattern if named is not None else None
     found = _cases(source, named) or find_files(source, pattern, paths=named is not None and named.reads == "path")
+    if found.kind in ("images", "arrays", "other") and Path(source).is_dir():
+        root, chosen, parted = part_of(found.root, found.files, role)
+        found = replace(found, root=root, files=chosen)
+        notes.extend([parted] if parted else [])
     if named is None:
         named = _with_the_data(found.root, notes) or _with_the_model(found, model, notes)
     if found.ignored:
@@ -206,12 +219,14 @@ class Data(Displayed):
         preprocess: name, specification or file; None looks for one beside the data.
         labels: where labels are, for readers that need telling.
         count: take at most so many; None takes all.
+        role: what they are for, where a folder has parts for both (calib/ and val/); None takes all.
     """
 
     source: Any
     preprocess: Any = None
     labels: Any = None
     count: int | None = None
+    role: Role | None = None
 
     def over(self, preprocess: Any, labels: Any, count: int | None) -> tuple[Any, Any, Any, int | None]:
         """Return the four fields, with the arguments in place of those that are None."""
@@ -462,3 +477,19 @@ def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[t
         one_kind = Path(glob.escape(str(root)), nested, f"*{first.suffix or glob.escape(first.name)}")
         raise DataError(f"{source} holds several kinds of data ({held})", f"Name one kind, as '{one_kind}'")
     return tuple(path for path in found if kind_of(path) == kinds[0]), kinds[0]
+
+
+def in_role(data: Data, role: Role) -> Data:
+    """Return samples with what they are for, unless they say so."""
+    return data if data.role is not None else replace(data, role=role)
+
+
+def has_parts(data: Data) -> bool:
+    """Return whether samples are a folder with a part for calibration and one for validation."""
+    if not isinstance(data.source, str | Path) or not Path(data.source).is_dir() or data.role is not None:
+        return False
+    try:
+        found = find_files(data.source)
+    except DataError:  # opening them reports it
+        return False
+    return found.kind in ("images", "arrays") and bool(part_of(found.root, found.files, "validation")[2])

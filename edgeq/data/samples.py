@@ -15,7 +15,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -166,6 +166,16 @@ class SourceSamples(Displayed):
         if self._records_each != 1 or self._held is not None:
             return None
         return replace(self, selection=[self.selection[place] for place in places])
+
+    def without(self, files: Collection[Path]) -> SourceSamples:
+        """Return the samples of other files."""
+        of = self.opened.files()
+        return replace(self, selection=[index for index in self.selection if of[index] not in files])
+
+    def files(self) -> list[Path]:
+        """Return the file of each chosen record; nothing where records have none of their own."""
+        of = self.opened.files()
+        return [of[index] for index in self.selection] if of else []
 
     def records(self, chosen: range) -> SourceSamples:
         """Return the samples of some of the records."""
@@ -320,11 +330,13 @@ def open_samples(
         raise UsageError(
             f"the signature is given as {type(signature).__name__}", "Give that of the model: inspect(MODEL).signature"
         )
+    role = None
     while isinstance(source, Data):
         if isinstance(source.source, Samples) and not (source.preprocess is None and source.labels is None):
             raise UsageError(
                 "samples that are opened already keep their preprocessing and labels", "Name both when they are opened"
             )
+        role = source.role
         source, preprocess, labels, count = source.over(preprocess, labels, count)
     check_selection(start, stride, count)
     if isinstance(source, Samples):
@@ -333,7 +345,7 @@ def open_samples(
         return Subset(source, _select(len(source), start, stride, count, source.source, ()))
     given = labels if isinstance(labels, Labels) else Labels(labels)
     classes = load_classes(given.classes) if given.classes is not None else None
-    opened = open_source(source, signature, preprocess, Path(model) if model is not None else None, classes)
+    opened = open_source(source, signature, preprocess, Path(model) if model is not None else None, classes, role)
     total = len(opened.records)
     if total == 0:
         raise DataError(f"{opened.name} holds no samples", "Give at least one")

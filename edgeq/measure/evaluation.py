@@ -17,7 +17,7 @@ from typing import Any
 
 from edgeq_device.engines import FLOAT
 
-from edgeq.data.open_source import Data, as_data
+from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.data.preprocess import Preprocess, candidates, load_preprocess
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
@@ -173,10 +173,10 @@ def run_evaluation(
         if task is None and request.reference is None:
             task = find_detection(Data(request.data), loaded.signature, judge, progress)
         samples = open_or_search(
-            as_data(request.data) or request.data,
+            in_role(as_data(request.data) or Data(request.data), "validation"),
             loaded.signature,
             session=lambda: judge,
-            judged=Data(request.data, labels=request.labels),
+            judged=Data(request.data, labels=request.labels, role="validation"),
             task=task,
             preprocess=preprocess,
             labels=request.labels,

@@ -23,7 +23,8 @@ from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
-from edgeq.data.open_source import Data, as_data, sample_paths
+from edgeq.data.open_source import Data, as_data, has_parts, in_role, sample_paths
+from edgeq.data.parts import shared_files
 from edgeq.data.preprocess import Preprocess
 from edgeq.data.samples import Samples, SourceSamples
 from edgeq.distributed.workers import Workers
@@ -537,6 +538,10 @@ class Request:
                 )
             raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
         check_names(prepared, exclude)
+        if validation is None and data is not None and has_parts(data):
+            validation = replace(data, count=None, role="validation")
+        data = in_role(data, "calibration") if data is not None else None
+        validation = in_role(validation, "validation") if validation is not None else None
         session = functools.cache(lambda: open_session(prepared.path))
         task = self.task
         if task is None and validation is not None:
@@ -563,7 +568,10 @@ class Request:
         calibration = proof_samples if judged is data else None
         if data is not None and calibration is None:
             calibration = opened(data, known)
-        held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
+        held_out = validation is not None
+        if data is not None and validation is not None:
+            apart = _apart(calibration, proof_samples, progress)
+            calibration, held_out = apart or (calibration, not _same_source(data.source, validation.source))
         if not adopted:
             with progress.stage("Checking the preparation"):
                 prepared = check_preparation(prepared, proof_samples)
@@ -594,3 +602,24 @@ def _same_source(one: Any, other: Any) -> bool:
     if isinstance(one, str | Path) and isinstance(other, str | Path):
         return Path(one).absolute() == Path(other).absolute()
     return one is other
+
+
+def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> tuple[Samples, bool] | None:
+    """Return the calibration samples without those of files that the proof takes, and whether any are left; where none
+    are, all of them. None where samples are no files."""
+    if not isinstance(calibration, SourceSamples) or not isinstance(proof, SourceSamples):
+        return None
+    files = calibration.files()
+    if not files or not proof.files():
+        return None
+    shared = shared_files(files, proof.files())
+    if not shared:
+        return calibration, True
+    left = calibration.without(shared)
+    if not left.selection:
+        return calibration, False
+    progress.note(
+        f"{len(files) - len(left.selection)} of {len(files)} calibration samples are among the validation samples "
+        f"too, and left out of the calibration: {min(shared).name}" + (" …" if len(shared) > 1 else "")
+    )
+    return left, True
