@@ -14,7 +14,8 @@ from edgeq_device.arrays import random_feeds
 from edgeq_device.bench import BenchSettings
 from edgeq_device.claim import Claim
 
-from edgeq.data.samples import Samples, open_samples
+from edgeq.data.open_source import Data, as_data, in_role
+from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement, OutputAgreement
@@ -22,6 +23,7 @@ from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_mod
 from edgeq.measure.coverage import measure_coverage
 from edgeq.measure.find_task import named_task
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time, speed_of
+from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
@@ -478,9 +480,13 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
         return None
     preprocessings = [s.preprocess for s in (a, b) if s.preprocess is not None]
     preprocess = request.preprocess if request.preprocess is not None else next(iter(preprocessings), None)
-    return open_samples(
-        request.data,
+    task = as_task(request.task, request.options) if request.task is not None else None
+    return open_or_search(
+        in_role(as_data(request.data) or Data(request.data), "validation"),
         a.signature,
+        session=lambda: a.session,
+        judged=Data(request.data, labels=request.labels, role="validation"),
+        task=task,
         preprocess=preprocess,
         labels=request.labels,
         count=request.count,
