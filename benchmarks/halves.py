@@ -105,7 +105,7 @@ def collect(case: Case, task: Task, workdir: Path) -> Stored:
     names = recovery_groups()[0]
     recovered = base.replace(name=f"{base.name} + recovery", recoveries=names)
     tried = [*kernels[:2], *methods[:3], recovered]
-    if isinstance(task, Detection):
+    if isinstance(task, Detection) and task.decoder is not None:
         tried = [kernels[0], *methods[:2]]
     for every in KEPT if not isinstance(task, Detection) else ():
         mixed = in_float(recovered, [n for i, n in enumerate(layers) if i % every != every - 1])
@@ -126,7 +126,7 @@ def collect(case: Case, task: Task, workdir: Path) -> Stored:
                 stored.outputs[name].append(compact)
             assert kept is not None
             stored.samples.append(kept)
-    if isinstance(task, Detection):
+    if isinstance(task, Detection) and task.decoder is not None:
         add_disturbed(stored)
     return stored
 
@@ -151,7 +151,7 @@ def add_disturbed(stored: Stored) -> None:
 
 def reduce(task: Task, sample: Sample, outputs: Outputs) -> tuple[Sample, Outputs]:
     """A sample and what one model made of it, as small as gives `stored_task` the same figures as `task`."""
-    if isinstance(task, Detection):
+    if isinstance(task, Detection) and task.decoder is not None:
         found = suppress(
             task.decoder(outputs, input_size(sample)), confidence=task.confidence, iou=task.iou, limit=task.limit
         )
@@ -165,7 +165,7 @@ def reduce(task: Task, sample: Sample, outputs: Outputs) -> tuple[Sample, Output
 
 def stored_task(task: Task) -> Task:
     """`task` over what `reduce` leaves."""
-    if isinstance(task, Detection):
+    if isinstance(task, Detection) and task.decoder is not None:
         return dataclasses.replace(
             task, decoder=lambda o, size: Detections(o["boxes"], o["scores"], np.asarray(o["classes"], np.int64))
         )

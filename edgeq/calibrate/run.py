@@ -13,7 +13,7 @@ from edgeq.calibrate.collect import collect
 from edgeq.calibrate.files import check_directory, check_regular, load_statistics, save_statistics
 from edgeq.calibrate.ranges import quantizable_tensors
 from edgeq.calibrate.statistics import Statistics
-from edgeq.data.open_source import Data
+from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError
@@ -88,7 +88,7 @@ def calibrate(
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder, open_workers(workers) as opened:
         prepared = prepare_model(model, Path(folder), fix=fix, progress=progress)
         samples = open_samples(
-            data,
+            in_role(as_data(data) or Data(data), "calibration"),
             prepared.signature,
             preprocess=preprocess,
             count=count,

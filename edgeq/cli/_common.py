@@ -186,8 +186,8 @@ class _StderrProgress:
 
 
 _TOPICS = {
-    "Data": "data val source calibration preprocess try_preprocess count start first stride labels task annotations "
-    "decoder class_offset confidence iou task_output fixed shapes batch seed skip every_element",
+    "Data": "data val source calibration preprocess try_preprocess count start first stride labels classes task "
+    "annotations decoder class_offset confidence iou task_output fixed shapes batch seed skip every_element",
     "Quantization": "method percentile method_options per_channel reduce_range fit_pairs format activation_type "
     "weight_type activation_symmetric rest dynamic weight_only eight_bit block_compute op_types exclude wide recover",
     "Machine": "target targets engine engines variant threads session_options optimization on pin workers no_emulate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -199,6 +200,9 @@ def output_beside(pattern: str, metavar: str, help_text: str) -> Callable[[F], F
 
 
 _DECODING = (
+    click.option(
+        "--classes", type=PATH, help="Names in the order of the scores, for class folders and labels: labels.txt, JSON."
+    ),
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
     click.option("--decoder", help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function."),
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
@@ -306,7 +310,7 @@ _BARS = (
 
 def data_options(function: F) -> F:
     """Add the options on data."""
-    return _added(function, _DATA)
+    return _added(_with_classes(function), _DATA)
 
 
 def task_options(*before: str) -> Callable[[F], F]:
@@ -318,7 +322,7 @@ def task_options(*before: str) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         labels = click.option("--labels", help="Where labels come from, if not with the data.")
-        return _added(function, (labels, *_DECODING, _task_output(*before)))
+        return _added(_with_classes(function), (labels, *_DECODING, _task_output(*before)))
 
     return add
 
@@ -348,7 +352,22 @@ def comparison_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_options(function: F) -> F:
     """Add every option on data, scheme and bars."""
-    return _added(function, (*_DATA, *_SCHEME, *_BARS))
+    return _added(_with_classes(function), (*_DATA, *_SCHEME, *_BARS))
+
+
+def _with_classes(function: F) -> F:
+    """Pass what --classes gives on with --labels, as `edgeq.data.labels.Labels`."""
+
+    @functools.wraps(function)
+    def passing(*arguments: Any, classes: Path | None, **options: Any) -> None:
+        """Call the command."""
+        if classes is not None:
+            from edgeq.data.labels import Labels
+
+            options["labels"] = Labels(options["labels"], classes)
+        function(*arguments, **options)
+
+    return passing  # type: ignore[return-value]
 
 
 def _added(function: F, options: Sequence[Callable[[F], F]]) -> F:

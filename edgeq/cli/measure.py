@@ -291,6 +291,8 @@ def _eval_lines(found: EvalResult) -> Lines:
             rows.append((name, f"{value:.4f}", *(f"{number:.4f}" for number in other)))
         heads = ("metric", "value", *(("reference", "difference") if reference else ()))
         yield table(heads, rows, title=accuracy.task)
+    for one in (accuracy, reference):
+        yield from (styled(f"warning: {doubt}", "yellow") for doubt in (one.doubts if one is not None else ()))
     if found.coverage is not None:
         yield f"int8 coverage {found.coverage.summary()}"
     if agreement is not None:

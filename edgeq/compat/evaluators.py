@@ -223,8 +223,12 @@ def _with_classes(task: Detection, class_file: Path) -> Detection:
         raise DataError(f"{task.annotations.source} has no category {missing!r}", f"Correct {class_file}")
     places = np.array([task.annotations.categories.index(names[name]) for name in order], np.int64)
 
+    read = task.decoder
+    if read is None:
+        raise UsageError("detection needs a decoder", "Choose one with --decoder")
+
     def decode(outputs: Outputs, size: tuple[int, int]) -> Detections:
-        found = task.decoder(outputs, size)
+        found = read(outputs, size)
         if len(found) and found.classes.max() >= len(places):
             raise DataError(f"{class_file} names {len(places)} classes", "List every class of the model")
         return replace(found, classes=places[found.classes])

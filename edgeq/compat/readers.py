@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeq.data.records import Sample
-from edgeq.data.samples import Samples, open_samples, rebatch
+from edgeq.data.samples import Samples, first, open_samples, rebatch
 from edgeq.errors import UsageError
 from edgeq.measure.task import integer_labels
 from edgeq.model.load import model_signature
@@ -87,15 +87,15 @@ class DataReader:
         """Read other samples from now on."""
         if end_index and end_index <= start_index:
             raise UsageError(f"samples {start_index} to {end_index} are none", "Give a larger end_index, or 0")
-        self.samples: Samples = open_samples(
+        opened = open_samples(
             self._dataset,
             self._signature,
             preprocess=self._preprocess,
             labels=self._labels,
             start=start_index,
-            count=end_index - start_index if end_index else None,
             model=self.model_path,
         )
+        self.samples: Samples = first(opened, end_index - start_index) if end_index else opened
         self.rewind()
 
     def get_next(self) -> Feed | None:

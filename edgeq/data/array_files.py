@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,18 +65,24 @@ class ArrayFiles:
     def __len__(self) -> int:
         return sum(entry.plan.count for entry in self.entries)
 
-    def read(self, indices: range) -> Iterator[Record]:
+    def groups(self) -> Sequence[str]:
+        """Return the class folder of each record, or nothing."""
+        if not self.classes:
+            return ()
+        return [entry.path.relative_to(self.root).parts[0] for entry in self.entries for _ in range(entry.plan.count)]
+
+    def read(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the records of `indices`, one slice of one file in memory at a time."""
-        for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
+        for number, local in spans([entry.plan.count for entry in self.entries], indices):
             entry = self.entries[number]
             context, label = place(entry.path, self.root, {} if entry.label is not None else self.classes)
             for record in _read_entry(entry, local):
                 own = label if entry.label is None else record.label
                 yield replace(record, label=own, context={**context, **record.context})
 
-    def update(self, digest: Hash, indices: range) -> None:
+    def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """Hash name and bytes of each file that `indices` touch, and the part of it that they take."""
-        for number, local, _ in spans([entry.plan.count for entry in self.entries], indices):
+        for number, local in spans([entry.plan.count for entry in self.entries], indices):
             path = self.entries[number].path
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
             digest.update(repr(local).encode())
@@ -203,7 +209,7 @@ def _encoded(path: Path, headers: Mapping[str, Header], signature: Signature, op
     return Entry(path, arrays, {target: images.shape}, plan, label, options.offsets)
 
 
-def _read_entry(entry: Entry, local: range) -> Iterator[Record]:
+def _read_entry(entry: Entry, local: Sequence[int]) -> Iterator[Record]:
     with ArrayFile(entry.path) as file:
         labels: list[Any] | None = None
         if entry.label is not None:
@@ -230,7 +236,7 @@ def _take(slices: Slices, plan: Plan, index: int) -> Any:
     return slices.take(index)[None] if plan.kind == "rows" else slices.take(index)
 
 
-def _read_encoded(file: ArrayFile, entry: Entry, local: range) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _read_encoded(file: ArrayFile, entry: Entry, local: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     assert entry.offsets is not None
     offsets = file.load(entry.offsets)
     # Going back in a compressed array means unpacking it again from its beginning.
@@ -265,7 +271,7 @@ class Cases:
     def __len__(self) -> int:
         return len(self.cases)
 
-    def read(self, indices: range) -> Iterator[Record]:
+    def read(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the tensors of each test case, by input name."""
         inputs = [spec.name for spec in self.signature.inputs]
         for index in indices:
@@ -276,7 +282,7 @@ class Cases:
             folder = files[0].parent
             yield Record(str(folder), raw, None, {"file": folder.name})
 
-    def update(self, digest: Hash, indices: range) -> None:
+    def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """Hash path and bytes of every file of the test cases."""
         for index in indices:
             for path in self.cases[index]:

@@ -31,6 +31,20 @@ from edgeq.data.arrays import ArrayFile, damage, is_idx, load_labels
 from edgeq.data.records import FileList, Hash, Record, Rows, plain_label, read_text
 from edgeq.errors import DataError
 
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels with the classes that they name.
+
+    Attributes:
+        where: where the labels are, as `load_labels_from` takes it; None leaves them to the data.
+        classes: as `edgeq.data.classes.load_classes` takes it.
+    """
+
+    where: Any = None
+    classes: Any = None
+
+
 LabelOf = Callable[[int, Record], Any]
 """Index among all records, record → its label."""
 
@@ -276,7 +290,7 @@ class TextFile:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def read(self, indices: range) -> Iterator[Record]:
+    def read(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the lines (or rows of a .csv) of `indices`, with their labels from the label column."""
         for index in indices:
             line = self.lines[index]
@@ -288,7 +302,7 @@ class TextFile:
                 label = plain_label(line[self.label])
             yield Record(name, {self.target: line}, label, {"file": self.path.name, "index": index})
 
-    def update(self, digest: Hash, indices: range) -> None:
+    def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """Hash the chosen lines."""
         for index in indices:
             digest.update(f"{self.lines[index]!r}\n".encode())

@@ -10,20 +10,22 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from edgeq.data.array_files import find_cases, holds_key, open_array_files, open_cases, open_stacked
+from edgeq.data.array_files import ArrayFiles, find_cases, holds_key, open_array_files, open_cases, open_stacked
 from edgeq.data.arrays import is_idx
+from edgeq.data.classes import Classes, class_folders, empty_classes, score_count, strays
 from edgeq.data.files import SUFFIXES, ImageFiles
 from edgeq.data.fit import first_input
 from edgeq.data.labels import SUFFIXES as TEXTS
 from edgeq.data.labels import Paths, open_text
+from edgeq.data.parts import Role, part_of
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, choices, load_preprocess
 from edgeq.data.python_items import open_python
-from edgeq.data.records import MAX_FILES, Source, SourceOptions, class_folders, empty_classes, strays
+from edgeq.data.records import MAX_FILES, FileList, Source, SourceOptions
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
 from edgeq.util.display import Displayed
@@ -46,6 +48,7 @@ class Opened:
         name: the source, for people.
         folder: where relative names of label files are looked for.
         sidecar: whether the preprocessing was found beside the data or the model rather than named.
+        sorted_classes: how many class folders are numbered by nothing but their sorted order.
     """
 
     name: str
@@ -54,6 +57,17 @@ class Opened:
     notes: tuple[str, ...] = ()
     folder: Path | None = None
     sidecar: bool = False
+    sorted_classes: int = 0
+
+    def files(self) -> Sequence[Path]:
+        """Return the file of each record; nothing where records have none of their own."""
+        if isinstance(self.records, ArrayFiles):
+            return [entry.path for entry in self.records.entries for _ in range(entry.plan.count)]
+        return self.records.files if isinstance(self.records, FileList) else ()
+
+    def groups(self) -> Sequence[str]:
+        """Return the class folder of each record; nothing where there are none."""
+        return self.records.groups() if isinstance(self.records, FileList | ArrayFiles) else ()
 
 
 def open_source(
@@ -61,10 +75,12 @@ def open_source(
     signature: Signature,
     preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
     model: Path | None,
+    classes: Classes | None = None,
+    role: Role | None = None,
 ) -> Opened:
     """See `edgeq.data.samples.open_samples`."""
     try:
-        return _open(source, signature, preprocess, model)
+        return _open(source, signature, preprocess, model, classes, role)
     except OSError as error:
         place = error.filename or source
         raise DataError(f"{place} cannot be read: {error.strerror or error}", "Check it and its permissions") from error
@@ -75,6 +91,8 @@ def _open(
     signature: Signature,
     preprocess: Preprocess | str | Path | Mapping[str, Any] | None,
     model: Path | None,
+    classes: Classes | None,
+    role: Role | None,
 ) -> Opened:
     named = load_preprocess(preprocess) if preprocess is not None else None
     if not isinstance(source, str | Path):
@@ -94,16 +112,24 @@ def _open(
         named = _with_the_data(Path(source), notes)
     pattern = named.source.pattern if named is not None else None
     found = _cases(source, named) or find_files(source, pattern, paths=named is not None and named.reads == "path")
+    if found.kind in ("images", "arrays", "other") and Path(source).is_dir():
+        root, chosen, parted = part_of(found.root, found.files, role)
+        found = replace(found, root=root, files=chosen)
+        notes.extend([parted] if parted else [])
     if named is None:
         named = _with_the_data(found.root, notes) or _with_the_model(found, model, notes)
     if found.ignored:
         notes.append(f"{source}: {found.ignored} files of other kinds{' or names' if pattern else ''} ignored")
-    records = _reader(source, found, signature, named)
+    beside = [model.absolute().parent] if model is not None else []
+    held = found.files if found.kind in ("images", "arrays", "other") else ()
+    folders = class_folders(found.root, held, classes=classes, scores=score_count(signature), beside=beside)
+    records = _reader(source, found, signature, named, folders.numbers)
     if named is not None and not records.prepared:
         notes.insert(0, f"preprocessing: {named.name}")
     elif not isinstance(records, ImageFiles):
         notes.insert(0, "preprocessing: none named; the arrays are taken as model inputs")
-    return Opened(str(source), records, named, (*notes, *records.notes), found.root, sidecar)
+    unsure = len(folders.numbers) if folders.sorted_names else 0
+    return Opened(str(source), records, named, (*notes, *folders.notes, *records.notes), found.root, sidecar, unsure)
 
 
 def _cases(source: str | Path, named: Preprocess | None) -> Found | None:
@@ -147,11 +173,12 @@ def _only_stack(named: Preprocess) -> bool:
     return named.spec is not None and not named.spec.steps and unnamed
 
 
-def _reader(source: str | Path, found: Found, signature: Signature, named: Preprocess | None) -> Source:
+def _reader(
+    source: str | Path, found: Found, signature: Signature, named: Preprocess | None, classes: Mapping[str, int]
+) -> Source:
     options = named.source if named is not None else SourceOptions()
     prepared = named is None or _only_stack(named)
     target = first_input(signature, options.input)
-    classes = class_folders(found.root, found.files)
     notes = (*empty_classes(found.root, found.files, classes), *strays(found.root, found.files))
     if named is not None and named.reads == "path":
         return Paths(found.root, found.files, target, classes, notes)
@@ -192,12 +219,14 @@ class Data(Displayed):
         preprocess: name, specification or file; None looks for one beside the data.
         labels: where labels are, for readers that need telling.
         count: take at most so many; None takes all.
+        role: what they are for, where a folder has parts for both (calib/ and val/); None takes all.
     """
 
     source: Any
     preprocess: Any = None
     labels: Any = None
     count: int | None = None
+    role: Role | None = None
 
     def over(self, preprocess: Any, labels: Any, count: int | None) -> tuple[Any, Any, Any, int | None]:
         """Return the four fields, with the arguments in place of those that are None."""
@@ -448,3 +477,19 @@ def _by_kind(source: str | Path, root: Path, found: tuple[Path, ...]) -> tuple[t
         one_kind = Path(glob.escape(str(root)), nested, f"*{first.suffix or glob.escape(first.name)}")
         raise DataError(f"{source} holds several kinds of data ({held})", f"Name one kind, as '{one_kind}'")
     return tuple(path for path in found if kind_of(path) == kinds[0]), kinds[0]
+
+
+def in_role(data: Data, role: Role) -> Data:
+    """Return samples with what they are for, unless they say so."""
+    return data if data.role is not None else replace(data, role=role)
+
+
+def has_parts(data: Data) -> bool:
+    """Return whether samples are a folder with a part for calibration and one for validation."""
+    if not isinstance(data.source, str | Path) or not Path(data.source).is_dir() or data.role is not None:
+        return False
+    try:
+        found = find_files(data.source)
+    except DataError:  # opening them reports it
+        return False
+    return found.kind in ("images", "arrays") and bool(part_of(found.root, found.files, "validation")[2])

@@ -36,9 +36,22 @@ ALIASES = {"raw": "none", "None": "none"}
 
 
 @cache
+def _listed() -> Mapping[str, dict[str, Any]]:
+    return toml_table(Path(__file__).with_name("preprocessings.toml"), DataError, "Install edgeq again")
+
+
+@cache
 def shipped() -> Mapping[str, dict[str, Any]]:
     """Return the preprocessings that ship with edgeq, by name, as `parse_spec` takes them."""
-    return toml_table(Path(__file__).with_name("preprocessings.toml"), DataError, "Install edgeq again")
+    about = ("legacy", "tasks")
+    return {name: {key: v for key, v in spec.items() if key not in about} for name, spec in _listed().items()}
+
+
+def candidates(task: str | None = None) -> list[str]:
+    """Return the names to try where the right preprocessing is not known, the most common first: users' own, and those
+    that ship but for older names. `task` leaves out what only other tasks use."""
+    known = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
+    return [*sorted(_REGISTERED), *(name for name, tasks in known.items() if task in (None, *tasks))]
 
 
 def parse_source(value: Mapping[str, Any]) -> SourceOptions:
@@ -348,7 +361,7 @@ class NoPreprocessingError(DataError):
 def choices() -> str:
     """Return what `--preprocess` takes, one sentence for messages."""
     return (
-        f"Pass --preprocess with one of {', '.join(names())}, a .toml file, file.py:function, "
+        f"Pass --preprocess with one of {', '.join(candidates())}, a .toml file, file.py:function, "
         "or steps such as 'resize=short:256,crop=224,divide=255'"
     )
 

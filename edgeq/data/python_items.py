@@ -45,17 +45,18 @@ class PythonItems:
     def __len__(self) -> int:
         return self.count
 
-    def read(self, indices: range) -> Iterator[Record]:
+    def read(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the items of `indices`, from a fresh iterator each time.
 
         Raises:
             DataError: there are fewer items than at first.
         """
-        index = -1
+        index, last = -1, indices[-1] if indices else -1
+        wanted = indices if isinstance(indices, range) else frozenset(indices)
         for index, item in enumerate(self.again()):
-            if index >= indices.stop:
+            if index > last:
                 return
-            if index in indices:
+            if index in wanted:
                 raw, label = split_item(item, self.signature, self.target, f"item {index}")
                 if self.files:
                     raw = {name: Path(value) if isinstance(value, str) else value for name, value in raw.items()}
@@ -71,7 +72,7 @@ class PythonItems:
                 "Give a list, or a function that makes a new iterator at each call",
             )
 
-    def update(self, digest: Hash, indices: range) -> None:
+    def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """Hash names, dtypes, shapes and bytes of every item of `indices`."""
         for record in self.read(indices):
             for name, value in sorted(record.raw.items()):

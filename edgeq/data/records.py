@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,42 +18,6 @@ from edgeq.errors import DataError
 from edgeq.signature import TensorSpec
 from edgeq.util.display import Displayed
 from edgeq.util.records import is_longer
-
-
-def class_folders(root: Path, files: tuple[Path, ...]) -> dict[str, int]:
-    """Labels from sub-folders: where every file lies in one of at least two folders below `root`, a folder named by a
-    number is that class, and other names are numbered in sorted order, with those of folders that hold none of `files`:
-    a class of which there is no sample keeps its number."""
-    parts = [path.relative_to(root).parts for path in files]
-    if not parts or min(map(len, parts)) < 2:
-        return {}
-    found = {part[0] for part in parts}
-    if len(found) < 2:
-        return {}
-    if all(name.isascii() and name.isdigit() for name in found) and len({int(n) for n in found}) == len(found):
-        return {name: int(name) for name in found}
-    beside = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
-    return {name: index for index, name in enumerate(sorted(found | beside))}
-
-
-def empty_classes(root: Path, files: tuple[Path, ...], classes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a note on the class folders that hold none of the files, where there are such."""
-    if not classes:
-        return ()
-    empty = sorted(set(classes) - {path.relative_to(root).parts[0] for path in files})
-    if not empty:
-        return ()
-    some = ", ".join(empty[:3]) + (" …" if len(empty) > 3 else "")
-    return (f"{root}: no samples of {len(empty)} of {len(classes)} class folders ({some}); they keep their numbers",)
-
-
-def strays(root: Path, files: tuple[Path, ...]) -> tuple[str, ...]:
-    """Return a note on the files beside folders that would be class folders without them, where there are such."""
-    beside = [path.name for path in files if path.parent == root]
-    if not beside or not class_folders(root, tuple(path for path in files if path.parent != root)):
-        return ()
-    others = f" and {len(beside) - 1} more" if len(beside) > 1 else ""
-    return (f"{root}: the sub-folders give no labels, as {beside[0]}{others} lies in none of them",)
 
 
 def place(path: Path, root: Path, classes: Mapping[str, int]) -> tuple[dict[str, Any], int | None]:
@@ -122,10 +87,10 @@ class Source(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
     def __len__(self) -> int: ...
-    def read(self, indices: range) -> Iterator[Record]:
+    def read(self, indices: Sequence[int]) -> Iterator[Record]:
         """Return the records of `indices` (rising), each loaded when the iterator reaches it."""
 
-    def update(self, digest: Hash, indices: range) -> None:
+    def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """Feed the contents behind `indices` to `digest`."""
 
 
@@ -155,13 +120,17 @@ class FileList(ABC):
     def __len__(self) -> int:
         return len(self.files)
 
-    def read(self, indices: range) -> Iterator[Record]:
+    def groups(self) -> Sequence[str]:
+        """Return the class folder of each file, or nothing."""
+        return [path.relative_to(self.root).parts[0] for path in self.files] if self.classes else ()
+
+    def read(self, indices: Sequence[int]) -> Iterator[Record]:
         """Yield the files of `indices`, one at a time; the context has the file, its class folder and its path."""
         for path in (self.files[index] for index in indices):
             context, label = place(path, self.root, self.classes)
             yield Record(str(path), {self.target: self.item(path)}, label, context)
 
-    def update(self, digest: Hash, indices: range) -> None:
+    def update(self, digest: Hash, indices: Sequence[int]) -> None:
         """Hash path below the folder and bytes of each file."""
         for path in (self.files[index] for index in indices):
             update_with_file(digest, path, path.relative_to(self.root).as_posix())
@@ -201,20 +170,23 @@ def read_text(path: Path, fix: str = "Split it") -> str:
     return text
 
 
-def spans(counts: Sequence[int], indices: range) -> Iterator[tuple[int, range, range]]:
+def spans(counts: Sequence[int], indices: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
     """Split rising global `indices` over files that hold `counts` records.
 
     Yields:
-        (file number, indices inside the file, the same as global indices), only for files that are touched.
+        (file number, indices inside the file), only for files that are touched; a range of a range.
     """
-    start = 0
+    start = first = 0
     for number, count in enumerate(counts):
-        first = max(0, -(-(start - indices.start) // indices.step))
-        last = max(0, -(-(start + count - indices.start) // indices.step))
+        last = bisect_left(indices, start + count, first)
         chosen = indices[first:last]
+        if isinstance(chosen, range):
+            chosen = range(chosen.start - start, chosen.stop - start, chosen.step)
+        else:
+            chosen = [index - start for index in chosen]
         if len(chosen):
-            yield number, range(chosen.start - start, chosen.stop - start, chosen.step), chosen
-        start += count
+            yield number, chosen
+        start, first = start + count, last
 
 
 def update_with_file(digest: Hash, path: Path, name: str) -> None:

@@ -15,15 +15,16 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from edgeq.data.classes import Classes, imagenet, load_classes, score_count, without_background
 from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
-from edgeq.data.labels import LabelOf, load_labels_from
+from edgeq.data.labels import LabelOf, Labels, load_labels_from
 from edgeq.data.open_source import Data, Opened, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
 from edgeq.data.records import Array, Picture, Record, Sample, plain_label
@@ -112,14 +113,16 @@ class SourceSamples(Displayed):
         preprocess: None where the data are model inputs already.
         hold: bytes of inputs up to which all samples stay in memory once they were read: decoding them again often
             costs more than the model.
+        classes: numbers of labels that are names; None leaves names as they are.
     """
 
     source: str
     signature: Signature
     opened: Opened
-    selection: range
+    selection: Sequence[int]
     labels: LabelOf | None
     hold: int = 0
+    classes: Classes | None = None
 
     @property
     def preprocess(self) -> Preprocess | None:
@@ -157,6 +160,22 @@ class SourceSamples(Displayed):
         """Samples `start` to `stop` (exclusive); None where it is not known which records those are."""
         taken = self._records_each
         return None if taken is None else self.records(range(start * taken, stop * taken))
+
+    def chosen(self, places: Sequence[int]) -> SourceSamples | None:
+        """Return the samples at `places`, ascending; None where it is not known which records those are."""
+        if self._records_each != 1 or self._held is not None:
+            return None
+        return replace(self, selection=[self.selection[place] for place in places])
+
+    def without(self, files: Collection[Path]) -> SourceSamples:
+        """Return the samples of other files."""
+        of = self.opened.files()
+        return replace(self, selection=[index for index in self.selection if of[index] not in files])
+
+    def files(self) -> list[Path]:
+        """Return the file of each chosen record; nothing where records have none of their own."""
+        of = self.opened.files()
+        return [of[index] for index in self.selection] if of else []
 
     def records(self, chosen: range) -> SourceSamples:
         """Return the samples of some of the records."""
@@ -212,7 +231,14 @@ class SourceSamples(Displayed):
                 raise
             raise DataError(f"{record.name}: {error.problem}", error.fix) from error
         label = self.labels(index, record) if self.labels is not None else record.label
-        return Sample(record.name, inputs, plain_label(label), context)
+        return Sample(record.name, inputs, self._numbered(plain_label(label)), context)
+
+    def _numbered(self, label: Any) -> Any:
+        """Return the class of a label that is a name."""
+        if not isinstance(label, str) or self.classes is None:
+            return label
+        found = self.classes.find(label)
+        return label if found is None else found
 
     def _prepare(self, record: Record, context: dict[str, Any]) -> Mapping[str, Array]:
         inputs: dict[str, Array] = {}
@@ -296,7 +322,8 @@ def open_samples(
         preprocess: what `load_preprocess` takes. None: `preprocess.toml` in the data folder, then beside the model;
             else arrays and protobufs are model inputs already, and images are an error.
         labels: see `edgeq.data.labels`.
-        count, start, stride: use every `stride`-th record from `start`, at most `count`.
+        count, start, stride: use every `stride`-th record from `start`; of those at most `count`, spread evenly over
+            class folders and files.
         model: the model file, beside which `preprocess.toml` is looked for.
         progress: receives a note of what was found and decided.
 
@@ -308,23 +335,28 @@ def open_samples(
         raise UsageError(
             f"the signature is given as {type(signature).__name__}", "Give that of the model: inspect(MODEL).signature"
         )
+    role = None
     while isinstance(source, Data):
         if isinstance(source.source, Samples) and not (source.preprocess is None and source.labels is None):
             raise UsageError(
                 "samples that are opened already keep their preprocessing and labels", "Name both when they are opened"
             )
+        role = source.role
         source, preprocess, labels, count = source.over(preprocess, labels, count)
     check_selection(start, stride, count)
     if isinstance(source, Samples):
         if (start, stride, count) == (0, 1, None):
             return source
-        return Subset(source, _select(len(source), start, stride, count, source.source))
-    opened = open_source(source, signature, preprocess, Path(model) if model is not None else None)
+        return Subset(source, _select(len(source), start, stride, count, source.source, ()))
+    given = labels if isinstance(labels, Labels) else Labels(labels)
+    classes = load_classes(given.classes) if given.classes is not None else None
+    opened = open_source(source, signature, preprocess, Path(model) if model is not None else None, classes, role)
     total = len(opened.records)
     if total == 0:
         raise DataError(f"{opened.name} holds no samples", "Give at least one")
-    lookup = _labels(opened, labels, total)
-    samples = SourceSamples(opened.name, signature, opened, _select(total, start, stride, count, opened.name), lookup)
+    lookup = _labels(opened, given.where, total)
+    chosen = _select(total, start, stride, count, opened.name, opened.groups())
+    samples = SourceSamples(opened.name, signature, opened, chosen, lookup, classes=_known_classes(classes, signature))
     for note in samples.notes:
         progress.note(note)
     size = fixed_batch(signature)
@@ -333,6 +365,14 @@ def open_samples(
         tail = f"; the last batch has {remaining} and is filled by repeating its last sample" if remaining else ""
         progress.note(f"{len(samples.selection)} samples in batches of {size}, as the model fixes it{tail}")
     return samples
+
+
+def _known_classes(classes: Classes | None, signature: Signature) -> Classes | None:
+    """Return the classes that labels name: those that are given, else ImageNet's where the model has scores for all."""
+    scores = score_count(signature)
+    if classes is not None:
+        return without_background(classes, scores)
+    return imagenet() if scores is not None and scores >= imagenet().count else None
 
 
 def _labels(opened: Opened, labels: Any, total: int) -> LabelOf | None:
@@ -344,11 +384,64 @@ def _labels(opened: Opened, labels: Any, total: int) -> LabelOf | None:
     return load_labels_from(labels, opened.folder, total)
 
 
-def _select(total: int, start: int, stride: int, count: int | None, name: str) -> range:
+def _select(total: int, start: int, stride: int, count: int | None, name: str, groups: Sequence[Any]) -> Sequence[int]:
+    """Return the numbers of the chosen records, ascending; `groups` has the class of each, or nothing."""
     chosen = range(start, total, stride)
     if not chosen:
         raise DataError(f"{name} holds {total} samples, none from {start} on", "Start earlier")
-    return chosen if count is None else chosen[:count]
+    if count is None or count >= len(chosen):
+        return chosen
+    return [chosen[place] for place in spread(len(chosen), count, [groups[i] for i in chosen] if groups else ())]
+
+
+def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
+    """Return `count` of the places 0 to `total` - 1, ascending, spread evenly over the groups and within each.
+
+    A group that has fewer than its share gives all that it has, and the others share the rest; where there are more
+    groups than places, the groups that give one are spread too.
+
+    Args:
+        groups: the group of each place; without them all are of one.
+    """
+    members: dict[Any, list[int]] = {}
+    for place in range(min(total, len(groups)) if groups else total):
+        members.setdefault(groups[place] if groups else None, []).append(place)
+    shares = dict.fromkeys(members, 0)
+    left, short = min(count, total), list(members)
+    while left:
+        each, remainder = divmod(left, len(short))
+        extra = {short[place] for place in places(len(short), remainder)}
+        for group in short:
+            taken = min(each + (group in extra), len(members[group]) - shares[group])
+            shares[group] += taken
+            left -= taken
+        short = [group for group in short if shares[group] < len(members[group])]
+    return sorted(own[place] for group, own in members.items() for place in places(len(own), shares[group]))
+
+
+def places(total: int, count: int) -> list[int]:
+    """Return `count` of the places 0 to `total` - 1, from the first on, at even distances."""
+    return [place * total // count for place in range(count)]
+
+
+def first(samples: Samples, count: int) -> Samples:
+    """Return the samples of the first `count` records: a window, for readers that go through the data in parts."""
+    if isinstance(samples, SourceSamples):
+        return samples.records(range(count))
+    return Subset(samples, range(min(count, len(samples))))
+
+
+def spread_over(samples: Samples, count: int) -> Samples:
+    """Return `count` samples spread over all, for data are often sorted by class; all where there are no more."""
+    if count >= len(samples):
+        return samples
+    return chosen_of(samples, places(len(samples), count))
+
+
+def chosen_of(samples: Samples, numbers: Sequence[int]) -> Samples:
+    """Return the samples of these numbers, ascending."""
+    part = samples.chosen(numbers) if isinstance(samples, SourceSamples) else None
+    return part if part is not None else Subset(samples, numbers)
 
 
 # Many enough that the last one does not keep the others waiting, few enough that merging them costs little.

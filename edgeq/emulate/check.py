@@ -45,6 +45,7 @@ from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement, Session
 from edgeq.measure.bench import variant_preprocessing, variant_settings
 from edgeq.measure.coverage import HERE
+from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import own_signature
 from edgeq.run.engines import Engine, described, load_engines
@@ -309,10 +310,13 @@ def _run(trial: Trial, target: Target, route: ExecutionRoute, running: Running, 
             sessions: dict[str, Session] = {HOST: engines.open(trial.model, here), TARGET: session}
             if trial.float_model is not None:
                 sessions[FLOAT] = open_session(trial.float_model)
+            task = trial.task
+            if task is not None:
+                task = settle(task, sessions[reference], trial.samples, progress=progress)
             evaluation = evaluate_sessions(
                 sessions,
                 trial.samples,
-                task=trial.task,
+                task=task,
                 reference=reference,
                 settings=settings,
                 count=trial.count,

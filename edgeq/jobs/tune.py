@@ -362,6 +362,7 @@ def tune(
         static = is_static(chosen, data, statistics)
         job = request.prepare(workdir, static=static, fix=fix, workers=pool, machine=here, progress=progress)
         job = collect_statistics(job, reuse)
+        task = job.task
         run = Run(job, chosen, here, machine, task, goal, clock, workdir, progress)
         settings = settings_of(run, field)
         held.enter_context(claimed(kept))

@@ -49,6 +49,7 @@ class Accuracy(Displayed):
         primary: the metric that decides.
         higher_is_better: of the primary metric.
         settings: how the session was opened; outputs of the same model can differ under others.
+        doubts: what labels and outputs give reason to doubt, a sentence each.
     """
 
     metrics: Mapping[str, Finite]
@@ -57,6 +58,7 @@ class Accuracy(Displayed):
     primary: str
     higher_is_better: bool
     settings: SessionSettings = field(default_factory=SessionSettings)
+    doubts: tuple[str, ...] = ()
 
     @property
     def value(self) -> float:
@@ -112,7 +114,7 @@ def evaluate_sessions(
     running = RunningEvaluation(tuple(sessions), task, reference)
     for sample, outputs in inferences(sessions, samples, count=count, known=known, progress=progress):
         running.update(sample, outputs)
-    return running.result(settings or {}, progress)
+    return running.result(settings or {})
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,8 @@ class RunningEvaluation:
             comparison.merge(part.comparisons[name])
         self._seen += part.count
 
-    def result(self, settings: Mapping[str, SessionSettings], progress: Progress = SILENT) -> Evaluation:
-        """The figures. `settings`: how each session was opened, for the record; what meters note goes to `progress`.
+    def result(self, settings: Mapping[str, SessionSettings]) -> Evaluation:
+        """Return the figures. `settings`: how each session was opened, for the record.
 
         Raises:
             CheckFailedError: a metric is not finite.
@@ -198,9 +200,8 @@ class RunningEvaluation:
                 self._task.primary,
                 self._task.higher_is_better,
                 settings.get(name) or SessionSettings(),
+                tuple(meter.notes()) if hasattr(meter, "notes") else (),
             )
-            for note in meter.notes() if hasattr(meter, "notes") else ():
-                progress.note(f"{name}: {note}")
         agreement = {name: comparison.result() for name, comparison in self._comparisons.items()}
         return Evaluation(MappingProxyType(accuracy), MappingProxyType(agreement), self._seen)
 
@@ -281,7 +282,7 @@ def evaluate_on(
             advance(part.count)
     if not seen:
         raise DataError(f"{samples.source}: no samples to evaluate", "Point --data at samples, or raise --count")
-    return running.result(settings or {}, progress)
+    return running.result(settings or {})
 
 
 # Samples that wait at most, and the bytes of them with their outputs.
@@ -318,7 +319,7 @@ def evaluate_timed(
         line = _Line(sessions, samples, running, advance, known)
         timed = race({name: [line.runner(name, s) for s in own] for name, own in sessions.items()}, line.move_on)
         line.finish()
-    return running.result(settings or {}, progress), timed
+    return running.result(settings or {}), timed
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.data.samples import Samples, Subset, open_samples
+from edgeq.data.samples import Samples, open_samples, spread_over
 from edgeq.errors import ModelError, UsageError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, Outputs, closeness, infer
@@ -310,7 +310,7 @@ def debug(
         comparison, error_sources = pair.attribute_error(comparison, outputs["written"], samples, most=worst)
         exclusions: tuple[Exclusion, ...] = ()
         if closeness(outputs["optimised"]) != "healthy":
-            few = Subset(samples, range(0, len(samples), max(1, len(samples) // FEW))[:FEW])
+            few = spread_over(samples, FEW)
             exclusions = find_exclusions(pair, sets_to_exclude(error_sources, comparison.activations, worst), few)
         layers: tuple[EngineLayer, ...] = ()
         if choice is not None:

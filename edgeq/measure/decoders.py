@@ -5,6 +5,8 @@ Plug-ins add theirs by an entry point of the group `edgeq.decoders`; "path.py:fu
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,16 +37,26 @@ class Decoder:
         name: as `--decoder` has it.
         title: the outputs that it reads, with their shapes.
         decode: the function.
+        fits: returns whether the outputs for an image of the model's input size (width, height) are of this head, by
+            their shapes and the bounds of their values; None where it is never recognised.
+        preprocess: the preprocessing that its models are trained with, by name; "" where there are several.
     """
 
     name: str
     title: str
     decode: Decode
+    fits: Callable[[Outputs, tuple[int, int]], bool] | None = None
+    preprocess: str = ""
 
 
 REGISTRY: Registry[Decoder] = Registry(
     DECODERS, lambda found: isinstance(found, Decoder), "edgeq.measure.decoders.Decoder"
 )
+
+
+def recognise(outputs: Outputs, size: tuple[int, int]) -> list[Decoder]:
+    """Return the decoders whose head gives outputs like these for one image of the model's input size."""
+    return [decoder for _, decoder in REGISTRY.items() if decoder.fits is not None and decoder.fits(outputs, size)]
 
 
 def load_decoder(name: str) -> Decode:
@@ -194,6 +206,42 @@ def decode_yolov8(outputs: Outputs, size: tuple[int, int]) -> Detections:
     return best_class(centre_to_corners(rows[:, :4]), rows[:, 4:])
 
 
+def decode_nanodet(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Decode NanoDet-Plus: distances from a cell to the sides of its box, each a distribution.
+
+    One output [1, N, classes + 4 * 8]: class scores after their sigmoid, then for left, top, right and bottom the
+    logits of 0 to 7 strides (X. Li et al., "Generalized Focal Loss", 2020). Cells run row by row, the levels from the
+    finest stride on: 8, 16, 32 and perhaps 64, their sizes rounded up.
+
+        distance = sum_i i * softmax(logits)_i * stride    corner = cell * stride -+ distance
+    """
+    cells = {len(anchors(size, strides, up=True)[0]): strides for strides in _STRIDES}
+    layout = f"[1, N, classes + {4 * _BINS}] with N = {' or '.join(map(str, cells))}"
+    head = _only_head(outputs, "nanodet", layout, columns=4 * _BINS + 1)
+    if len(head) not in cells:
+        raise _wrong_head(outputs, "nanodet", layout)
+    grid, stride = anchors(size, cells[len(head)], up=True)
+    logits = head[:, -4 * _BINS :].astype(np.float64).reshape(-1, 4, _BINS)
+    weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+    distance = (weights @ np.arange(_BINS)) / weights.sum(axis=2) * stride
+    corners = np.concatenate([grid * stride - distance[:, :2], grid * stride + distance[:, 2:]], axis=1)
+    return best_class(corners, head[:, : -4 * _BINS])
+
+
+def decode_detections(outputs: Outputs, size: tuple[int, int]) -> Detections:
+    """Return the boxes that a model chose itself, as YOLOv10 does.
+
+    One output [1, N, 6]: left, top, right, bottom in pixels of the model's input, score, class.
+    """
+    del size
+    head = _only_head(outputs, "detections", DETECTIONS.title, columns=6)
+    if head.shape[1] != 6:
+        raise _wrong_head(outputs, "detections", DETECTIONS.title)
+    boxes = np.asarray(head[:, :4], np.float64)
+    return Detections(boxes, np.asarray(head[:, 4], np.float64), head[:, 5].astype(np.int64))
+
+
+_BINS = 8
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 
 
@@ -220,19 +268,102 @@ def decode_yolox(outputs: Outputs, size: tuple[int, int]) -> Detections:
     return best_class(centre_to_corners(np.concatenate([centre, extent], axis=1)), head[:, 4:5] * head[:, 5:])
 
 
-def anchors(size: tuple[int, int], strides: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """Return column and row of each cell, [N, 2], and its stride in pixels, [N, 1]."""
+def anchors(size: tuple[int, int], strides: tuple[int, ...], *, up: bool = False) -> tuple[Floats, Floats]:
+    """Return column and row of each cell, [N, 2], and its stride in pixels, [N, 1]; `up` rounds levels up."""
     places, steps = [], []
     for stride in strides:
-        rows, columns = np.mgrid[: size[1] // stride, : size[0] // stride]
+        width, height = (math.ceil(side / stride) if up else side // stride for side in size)
+        rows, columns = np.mgrid[:height, :width]
         places.append(np.stack([columns, rows], axis=-1).reshape(-1, 2))
         steps.append(np.full((columns.size, 1), stride))
     return np.concatenate(places).astype(np.float64), np.concatenate(steps).astype(np.float64)
 
 
-SSD = Decoder("ssd", "boxes [1, N, 4] and scores [1, N, 1 + classes]", decode_ssd)
-YOLOV3 = Decoder("yolov3", "[1, 3 * (5 + classes), H, W] for strides of 8, 16 and 32", decode_yolov3)
-YOLOV3_NMS = Decoder("yolov3-nms", "boxes [1, N, 4], scores [1, classes, N] and integers [K, 3]", decode_yolov3_nms)
-YOLOV5 = Decoder("yolov5", "[1, N, 5 + classes]", decode_yolov5)
-YOLOV8 = Decoder("yolov8", "[1, 4 + classes, N]", decode_yolov8)
-YOLOX = Decoder("yolox", "[1, N, 5 + classes] with box centres and sizes relative to the grid", decode_yolox)
+def _decodes(decode: Decode) -> Callable[[Outputs, tuple[int, int]], bool]:
+    """Return a `fits` that asks whether the decoder takes the outputs."""
+
+    def fits(outputs: Outputs, size: tuple[int, int]) -> bool:
+        """Try it."""
+        try:
+            decode(outputs, size)
+        except UsageError:
+            return False
+        return True
+
+    return fits
+
+
+def _head(outputs: Outputs, columns: int) -> NDArray[Any] | None:
+    """Return the one output of shape [1, a, b] as [a, b] where it has more than `columns` columns."""
+    found = list(_single_image(outputs).values())
+    return found[0] if len(found) == 1 and found[0].shape[1] > columns and found[0].dtype.kind == "f" else None
+
+
+def _shares(values: NDArray[Any]) -> bool:
+    """Return whether all values can be scores: 0 to 1, as after a sigmoid."""
+    return bool(values.size and values.min() >= -_ROUNDING and values.max() <= 1 + _ROUNDING)
+
+
+_ROUNDING = 1e-3
+# Width and height of boxes as logarithms of strides: e to this power is beyond any image.
+_MOST_LOGARITHM = 12.0
+
+
+def _fits_yolox(outputs: Outputs, size: tuple[int, int]) -> bool:
+    head = _head(outputs, 5)
+    cells = {len(anchors(size, strides)[0]) for strides in _STRIDES}
+    logarithms = head is not None and len(head) in cells and float(np.abs(head[:, 2:4]).max()) < _MOST_LOGARITHM
+    return head is not None and logarithms and _shares(head[:, 4:])
+
+
+def _fits_yolov5(outputs: Outputs, size: tuple[int, int]) -> bool:
+    head = _head(outputs, 5)
+    if head is None or head.shape[1] >= len(head) or not _shares(head[:, 4:]):
+        return False
+    return float(head[:, 2:4].min()) >= 0 and float(head[:, 2:4].max()) >= _MOST_LOGARITHM
+
+
+def _fits_yolov8(outputs: Outputs, size: tuple[int, int]) -> bool:
+    head = _head(outputs, 4)
+    if head is None or len(head) >= head.shape[1] or len(head) < 5:
+        return False
+    return _shares(head[4:]) and float(head[2:4].min()) >= 0
+
+
+def _fits_nanodet(outputs: Outputs, size: tuple[int, int]) -> bool:
+    head = _head(outputs, 4 * _BINS)
+    cells = {len(anchors(size, strides, up=True)[0]) for strides in _STRIDES}
+    return head is not None and len(head) in cells and _shares(head[:, : -4 * _BINS])
+
+
+def _fits_detections(outputs: Outputs, size: tuple[int, int]) -> bool:
+    head = _head(outputs, 5)
+    if head is None or head.shape[1] != 6:
+        return False
+    corners = bool((head[:, 2:4] >= head[:, :2] - 1).all())
+    return corners and _shares(head[:, 4]) and bool((head[:, 5] == np.round(head[:, 5])).all())
+
+
+SSD = Decoder("ssd", "boxes [1, N, 4] and scores [1, N, 1 + classes]", decode_ssd, _decodes(decode_ssd))
+YOLOV3 = Decoder(
+    "yolov3", "[1, 3 * (5 + classes), H, W] for strides of 8, 16 and 32", decode_yolov3, _decodes(decode_yolov3)
+)
+YOLOV3_NMS = Decoder(
+    "yolov3-nms",
+    "boxes [1, N, 4], scores [1, classes, N] and integers [K, 3]",
+    decode_yolov3_nms,
+    _decodes(decode_yolov3_nms),
+)
+YOLOV5 = Decoder("yolov5", "[1, N, 5 + classes]", decode_yolov5, _fits_yolov5, "yolo")
+YOLOV8 = Decoder("yolov8", "[1, 4 + classes, N]", decode_yolov8, _fits_yolov8, "yolo")
+YOLOX = Decoder(
+    "yolox",
+    "[1, N, 5 + classes] with box centres and sizes relative to the grid",
+    decode_yolox,
+    _fits_yolox,
+    "yolox",
+)
+NANODET = Decoder("nanodet", f"[1, N, classes + {4 * _BINS}]", decode_nanodet, _fits_nanodet, "nanodet")
+DETECTIONS = Decoder(
+    "detections", "[1, N, 6]: corners in pixels, score, class", decode_detections, _fits_detections, "yolo"
+)

@@ -9,29 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from edgeq_device.engines import FLOAT
-from numpy.typing import NDArray
 
-from edgeq.data.preprocess import Preprocess, choices, load_preprocess, names
-from edgeq.data.samples import open_samples
+from edgeq.data.open_source import Data, as_data, in_role
+from edgeq.data.preprocess import Preprocess, candidates, load_preprocess
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions
-from edgeq.measure.agreement import Agreement, Outputs, infer, probabilities
+from edgeq.measure.agreement import Agreement
 from edgeq.measure.bench import LoadedModel, Opener, open_model, refuse_ignored
 from edgeq.measure.coverage import Coverage, measure_coverage
+from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
+from edgeq.measure.preprocess_search import open_or_search
+from edgeq.measure.settle import settle
 from edgeq.measure.task import TaskOptions, make_task, split_task_options
-from edgeq.model.load import model_signature
 from edgeq.run.engines import choose_engine, described
-from edgeq.run.session import SessionSettings, given_options, open_session
+from edgeq.run.session import SessionSettings, given_options
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import names_function
 
@@ -119,6 +118,7 @@ class EvalResult:
             "higher_is_better": accuracy.higher_is_better if accuracy else None,
             "metrics": dict(accuracy.metrics) if accuracy else {},
             "options": self.request.options.given(),
+            "warnings": accuracy.doubts if accuracy else (),
             "settings": self.settings,
             "coverage": self.coverage,
             "reference": {
@@ -151,10 +151,11 @@ def run_evaluation(
         UsageError: neither a task nor a reference, or an option that makes no sense.
         EdgeqError: whatever is wrong with the model, the bundle or the data.
     """
-    if request.task is None and request.reference is None:
-        raise UsageError("nothing to measure", "Give a --task for labelled data, or a --reference to compare with")
-    task = make_task(request.task, request.options) if request.task is not None else None
-    if task is None and request.options.given():
+    name, options = named_task(request.task, request.options), request.options
+    if name == "detection" and options.annotations is None:
+        options = dataclasses.replace(options, annotations=annotations_beside(request.data))
+    task = make_task(name, options) if name is not None else None
+    if task is None and options.given():
         raise UsageError("task options without a task", "Give a --task")
     refuse_ignored(request.settings, *(path for path in (request.model, request.reference) if path is not None))
     with ExitStack() as stack:
@@ -168,9 +169,15 @@ def run_evaluation(
             loaded_models["reference"] = stack.enter_context(open_model(request.reference, given["reference"]))
             _check_same_inputs(loaded, loaded_models["reference"])
         preprocess = request.preprocess if request.preprocess is not None else loaded.preprocess
-        samples = open_samples(
-            request.data,
+        judge = (loaded_models.get("reference") or loaded).session
+        if task is None and request.reference is None:
+            task = find_detection(Data(request.data), loaded.signature, judge, progress)
+        samples = open_or_search(
+            in_role(as_data(request.data) or Data(request.data), "validation"),
             loaded.signature,
+            session=lambda: judge,
+            judged=Data(request.data, labels=request.labels, role="validation"),
+            task=task,
             preprocess=preprocess,
             labels=request.labels,
             count=request.count,
@@ -179,6 +186,13 @@ def run_evaluation(
             model=request.model if loaded.variant is None else None,
             progress=progress,
         )
+        if task is None and request.reference is None:
+            task = find_classification(samples, judge, progress)
+            if task is None:
+                fix = "Give a --task for labelled data, or a --reference to compare with"
+                raise UsageError("nothing to measure: the data have no labels that the model's outputs fit", fix)
+        if task is not None:
+            task = settle(task, judge, samples, progress=progress)
         settings = {key: s.settings for key, s in loaded_models.items()}
         compared = "reference" if request.reference is not None else None
         if pool is None:
@@ -187,13 +201,13 @@ def run_evaluation(
                 sessions, samples, task=task, reference=compared, settings=settings, progress=progress
             )
         else:
-            own = request.task is not None and names_function(request.task)
+            own = name is not None and names_function(name)
             found = evaluate_on(
                 pool,
                 {key: ModelAt(s.path, given[key], s.variant) for key, s in loaded_models.items()},
                 samples,
                 task=task,
-                made_of=(str(request.task), request.options) if own else None,
+                made_of=(str(name), options) if own else None,
                 reference=compared,
                 settings=settings,
                 progress=progress,
@@ -223,22 +237,8 @@ def _check_same_inputs(loaded: LoadedModel, reference: LoadedModel) -> None:
         raise UsageError(f"the models' inputs differ: {listed}", "Compare models with the same inputs")
 
 
-_PROPOSED_ON = 10
-_IMAGENET = "mean=[0.485,0.456,0.406],std=[0.229,0.224,0.225]"
-_RESIZE = "resize=exact:model:bilinear"
-
-PLAIN = {
-    "divide=255,layout=model": "0..1",
-    f"{_RESIZE},layout=model": "0..255, RGB, resized to the model",
-    f"{_RESIZE},channels=BGR,layout=model": "0..255, BGR, resized to the model",
-    f"{_RESIZE},divide=255,layout=model": "0..1, RGB, resized to the model",
-    f"{_RESIZE},divide=255,channels=BGR,layout=model": "0..1, BGR, resized to the model",
-    f"{_RESIZE},divide=255,{_IMAGENET},layout=model": "ImageNet mean and deviation, RGB, resized to the model",
-    f"channels=L,{_RESIZE},layout=model": "0..255, grey, resized to the model",
-    f"channels=L,{_RESIZE},divide=255,layout=model": "0..1, grey, resized to the model",
-    f"channels=L,{_RESIZE},divide=127.5,subtract=1,layout=model": "-1..1, grey, resized to the model",
-}
-"""What models are also fed, beside the preprocessings that have a name. As `--preprocess` takes them, with titles."""
+PLAIN = {"divide=255,layout=model": "0..1", "none": "as they are"}
+"""What models are also fed that take no images. As `--preprocess` takes them, with titles."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def try_preprocess(
     Args:
         request: with a task. Its own preprocessing, where it has one, is a candidate too, and its source options
             (key, label, layout …) hold for all of them.
-        candidates: as `--preprocess` takes them; None takes every named one and `PLAIN`.
+        candidates: as `--preprocess` takes them; None takes the common ones and `PLAIN`.
 
     Raises:
         UsageError: no task, or a reference.
@@ -325,65 +325,9 @@ def try_preprocess(
     return Trial(request, best.task, best.primary, best.count, tries, tuple(tied))
 
 
-def propose(model: Path, data: Any, *, progress: Progress = SILENT) -> str:
-    """Say what to type for images whose preprocessing is not known: the likely ones, the likeliest first.
-
-    Without labels, a preprocessing is the likelier the more the model's scores say about the images: the mutual
-    information of image and class, H(mean of p) - mean of H(p) with p the softmax. It is low for scores that are about
-    equal, and for the one class that wrongly scaled images all fall into. A model without class scores gets the names.
-
-    Args:
-        model: float model.
-        data: as `open_samples` takes it; the first few are run.
-    """
-    signature = model_signature(model)
-    session = open_session(model)
-    found: list[tuple[float, str]] = []
-    with progress.stage("Trying preprocessings", len(names()) + len(PLAIN)) as advance:
-        for name in (*names(), *PLAIN):
-            advance(1)
-            try:
-                samples = open_samples(data, signature, preprocess=name, count=_PROPOSED_ON)
-                scores = [_scores(infer(session, sample)) for sample in samples]
-            except (DataError, CheckFailedError):
-                continue
-            found.append((_information([row for row in scores if row is not None]), name))
-    ranked = sorted(found, key=lambda pair: -pair[0])  # stable: named ones first among equals
-    if not ranked:
-        return choices()
-    if not ranked[0][0]:
-        return f"Give the one that the model was trained with; these fit: {', '.join(f'{n!r}' for _, n in ranked[:5])}"
-    best = ", ".join(f"{name!r} {bits:.2f}" for bits, name in ranked[:3])
-    return (
-        f"Type --preprocess {shlex.quote(ranked[0][1])} if the model was trained so; the likely ones, by the bits that "
-        f"its scores tell {_PROPOSED_ON} of the images apart: {best}"
-    )
-
-
-def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
-    """Return the first output's class scores of one image, [classes]; None where it has none."""
-    array = next(iter(outputs.values()), None)
-    if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
-        return None
-    return probabilities(np.asarray(array, np.float64))[0] if np.isfinite(array).all() else None
-
-
-def _information(rows: Sequence[NDArray[np.float64]]) -> float:
-    """Mutual information of image and class, in bits."""
-    if not rows:
-        return 0.0
-
-    def entropy(p: NDArray[np.float64]) -> float:
-        """Return the bits of a distribution that sums to one."""
-        kept = p[p > 0]
-        return float(-(kept * np.log2(kept)).sum())
-
-    return max(0.0, entropy(np.mean(rows, axis=0)) - float(np.mean([entropy(row) for row in rows])))
-
-
 def _candidates(request: EvalRequest, given: Sequence[str] | None) -> Mapping[str, Preprocess]:
     """Return the candidates by name, each reading the data as the request's own preprocessing does."""
-    listed = list(given) if given is not None else [*names(), *PLAIN]
+    listed = list(given) if given is not None else list(dict.fromkeys([*candidates(), *PLAIN]))
     if request.preprocess is None:
         return {name: load_preprocess(name) for name in listed}
     own = load_preprocess(request.preprocess)

@@ -326,6 +326,10 @@ class ResampledMeter:
                 self._halves[half].update(outputs, sample)
                 self._members[half] += 1
 
+    def notes(self) -> tuple[str, ...]:
+        """Return what the task's meter notes of the rows so far."""
+        return tuple(self._whole.notes()) if hasattr(self._whole, "notes") else ()
+
     def measured(self) -> Measured:
         """So far."""
         metrics = dict(self._whole.result())

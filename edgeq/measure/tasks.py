@@ -8,8 +8,9 @@ COCO's mean average precision of a detector head's boxes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,10 +33,11 @@ from edgeq.measure.boxes import (
     mean_average_precisions,
     suppress,
 )
-from edgeq.measure.decoders import Decode, load_decoder
+from edgeq.measure.decoders import REGISTRY as HEADS
+from edgeq.measure.decoders import Decode, load_decoder, recognise
 from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
 from edgeq.util.display import Displayed
-from edgeq.util.registry import DECODERS
+from edgeq.util.registry import DECODERS, names_function
 
 
 @dataclass(frozen=True)
@@ -45,28 +47,70 @@ class Classification(Displayed):
     One score a row is a binary classifier with a sigmoid: class 1 above one half. A row with NaN is never right.
 
     Attributes:
-        class_offset: scores in front of class 0 that are no class (MobileNet's background: 1).
+        class_offset: scores in front of class 0 that are no class (MobileNet's background: 1). None takes what labelled
+            samples decide (`settled`), and 0 where they were not asked.
         output: the output with the scores; None where the model has only one.
     """
 
     classes: ClassVar[bool] = True
-    class_offset: int = 0
+    class_offset: int | None = None
     output: str | None = None
     name: str = "classification"
     primary: str = "top1"
     higher_is_better: bool = True
 
     def __post_init__(self) -> None:
-        if self.class_offset < 0:
+        if self.class_offset is not None and self.class_offset < 0:
             raise UsageError(f"class offset is {self.class_offset}", "It counts scores to skip: 0 or more")
+
+    @property
+    def offset(self) -> int:
+        """Return how many scores are skipped."""
+        return self.class_offset or 0
+
+    def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Classification, str]:
+        """Return the task with the class offset that labelled rows show, and what was found: 1 where the model has a
+        score more than the labels need and is right far more often so, else 0."""
+        if self.class_offset is not None:
+            return self, ""
+        rows, right = 0, [0, 0]
+        for sample, outputs in pairs:
+            labels = integer_labels(sample)
+            scores = _class_scores(pick_output(outputs, self.output, sample), len(labels), sample)
+            if scores.shape[1] < max(3, int(labels.max(initial=0)) + 2):
+                return replace(self, class_offset=0), ""
+            rows += len(labels)
+            for offset in (0, 1):
+                right[offset] += int((scores[:, offset:].argmax(axis=1) == labels).sum())
+        if right[1] < _LEAST_BESIDE or right[1] <= 4 * right[0]:
+            return replace(self, class_offset=0), ""
+        found = f"class offset 1, with which {right[1]} of {rows} samples are right, and {right[0]} without"
+        return replace(self, class_offset=1), f"{found}; --class-offset sets another"
 
     def start(self) -> ClassificationMeter:
         """A meter of top-1 and top-5."""
         return ClassificationMeter(self)
 
 
+def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
+    """Return the task that a sample's label and a model's outputs for it suggest: classification, where the label is a
+    class number and the only float output has a row of class scores for it; None where they suggest none."""
+    found = [array for array in outputs.values() if array.dtype.kind == "f"]
+    label = np.asarray(sample.label).reshape(-1) if sample.label is not None else np.zeros(0)
+    if len(found) != 1 or label.dtype.kind not in "iu" or not len(label):
+        return None
+    shape = found[0].shape
+    if len(shape) < 2 or shape[0] != len(label) or shape[1] < 2 or any(size != 1 for size in shape[2:]):
+        return None
+    return Classification() if label.min() >= 0 and label.max() < shape[1] else None
+
+
 _LEAST_BESIDE = 8
 """Rows with the best class beside the label from which on that is not chance."""
+_LEAST_JUDGED = 10
+"""Rows from which on a share of right answers is compared with what guessing gives."""
+_SURE = 2.0
+"""Standard errors that a share must be above what guessing gives."""
 
 
 class ClassificationMeter:
@@ -74,8 +118,8 @@ class ClassificationMeter:
         self._task = task
         self._ranks: list[int] = []
         self._classes = 0
-        # Rows whose best class is the one behind the label, or the one before it.
-        self._beside = (0, 0)
+        self._labels: list[int] = []
+        self._best: list[int] = []
 
     def update(self, outputs: Outputs, sample: Sample) -> None:
         """Count the rows whose label is the best, or among the five best, of the scores [rows, classes].
@@ -86,9 +130,9 @@ class ClassificationMeter:
         """
         labels = integer_labels(sample)
         scores = _class_scores(pick_output(outputs, self._task.output, sample), len(labels), sample)
-        scores = scores[:, self._task.class_offset :]
+        scores = scores[:, self._task.offset :]
         if not scores.shape[1]:
-            raise UsageError(f"class offset {self._task.class_offset} leaves no class", "Give a smaller --class-offset")
+            raise UsageError(f"class offset {self._task.offset} leaves no class", "Give a smaller --class-offset")
         if scores.shape[1] == 1:
             if scores.dtype.kind != "f":
                 raise DataError(f"{sample.name}: one integer score a row", "Where its middle lies is not known")
@@ -98,36 +142,47 @@ class ClassificationMeter:
         if outside.size:
             raise DataError(
                 f"{sample.name}: label {outside[0]} is not one of the model's {self._classes} classes",
-                "Check the labels and --class-offset",
+                "Check the labels and --class-offset; --classes FILE gives names their numbers",
             )
         self._ranks += ranks(scores, labels).tolist()
-        best = scores.argmax(axis=1)
-        self._add_beside(int((best == labels + 1).sum()), int((best == labels - 1).sum()))
+        self._labels += labels.tolist()
+        self._best += scores.argmax(axis=1).tolist()
 
-    def collected(self) -> tuple[list[int], int, tuple[int, int]]:
-        """Ranks of the rows, how many classes there are, and how many rows have their best class beside the label."""
-        return self._ranks, self._classes, self._beside
+    def collected(self) -> tuple[list[int], int, list[int], list[int]]:
+        """Return ranks of the rows, how many classes there are, the rows' labels and their best classes."""
+        return self._ranks, self._classes, self._labels, self._best
 
-    def take(self, collected: tuple[list[int], int, tuple[int, int]]) -> None:
+    def take(self, collected: tuple[list[int], int, list[int], list[int]]) -> None:
         """Add the rows of another meter."""
-        ranks, self._classes, beside = collected
+        ranks, self._classes, labels, best = collected
         self._ranks += ranks
-        self._add_beside(*beside)
-
-    def _add_beside(self, behind: int, before: int) -> None:
-        self._beside = self._beside[0] + behind, self._beside[1] + before
+        self._labels += labels
+        self._best += best
 
     def notes(self) -> tuple[str, ...]:
-        """Say where the labels seem to be counted from another number than the model's classes."""
-        rows, right = len(self._ranks), sum(rank < 1 for rank in self._ranks)
+        """Say where the labels seem to be counted from another number than the model's classes, or else where its
+        answers are those of a guess."""
+        labels, best = np.array(self._labels, np.int64), np.array(self._best, np.int64)
+        rows, right = len(labels), int((np.array(self._ranks) < 1).sum())
         fixes = (
-            ("plus", f"--class-offset {self._task.class_offset + 1} where the model has a class in front of theirs"),
-            ("minus", "count the labels from 0, or give a smaller --class-offset"),
+            ("plus", 1, f"--class-offset {self._task.offset + 1} where the model has a class in front of theirs"),
+            ("minus", -1, "count the labels from 0, or give a smaller --class-offset"),
         )
-        return tuple(
+        beside = tuple(
             f"the best class is the label {sign} 1 in {found} of {rows} rows and the label in {right}: {fix}"
-            for found, (sign, fix) in zip(self._beside, fixes, strict=True)
-            if self._classes > 2 and found >= _LEAST_BESIDE and found > 4 * right
+            for sign, shift, fix in fixes
+            if (found := int((best == labels + shift).sum())) >= _LEAST_BESIDE and found > 4 * right
+        )
+        if beside and self._classes > 2:
+            return beside
+        guessed = by_chance(labels, best, self._classes)
+        if rows < _LEAST_JUDGED or right > rows * guessed + _SURE * math.sqrt(rows * guessed * (1 - guessed)):
+            return ()
+        seen = len(set(self._labels))
+        return (
+            f"top-1 is {right / rows:.4f} on {rows} rows, no better than a guess ({guessed:.4f}): a loss against it "
+            f"proves nothing. The labels are of {seen} classes, the scores of {self._classes}; `--classes FILE` names "
+            "them, `--class-offset` skips some, and `edgeq eval --try-preprocess` finds the preprocessing",
         )
 
     def scores(self) -> NDArray[np.float64]:
@@ -141,6 +196,16 @@ class ClassificationMeter:
         if self._classes > 5:
             metrics["top5"] = float((found < 5).mean())
         return metrics
+
+
+def by_chance(labels: NDArray[np.int64], best: NDArray[np.int64], classes: int) -> float:
+    """Return the share of right answers expected of a model that answers as often what this one does, but without a
+    look at the sample: the agreement by chance of Cohen's kappa. Of labels of one class it is one in `classes`."""
+    values, counts = np.unique(labels, return_counts=True)
+    if len(values) < 2:
+        return 1 / max(2, classes)
+    answered = np.array([(best == value).mean() for value in values])
+    return float((counts / len(labels)) @ answered)
 
 
 def ranks(scores: NDArray[Any], labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -356,7 +421,8 @@ class Detection(Displayed):
 
     Attributes:
         annotations: the truth.
-        decoder: the model's head.
+        decoder: the model's head; None takes the one that its outputs show (`settled`).
+        usual: the name of the preprocessing that goes with the head; "" where none is known.
         confidence: candidates that score at most this are dropped. Low, as average precision counts
             low-scored boxes too.
         iou: overlap above which the lower-scored of two boxes of a class is dropped.
@@ -364,34 +430,57 @@ class Detection(Displayed):
     """
 
     annotations: CocoAnnotations
-    decoder: Decode
+    decoder: Decode | None
     confidence: float = 0.01
     iou: float = 0.65
     limit: int = 100
     name: str = "detection"
     primary: str = "mAP50-95"
     higher_is_better: bool = True
+    usual: str = ""
 
     def __post_init__(self) -> None:
         for option, value in (("confidence", self.confidence), ("iou", self.iou)):
             if not 0 <= value <= 1:
                 raise UsageError(f"--{option} is {value}", "It lies between 0 and 1")
 
+    def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
+        """Return the task with the decoder whose head gives outputs as the first sample's, and what was found.
+
+        Raises:
+            UsageError: no decoder is known for such outputs, or several.
+        """
+        if self.decoder is not None:
+            return self, ""
+        sample, outputs = next(iter(pairs))
+        known = recognise(outputs, input_size(sample))
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+        if len(known) != 1:
+            several = f"{' and '.join(one.name for one in known)} both fit" if known else "no decoder is known for"
+            raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
+        chosen = replace(self, decoder=known[0].decode, usual=known[0].preprocess)
+        return chosen, f"decoder {known[0].name}, by the outputs {shapes}; --decoder sets another"
+
     def start(self) -> DetectionMeter:
         """A meter of mean average precision."""
+        if self.decoder is None:
+            raise UsageError("detection needs a decoder", f"Choose {_DECODERS}")
         return DetectionMeter(self)
 
 
+_DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
+
+
 def detection(options: TaskOptions) -> Detection:
-    """The task of the command line's options. Annotations and a decoder are needed."""
+    """Return the task of the command line's options. Annotations are needed."""
     if options.annotations is None:
         raise UsageError("detection needs annotations", "Give a COCO instances file with --annotations")
-    if options.decoder is None:
-        raise UsageError(
-            "detection needs a decoder", f"Choose --decoder {', '.join(DECODERS.names())}, or path.py:function"
-        )
     thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
-    return Detection(load_annotations(options.annotations), load_decoder(options.decoder), **thresholds)
+    annotations = load_annotations(options.annotations)
+    if options.decoder is None:
+        return Detection(annotations, None, **thresholds)
+    known = "" if names_function(options.decoder) else HEADS.load(options.decoder).preprocess
+    return Detection(annotations, load_decoder(options.decoder), usual=known, **thresholds)
 
 
 class DetectionMeter:
@@ -410,6 +499,7 @@ class DetectionMeter:
         """
         image = self._image(sample)
         size = input_size(sample)
+        assert self._task.decoder is not None, "the task made sure"
         candidates = self._task.decoder(outputs, size)
         categories = len(self._task.annotations.categories)
         if len(candidates) and candidates.classes.max() >= categories:
@@ -503,7 +593,7 @@ def _placed(boxes: Floats, sample: Sample, image: Image, size: tuple[int, int]) 
 CLASSIFICATION = TaskKind(
     "classification",
     "top-1 and top-5 of class scores, or of one sigmoid score",
-    lambda options: Classification(class_offset=options.class_offset or 0, output=options.output),
+    lambda options: Classification(class_offset=options.class_offset, output=options.output),
     frozenset({"class_offset", "output"}),
 )
 ANOMALY = TaskKind(

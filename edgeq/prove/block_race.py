@@ -13,7 +13,7 @@ import onnx_ir as ir
 from edgeq_device.claim import SLOWER, UNKNOWN, claim
 
 from edgeq.backends.base import described
-from edgeq.data.samples import Samples, Subset
+from edgeq.data.samples import Samples, spread_over
 from edgeq.measure.bench import race, runners
 from edgeq.measure.latency import sessions_to_time
 from edgeq.model.load import read_model, save_model
@@ -74,8 +74,7 @@ def race_compute(job: Job, built: Built) -> Built:
 
 def raced_feeds(samples: Samples) -> list[Mapping[str, Any]]:
     """Return a few samples that stand for all by their sizes."""
-    step = max(1, len(samples) // _SEEN)
-    seen = [sample.inputs for sample in Subset(samples, range(0, len(samples), step)[:_SEEN])]
+    seen = [sample.inputs for sample in spread_over(samples, _SEEN)]
     by_size = sorted(seen, key=lambda inputs: sum(array.size for array in inputs.values()))
     shapes = {tuple((name, array.shape) for name, array in sorted(inputs.items())) for inputs in by_size}
     count = min(_RACED, len(shapes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgeq.backends.base import Artifact
-from edgeq.data.samples import Samples, Subset
+from edgeq.data.samples import Samples
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import Agreement
 from edgeq.model.int8_prediction import int8_rules, predict_int8
@@ -27,18 +27,6 @@ def agreements(
         sessions[name] = open_session(artifact.proof_model, artifact.proof_settings())
     known = {FLOAT: job.float_outputs} if job.float_outputs and samples is job.validation else {}
     return evaluate_sessions(sessions, samples, reference=FLOAT, count=count, known=known).agreement
-
-
-def spread(samples: Samples, count: int, *, others: bool = False) -> Samples:
-    """Return `count` of the samples, spread over all: data are often sorted by class.
-
-    Args:
-        others: take those halfway between the ones that are taken without it, if there are twice as many.
-    """
-    if len(samples) <= count:
-        return samples
-    step = len(samples) // count
-    return Subset(samples, range(step // 2 if others else 0, len(samples), step)[:count])
 
 
 def int8_share(job: Job, built: Built) -> float:

@@ -5,6 +5,7 @@ A `Request` is what a job is given, checked before any work is done; a `Job` is 
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,17 +23,20 @@ from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
-from edgeq.data.open_source import Data, as_data, sample_paths
-from edgeq.data.preprocess import NoPreprocessingError
-from edgeq.data.samples import Samples, SourceSamples, Subset, open_samples
+from edgeq.data.open_source import Data, as_data, has_parts, in_role, sample_paths
+from edgeq.data.parts import shared_files
+from edgeq.data.preprocess import Preprocess
+from edgeq.data.samples import Samples, SourceSamples, chosen_of
 from edgeq.distributed.workers import Workers
 from edgeq.emulate.audit import audit, largest_sums
-from edgeq.errors import CalibrationError, DataError, ModelError, OutputError, RuntimeUnavailableError, UsageError
+from edgeq.errors import CalibrationError, ModelError, OutputError, RuntimeUnavailableError, UsageError
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Profile, load_profiles, match_profile
 from edgeq.hardware.target import Target
 from edgeq.measure.coverage import source_names
-from edgeq.measure.evaluation import propose
+from edgeq.measure.find_task import annotations_beside, find_classification, find_detection, named_task
+from edgeq.measure.preprocess_search import open_or_search
+from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, as_task, make_task, split_task_options
 from edgeq.model.clean import check_bundle_name, is_named_bundle
 from edgeq.model.compatibility import parse_sizes
@@ -41,7 +45,7 @@ from edgeq.model.prepare import PreparedModel, prepare_model
 from edgeq.model.saturation import exact_options
 from edgeq.prove.opening import check_preparation
 from edgeq.quantize.adopt import adopt
-from edgeq.run.session import SessionSettings
+from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import ALL_NODES, SYMMETRIC_BLOCKS, Scheme
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, check_free
@@ -286,10 +290,13 @@ def tune_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     task = None
     named, _ = split_task_options(options)
-    if options["task"]:
+    if (name := named_task(options["task"], named)) is not None:
         if not options["val"]:
-            raise UsageError("--task needs labelled samples", "Give them with --val")
-        task = make_task(options["task"], named)
+            option = "--task" if options["task"] else "--annotations"
+            raise UsageError(f"{option} needs labelled samples", "Give them with --val")
+        if name == "detection" and named.annotations is None:
+            named = replace(named, annotations=annotations_beside(options["val"]))
+        task = make_task(name, named)
     elif named.given():
         raise UsageError("task options without a task", "Give a --task")
     if options["labels"] and not options["val"]:
@@ -479,7 +486,7 @@ class Request:
             raise UsageError(
                 f"the overrides are given as {type(overrides).__name__}", 'Give a dict such as {"weight_type": "int8"}'
             )
-        if max_drop is not None and self.task is None:
+        if max_drop is not None and self.task is None and self.validation is None:
             raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
         schemes = [target.profile.scheme.replace(**(overrides or {})) for target in targets]
         for target, scheme in zip(targets, schemes, strict=True):
@@ -533,10 +540,40 @@ class Request:
                 )
             raise ModelError(f"{model} computes nothing in float: there is nothing to quantize", "Give a float32 model")
         check_names(prepared, exclude)
-        calibration = _open(data, prepared, progress) if data is not None else None
-        held_out = validation is not None and not (data is not None and _same_source(data.source, validation.source))
-        proof_samples = _open(validation, prepared, progress) if validation is not None else calibration
-        assert proof_samples is not None
+        if validation is None and data is not None and has_parts(data):
+            validation = replace(data, count=None, role="validation")
+        data = in_role(data, "calibration") if data is not None else None
+        validation = in_role(validation, "validation") if validation is not None else None
+        session = functools.cache(lambda: open_session(prepared.path))
+        task = self.task
+        if task is None and validation is not None:
+            task = find_detection(validation, prepared.signature, session(), progress)
+        judged = validation if validation is not None else data
+        assert judged is not None
+
+        def opened(data: Data, known: Preprocess | None = None) -> Samples:
+            """Open samples; images without a preprocessing by `known`, or by what labels decide on."""
+            samples = open_or_search(
+                data,
+                prepared.signature,
+                session=session,
+                judged=judged,
+                task=task,
+                known=known,
+                model=model,
+                progress=progress,
+            )
+            return replace(samples, hold=_HELD_BYTES) if isinstance(samples, SourceSamples) else samples
+
+        proof_samples = opened(judged)
+        known = proof_samples.preprocess if isinstance(proof_samples, SourceSamples) else None
+        calibration = proof_samples if judged is data else None
+        if data is not None and calibration is None:
+            calibration = opened(data, known)
+        held_out = validation is not None
+        if data is not None and validation is not None:
+            apart = _apart(calibration, proof_samples, progress)
+            calibration, held_out = apart or (calibration, not _same_source(data.source, validation.source))
         if validation is None and self.statistics is None and len(proof_samples) >= _ENOUGH:
             calibration, proof_samples = _parted(proof_samples)
             held_out, every = True, len(calibration) + len(proof_samples)
@@ -545,6 +582,10 @@ class Request:
         if not adopted:
             with progress.stage("Checking the preparation"):
                 prepared = check_preparation(prepared, proof_samples)
+        if task is None and validation is not None:
+            task = find_classification(proof_samples, session(), progress)
+        if task is not None and validation is not None:
+            task = settle(task, session(), proof_samples, progress=progress)
         here = machine or detect_machine()
         return Job(
             source=model,
@@ -558,7 +599,7 @@ class Request:
             host=match_profile(here, load_profiles()).profile if machine is not None else None,
             static=static,
             machine=here,
-            task=self.task,
+            task=task,
             progress=progress,
         )
 
@@ -570,7 +611,8 @@ _ENOUGH, _PARTS = 64, 4
 def _parted(samples: Samples) -> tuple[Samples, Samples]:
     """Return samples for the calibration, and for the proof every fourth, which says something of others."""
     proof = range(_PARTS // 2, len(samples), _PARTS)
-    return Subset(samples, [number for number in range(len(samples)) if number not in proof]), Subset(samples, proof)
+    others = [number for number in range(len(samples)) if number not in proof]
+    return chosen_of(samples, others), chosen_of(samples, list(proof))
 
 
 def _same_source(one: Any, other: Any) -> bool:
@@ -580,9 +622,22 @@ def _same_source(one: Any, other: Any) -> bool:
     return one is other
 
 
-def _open(data: Data, prepared: PreparedModel, progress: Progress) -> Samples:
-    try:
-        opened = open_samples(data, prepared.signature, model=prepared.source, progress=progress)
-    except NoPreprocessingError as error:
-        raise DataError(error.problem, propose(prepared.path, data.source, progress=progress)) from error
-    return replace(opened, hold=_HELD_BYTES) if isinstance(opened, SourceSamples) else opened
+def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> tuple[Samples, bool] | None:
+    """Return the calibration samples without those of files that the proof takes, and whether any are left; where none
+    are, all of them. None where samples are no files."""
+    if not isinstance(calibration, SourceSamples) or not isinstance(proof, SourceSamples):
+        return None
+    files = calibration.files()
+    if not files or not proof.files():
+        return None
+    shared = shared_files(files, proof.files())
+    if not shared:
+        return calibration, True
+    left = calibration.without(shared)
+    if not left.selection:
+        return calibration, False
+    progress.note(
+        f"{len(files) - len(left.selection)} of {len(files)} calibration samples are among the validation samples "
+        f"too, and left out of the calibration: {min(shared).name}" + (" …" if len(shared) > 1 else "")
+    )
+    return left, True

@@ -11,9 +11,9 @@ from edgeq_device.claim import SLOWER, Claim, claim
 from edgeq_device.latency import Distribution
 
 from edgeq.backends.base import Artifact
-from edgeq.data.samples import Samples, Subset
+from edgeq.data.samples import Samples, spread_over
 from edgeq.distributed.workers import Workers
-from edgeq.errors import CheckFailedError, RuntimeUnavailableError
+from edgeq.errors import CheckFailedError, RuntimeUnavailableError, UsageError
 from edgeq.measure.accuracy import Accuracy, ModelAt, evaluate_on, evaluate_sessions, evaluate_timed
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Outputs, closeness, worst_db
 from edgeq.measure.bench import race, runners
@@ -201,6 +201,8 @@ class Proof(Displayed):
             )
         elif near == "noisy" and self.agreement.sqnr_db < HEALTHY_DB:
             found.append(f"{unlike or f'the outputs follow float32 with noise ({sqnr})'}: {self._advice()}; {measure}")
+        if self.accuracy:
+            found.extend(self.accuracy[FLOAT].doubts)
         left_out = self.agreement.left_out()
         found.extend(left_out)
         if self.drop is None and not self.agreement.compared and not left_out:
@@ -227,6 +229,8 @@ class Proof(Displayed):
         """Raise CheckFailedError where a bar that the user set is not met, and RuntimeUnavailableError where coverage
         has one and is only a forecast."""
         lost = self.drop
+        if max_drop is not None and lost is None:
+            raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
         if max_drop is not None and lost is not None and lost > max_drop:
             raise CheckFailedError(
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
@@ -305,8 +309,8 @@ def prove(
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     opened = {FLOAT: SessionSettings(intra_op_threads=threads), INT8: artifact.proof_settings(threads=threads)}
     count = simulated_count(prepared, artifact) if count is None else count
-    if count is not None and workers is None:  # spread over all: data are often sorted by class
-        samples = Subset(samples, range(0, len(samples), max(1, len(samples) // count))[:count])
+    if count is not None:
+        samples = spread_over(samples, count)
         float_outputs = ()
     known = {FLOAT: float_outputs} if float_outputs else {}
     timed = timed and artifact.simulation is None

@@ -14,13 +14,17 @@ from edgeq_device.arrays import random_feeds
 from edgeq_device.bench import BenchSettings
 from edgeq_device.claim import Claim
 
-from edgeq.data.samples import Samples, open_samples
+from edgeq.data.open_source import Data, as_data, in_role
+from edgeq.data.samples import Samples
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError
 from edgeq.measure.accuracy import Accuracy, Evaluation, evaluate_sessions
 from edgeq.measure.agreement import Agreement, OutputAgreement
 from edgeq.measure.bench import SAMPLES, LoadedModel, Opener, Workload, open_model, refuse_ignored
 from edgeq.measure.coverage import measure_coverage
+from edgeq.measure.find_task import named_task
 from edgeq.measure.latency import Measurement, bench_model, measure_models, sessions_to_time, speed_of
+from edgeq.measure.preprocess_search import open_or_search
+from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
 from edgeq.report.figures import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
@@ -415,6 +419,8 @@ def run_comparison(
     request: CompareRequest, *, place: ComparePlace | None = None, progress: Progress = SILENT
 ) -> Comparison:
     """`compare` of a request, here or at another `place`, where what runs in int8 is not looked at."""
+    if request.task is None:
+        request = replace(request, task=named_task(None, request.options))
     if request.task is not None and request.data is None:
         raise UsageError("a task needs samples", "Give --data")
     if request.data is None:
@@ -441,11 +447,13 @@ def run_comparison(
         if samples is None:
             notes.append("without --data their answers are not compared")
         evaluation = None
+        task = as_task(request.task, request.options) if request.task is not None else None
         if samples is not None and fits:
+            task = settle(task, a.session, samples, progress=progress) if task is not None else None
             evaluation = evaluate_sessions(
                 {A: a.session, B: b.session},
                 samples,
-                task=as_task(request.task, request.options) if request.task is not None else None,
+                task=task,
                 reference=A,
                 settings={A: a.settings, B: b.settings},
                 progress=progress,
@@ -472,9 +480,13 @@ def _samples(request: CompareRequest, a: LoadedModel, b: LoadedModel, progress: 
         return None
     preprocessings = [s.preprocess for s in (a, b) if s.preprocess is not None]
     preprocess = request.preprocess if request.preprocess is not None else next(iter(preprocessings), None)
-    return open_samples(
-        request.data,
+    task = as_task(request.task, request.options) if request.task is not None else None
+    return open_or_search(
+        in_role(as_data(request.data) or Data(request.data), "validation"),
         a.signature,
+        session=lambda: a.session,
+        judged=Data(request.data, labels=request.labels, role="validation"),
+        task=task,
         preprocess=preprocess,
         labels=request.labels,
         count=request.count,

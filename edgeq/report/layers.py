@@ -22,7 +22,7 @@ from edgeq.calibrate.methods import REGISTRY
 from edgeq.calibrate.methods.mse import moments_of, squared_errors
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Histogram, Statistics, TensorStatistics, linear_of
-from edgeq.data.samples import Samples, Subset
+from edgeq.data.samples import Samples, spread_over
 from edgeq.errors import EdgeqError
 from edgeq.measure.accuracy import compare_sessions
 from edgeq.measure.comparison import decibels
@@ -121,7 +121,7 @@ def layer_record(
         assert reference.path is not None, "a prepared model has a file"
         candidate = shared_model(quantized, reference)
         large = sum(node_macs(reference.model).values()) > _LARGE_MACS
-        few = Subset(samples, range(min(SAMPLES // 2 if large else SAMPLES, len(samples))))
+        few = spread_over(samples, SAMPLES // 2 if large else SAMPLES)
         pair = LayerPair(reference, candidate, settings=settings, progress=progress)
         found = pair.compare(few)
         written = replace(settings, optimization="none")

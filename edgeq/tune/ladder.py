@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgeq.backends.base import backend_named
+from edgeq.data.samples import spread_over
 from edgeq.errors import UsageError
 from edgeq.hardware.profile import Profile
 from edgeq.hardware.target import Target
 from edgeq.model.products import node_macs
-from edgeq.prove.checks import spread
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import Repair, Step
 from edgeq.report.tuning_record import Assessment
@@ -124,8 +124,8 @@ def _bounded(job: Job) -> Job:
     macs = max(1, sum(node_macs(job.prepared.model).values()))
     calibration = job.calibration
     if calibration is not None:
-        calibration = spread(calibration, max(_LEAST_SAMPLES, _CALIBRATED_MACS // macs))
-    validation = spread(job.validation, max(_LEAST_SAMPLES, _JUDGED_MACS // macs))
+        calibration = spread_over(calibration, max(_LEAST_SAMPLES, _CALIBRATED_MACS // macs))
+    validation = spread_over(job.validation, max(_LEAST_SAMPLES, _JUDGED_MACS // macs))
     return replace(job, calibration=calibration, validation=validation, float_outputs=())
 
 

@@ -164,6 +164,8 @@ DECODERS = Group(
     "decoder",
     "edgeq.decoders",
     own={
+        "detections": "edgeq.measure.decoders:DETECTIONS",
+        "nanodet": "edgeq.measure.decoders:NANODET",
         "ssd": "edgeq.measure.decoders:SSD",
         "yolov3": "edgeq.measure.decoders:YOLOV3",
         "yolov3-nms": "edgeq.measure.decoders:YOLOV3_NMS",

@@ -32,5 +32,5 @@ def test_show_takes_steps() -> None:
 def test_an_unknown_name_lists_the_names() -> None:
     result = CliRunner().invoke(group, ["preprocess", "show", "imagnet"])
     assert result.exit_code == 4
-    assert result.stderr.startswith("edgeq: no preprocessing is called 'imagnet'. Pass --preprocess with one of none,")
+    assert result.stderr.startswith("edgeq: no preprocessing is called 'imagnet'. Pass --preprocess with one of tf,")
     assert result.stderr.count("\n") == 1

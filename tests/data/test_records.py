@@ -15,9 +15,11 @@ from edgeq.data.records import spans, update_with_file
 def test_spans(counts: list[int], start: int, step: int, count: int) -> None:
     where = [(number, local) for number, size in enumerate(counts) for local in range(size)]
     indices = range(start, len(where), step)[:count]
-    got = [(number, local) for number, part, _ in spans(counts, indices) for local in part]
+    got = [(number, local) for number, part in spans(counts, indices) for local in part]
     assert got == [where[i] for i in indices]
-    assert [i for _, _, part in spans(counts, indices) for i in part] == list(indices)
+    assert [(number, list(part)) for number, part in spans(counts, list(indices))] == [
+        (number, list(part)) for number, part in spans(counts, indices)
+    ]
 
 
 def test_names_that_are_not_utf8_are_hashed(tmp_path: Path) -> None:

@@ -150,6 +150,6 @@ def test_minilm(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = signature(*(spec(name, "N", "S", dtype=np.int64) for name in names))
     hook = f"{SPECS / 'minilm_l6.py'}:tokens"
     samples = list(open_samples(folder / "calib-stsb-en-dev-200.csv", model, preprocess=hook, count=5))
-    assert [s.label for s in samples[:2]] == [5.0, 4.75]
+    assert [s.label for s in samples[:2]] == [5.0, 3.6]
     assert all(s.inputs["input_ids"].shape[0] == 2 for s in samples)
     assert all(s.inputs["input_ids"][0, 0] == 101 for s in samples)

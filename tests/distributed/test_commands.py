@@ -77,7 +77,7 @@ def test_a_worker_that_is_killed_on_the_way_changes_no_byte(
 
     whole = result("whole")
     pool._client.wait_for_workers(2)  # a test before this one may have ended one
-    assert pool.everywhere(dies_at, 30, tmp_path / "died")
+    assert pool.everywhere(dies_at, 270, tmp_path / "died")
     try:
         assert result("again") == whole
         assert (tmp_path / "died").exists()

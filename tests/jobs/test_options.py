@@ -49,8 +49,15 @@ def test_nothing_given_is_nothing_set() -> None:
 def test_data() -> None:
     line = ("--data", "calib", "--val", "val", "--preprocess", "imagenet", "--count", "9", "--labels", "l.csv")
     found = arguments(*line, "--calibration", "stats", "--no-timing", "--force")
-    assert vars(found["data"]) == {"source": "calib", "preprocess": "imagenet", "labels": None, "count": 9}
-    assert vars(found["validation"]) == {"source": "val", "preprocess": "imagenet", "labels": "l.csv", "count": None}
+    assert vars(found["data"]) == {
+        "source": "calib",
+        "preprocess": "imagenet",
+        "labels": None,
+        "count": 9,
+        "role": None,
+    }
+    expected = {"source": "val", "preprocess": "imagenet", "labels": "l.csv", "count": None, "role": None}
+    assert vars(found["validation"]) == expected
     assert (found["statistics"], found["timed"], found["force"]) == (Path("stats"), False, True)
 
 

@@ -96,7 +96,7 @@ def test_a_layer_in_float_needs_no_session_option(place: Path) -> None:
     ("options", "error"),
     [
         ({"require_coverage": 1.0, "overrides": {"exclude": ("last",)}}, CheckFailedError),
-        ({"max_drop": 0.1}, UsageError),
+        ({"max_drop": 0.1, "validation": None}, UsageError),
         ({"overrides": {"exclude": ("lost",)}}, UsageError),
         ({"overrides": {"activation_type": "int8", "weight_type": "uint8"}}, UsageError),
     ],

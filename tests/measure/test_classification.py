@@ -130,3 +130,31 @@ def test_labels_counted_from_another_number_are_noted(shift: int, note: str) -> 
     right = Classification().start()
     right.update({"y": np.eye(6)[labels]}, FakeSample("s", {"x": np.zeros((10, 1))}, label=tuple(labels)))
     assert right.notes() == ()
+
+
+def test_answers_of_a_guess_are_doubted() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 10, 200)
+
+    def doubts(best: np.ndarray) -> tuple[str, ...]:
+        """Return what is noted of answers."""
+        meter = Classification().start()
+        rows = FakeSample("s", {"x": np.zeros((200, 1))}, label=tuple(labels))
+        meter.update({"y": np.eye(10)[best]}, rows)
+        return meter.notes()
+
+    assert "no better than a guess (0.1" in doubts(random.permutation(labels))[0]
+    assert "--classes FILE" in doubts(np.zeros(200, int))[0]
+    assert doubts(np.where(np.arange(200) % 3, random.integers(0, 10, 200), labels)) == ()
+
+
+@pytest.mark.parametrize(("background", "classes", "expected"), [(1, 10, 1), (0, 10, 0), (0, 11, 0)])
+def test_labels_decide_on_a_score_in_front(background: int, classes: int, expected: int) -> None:
+    labels = np.arange(40) % 10
+    scores = np.eye(classes + background)[labels + background]
+    pairs = [(FakeSample(label=int(label)), {"y": row[None]}) for label, row in zip(labels, scores, strict=True)]
+    task, found = Classification().settled(iter(pairs))
+    assert task.class_offset == expected
+    assert bool(found) == bool(expected)
+    given = Classification(class_offset=0)
+    assert given.settled(iter(pairs)) == (given, "")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeq.errors import UsageError
-from edgeq.measure.decoders import ANCHORS, anchors, load_decoder
+from edgeq.measure.decoders import ANCHORS, anchors, load_decoder, recognise
 from edgeq.util.registry import DECODERS
 
 SIZE = (64, 96)  # width, height: not square, so that a swap shows
@@ -152,3 +152,67 @@ def test_yolov3_of_the_model_zoo_reads_what_was_kept() -> None:
             decode({"boxes": boxes, "scores": scores, "indices": np.int32([wrong])}, SIZE)
     with pytest.raises(UsageError, match="yolov3-nms takes"):
         decode({"boxes": boxes, "scores": scores}, SIZE)
+
+
+IMAGE = (64, 64)
+
+
+def nanodet_by_loops(head: np.ndarray, classes: int) -> list[list[float]]:
+    """Decode one image's head, a cell and a side at a time."""
+    found, row = [], 0
+    for stride in (8, 16, 32):
+        for y in range(-(-IMAGE[1] // stride)):
+            for x in range(-(-IMAGE[0] // stride)):
+                sides = []
+                for side in range(4):
+                    logits = head[row, classes + 8 * side : classes + 8 * side + 8]
+                    weights = np.exp(logits) / np.exp(logits).sum()
+                    sides.append(sum(i * weight for i, weight in enumerate(weights)) * stride)
+                found.append(
+                    [x * stride - sides[0], y * stride - sides[1], x * stride + sides[2], y * stride + sides[3]]
+                )
+                row += 1
+    return found
+
+
+def test_nanodet_equals_loops() -> None:
+    random = np.random.default_rng(0)
+    head = np.concatenate([random.random((84, 3)), random.normal(size=(84, 32))], axis=1)
+    found = load_decoder("nanodet")({"y": head[None]}, IMAGE)
+    assert np.allclose(found.boxes, nanodet_by_loops(head, 3))
+    assert np.array_equal(found.classes, head[:, :3].argmax(axis=1))
+
+
+def heads() -> dict[str, dict[str, np.ndarray]]:
+    """Outputs as each head gives them for an image of 64 x 64."""
+    random = np.random.default_rng(0)
+    scores = random.random((84, 8))
+    logarithms = random.normal(size=(84, 4))
+    pixels = random.uniform(1, 64, (252, 4))
+    corners = np.sort(random.uniform(0, 64, (30, 2, 2)), axis=1).reshape(30, 4)
+    chosen = np.concatenate([corners, random.random((30, 1)), random.integers(0, 7, (30, 1))], axis=1)
+    return {
+        "yolox": {"y": np.concatenate([logarithms, scores], axis=1)[None]},
+        "yolov5": {"y": np.concatenate([pixels, random.random((252, 8))], axis=1)[None]},
+        "yolov8": {"y": np.concatenate([pixels[:84], scores], axis=1).T[None]},
+        "nanodet": {"y": np.concatenate([scores[:, :7], random.normal(size=(84, 32))], axis=1)[None]},
+        "detections": {"y": chosen[None]},
+        "ssd": {"scores": random.random((1, 30, 7)), "boxes": random.random((1, 30, 4))},
+        "yolov3": {f"y{n}": random.normal(size=(1, 36, n, n)) for n in (2, 4, 8)},
+    }
+
+
+@pytest.mark.parametrize("name", list(heads()))
+def test_a_head_is_recognised_by_its_outputs(name: str) -> None:
+    assert [decoder.name for decoder in recognise(heads()[name], IMAGE)] == [name]
+
+
+def test_decoded_boxes_on_the_cells_of_yolox_are_not_taken_for_logarithms() -> None:
+    random = np.random.default_rng(0)
+    decoded = np.concatenate([random.uniform(1, 64, (84, 4)), random.random((84, 8))], axis=1)[None]
+    assert [decoder.name for decoder in recognise({"y": decoded}, IMAGE)] == ["yolov5"]
+
+
+def test_what_no_head_gives_is_not_recognised() -> None:
+    for outputs in ({"y": np.ones((1, 1000))}, {"y": np.full((1, 84, 13), 5.0)}, {"y": np.ones((1, 3, 64, 64))}):
+        assert recognise(outputs, IMAGE) == []

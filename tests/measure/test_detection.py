@@ -138,9 +138,12 @@ def test_more_classes_than_categories_are_refused(tmp_path: Path) -> None:
 def test_what_detection_needs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs annotations"):
         make_task("detection")
-    with pytest.raises(UsageError, match="needs a decoder"):
-        make_task("detection", TaskOptions(annotations=tmp_path))
     task = make(tmp_path)
+    with pytest.raises(UsageError, match="needs a decoder"):
+        Detection(task.annotations, None).start()
+    unlike = (FakeSample(inputs={"x": np.zeros((1, 3, 64, 64))}), {"y": np.zeros((1, 10))})
+    with pytest.raises(UsageError, match=r"no decoder is known for the outputs y \[1, 10\]\. Choose --decoder"):
+        Detection(task.annotations, None).settled(iter([unlike]))
     with pytest.raises(UsageError, match=r"--iou is 1\.5"):
         Detection(task.annotations, task.decoder, iou=1.5)
 

@@ -146,7 +146,7 @@ def test_a_damaged_bundle_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
-        ({"task": None}, UsageError, "nothing to measure"),
+        ({"task": None, "labels": None}, UsageError, "nothing to measure"),
         ({"task": None, "reference": True, "options": TaskOptions(class_offset=1)}, UsageError, "without a task"),
         ({"variant": "fast"}, UsageError, "has no variants"),
         ({"model": "missing.onnx"}, ModelError, "missing.onnx"),
@@ -180,6 +180,7 @@ KEYS = [
     "higher_is_better",
     "metrics",
     "options",
+    "warnings",
     "settings",
     "coverage",
     "reference",

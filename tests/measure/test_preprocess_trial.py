@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,16 @@ from click.testing import CliRunner
 from PIL import Image
 
 from edgeq.cli import group
-from edgeq.data.samples import open_samples
+from edgeq.data.labels import Labels
+from edgeq.data.open_source import Data
+from edgeq.data.preprocess import candidates, choices, names
+from edgeq.data.samples import SourceSamples, open_samples
 from edgeq.errors import DataError, UsageError
-from edgeq.measure.evaluation import PLAIN, EvalRequest, propose, try_preprocess
+from edgeq.measure.evaluation import PLAIN, EvalRequest, try_preprocess
+from edgeq.measure.preprocess_search import BITS, open_or_search, search
 from edgeq.model.load import model_signature
+from edgeq.run.session import open_session
+from edgeq.util.display import Silent
 from tests.graphs import proto
 
 SIZE = 4
@@ -46,8 +51,8 @@ def test_the_right_preprocessing_comes_first(eval_request: EvalRequest) -> None:
     found = {one.preprocess: one for one in trial.tries}
     assert trial.tries[0].accuracy is not None
     assert trial.tries[0].accuracy.value == 1.0
-    assert "caffe2" in trial.tied
-    assert found["caffe2"].accuracy is not None
+    assert "bgr-mean" in trial.tied
+    assert found["bgr-mean"].accuracy is not None
     assert found["tf"].accuracy is not None
     assert found["tf"].accuracy.value < 0.7
     assert found["imagenet"].accuracy is None or found["imagenet"].accuracy.value < 0.7
@@ -55,7 +60,7 @@ def test_the_right_preprocessing_comes_first(eval_request: EvalRequest) -> None:
 
 
 def test_a_candidate_that_does_not_fit_says_why(eval_request: EvalRequest) -> None:
-    trial = try_preprocess(eval_request, ["crop=64,layout=model", "caffe2"])
+    trial = try_preprocess(eval_request, ["crop=64,layout=model", "bgr-mean"])
     assert [one.preprocess for one in trial.tries][-1] == "crop=64,layout=model"
     assert "smaller than the crop" in str(trial.tries[-1].reason)
 
@@ -79,7 +84,7 @@ def test_the_command(eval_request: EvalRequest) -> None:
     assert {"preprocess", "title", "metrics", "reason"} == set(report["candidates"][0])
     human = CliRunner().invoke(group, given)
     assert human.exit_code == 0
-    assert "caffe2" in human.output
+    assert "bgr-mean" in human.output
 
 
 def test_grey_models_are_proposed_what_fits(tmp_path: Path) -> None:
@@ -93,8 +98,59 @@ def test_grey_models_are_proposed_what_fits(tmp_path: Path) -> None:
     for number in range(3):
         pixels = np.full((5, 7, 3), 80 * number, np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{number}.png")
-    proposed = re.search("Type --preprocess (\\S+) if", propose(tmp_path / "m.onnx", tmp_path / "images"))
-    assert proposed is not None
-    assert proposed[1].startswith("channels=L,")
-    samples = open_samples(tmp_path / "images", model_signature(tmp_path / "m.onnx"), preprocess=proposed[1])
+    model, data = tmp_path / "m.onnx", tmp_path / "images"
+    with pytest.raises(DataError, match=r"Type --preprocess grey\S* if the model was trained so") as caught:
+        open_or_search(Data(data), model_signature(model), session=lambda: open_session(model))
+    assert "or give labels" in caught.value.fix
+    samples = open_samples(data, model_signature(model), preprocess="grey")
     assert [sample.inputs["x"].shape for sample in samples] == [(1, 1, SIZE, SIZE)] * 3
+
+
+@pytest.fixture
+def folders(eval_request: EvalRequest) -> Path:
+    """The samples of `eval_request` as images in class folders."""
+    with np.load(eval_request.data) as held:
+        root = eval_request.model.parent / "classes"
+        for number, (pixels, label) in enumerate(zip(held["X"], held["Y"], strict=True)):
+            (root / str(label)).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(root / str(label) / f"{number}.png")
+    return root
+
+
+def test_labels_decide_on_the_preprocessing(eval_request: EvalRequest, folders: Path) -> None:
+    model = eval_request.model
+    notes: list[str] = []
+
+    class Noting(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    signature = model_signature(model)
+    samples = open_or_search(Data(folders), signature, session=lambda: open_session(model), progress=Noting())
+    assert isinstance(samples, SourceSamples)
+    assert samples.preprocess is not None
+    assert samples.preprocess.name == "bgr-mean"
+    assert any(note.startswith("found: preprocessing bgr-mean: top1 1.0000 on 16 samples") for note in notes)
+
+
+def test_a_tie_is_a_question_and_wrong_labels_are_named(eval_request: EvalRequest, folders: Path) -> None:
+    session, signature = open_session(eval_request.model), model_signature(eval_request.model)
+    names = ["bgr-mean", "caffe2", "channels=BGR,subtract=[103.9,116.7,123.7],layout=model", "unit"]
+    found = search(session, signature, Data(folders), names=names)
+    assert found.decided is None
+    assert found.tied == 2  # caffe2 makes the same inputs
+    assert "40 samples cannot tell these apart: bgr-mean 1.0000" in found.question
+    flipped = Labels({path.name: number % 2 for number, path in enumerate(sorted(folders.rglob("*.png")))})
+    doubted = search(session, signature, Data(folders, labels=flipped), names=names)
+    assert doubted.decided is None
+    assert "None of 3 preprocessings fits the labels" in doubted.question
+    assert search(session, signature, Data(folders, labels="none"), names=names).metric == BITS
+
+
+def test_older_names_are_not_proposed() -> None:
+    older = {"caffe", "caffe2", "mxnet", "rcnn", "preprocess_method1", "preprocess_method2"}
+    assert older <= set(names())
+    assert not older & set(candidates())
+    assert not any(name in choices() for name in ("preprocess_method1", "caffe2"))
+    assert "yolox" in candidates("detection")
+    assert "yolox" not in candidates("classification")

@@ -157,9 +157,8 @@ def test_what_meters_note_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accuracy, "race", race_of(0, 3))
     arrays = [np.eye(5, dtype=np.float32)[[(i + 1) % 5]] for i in range(40)]
     one_behind = FakeSession(lambda feed: {"y": feed["x"]}, ["y"])
-    notes = Notes()
-    evaluate_timed(
-        {"int8": [one_behind]}, vectors(arrays, [i % 5 for i in range(40)]), task=Classification(), progress=notes
+    found, _ = evaluate_timed(
+        {"int8": [one_behind]}, vectors(arrays, [i % 5 for i in range(40)]), task=Classification()
     )
-    assert len(notes.seen) == 1
-    assert "int8: the best class is the label plus 1 in 32 of 40 rows" in notes.seen[0]
+    (doubt,) = found.accuracy["int8"].doubts
+    assert "the best class is the label plus 1 in 32 of 40 rows" in doubt

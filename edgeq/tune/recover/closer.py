@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgeq.data.samples import spread_over
 from edgeq.errors import CheckFailedError, EdgeqError, UsageError, one_line
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import worst_db
-from edgeq.prove.checks import agreements, int8_share, spread
+from edgeq.prove.checks import agreements, int8_share
 from edgeq.prove.job import Builder, Built, Job
 from edgeq.scheme import Scheme
 from edgeq.tune.float_layers import REFINEMENTS, RankedLayer, Ranking, rank_by_probing, select_float_layers
@@ -116,7 +117,7 @@ class Search:
         built = self.recoverer.build(self.in_float(nodes), self.names, self.recoverer.place() / "tried.onnx")
         if nodes and not int8_share(job, built):
             return -math.inf
-        few = spread(calibration, self.count)
+        few = spread_over(calibration, self.count)
         found = worst_db(agreements(job, {"": built.artifact}, few)[""])
         if found < wanted_db or few is job.validation:
             return found

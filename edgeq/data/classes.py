@@ -1,0 +1,283 @@
+"""Classes by name: from the names of folders, or of labels, to the numbers of a model's scores.
+
+A model's scores have numbers and its data have names. A list of classes says which is which:
+
+    FILE.txt    a name a line in the order of the scores; "n01440764 tench", "0 tench" and "tench,0" are read too
+    FILE.json   {"tench": 0}, {"0": "tench"}, {"0": ["n01440764", "tench"]} or ["tench", …]; also below the key
+                class_to_idx, label2id or id2label
+
+Case does not count, nor whether words are joined by spaces, "_" or "-".
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeq.data.records import read_text
+from edgeq.errors import DataError
+from edgeq.signature import Signature
+
+FORMS = 'a name a line in the order of the scores, or JSON: {"NAME": INDEX}'
+BESIDE = (
+    "class_to_idx.json",
+    "class_indices.json",
+    "imagenet_class_index.json",
+    "classes.json",
+    "labels.json",
+    "classes.txt",
+    "class_names.txt",
+    "labels.txt",
+    "synset.txt",
+    "synsets.txt",
+    "synset_words.txt",
+    "imagenet_classes.txt",
+    "config.json",
+)
+"""Files that are looked for beside class folders, and beside the model, by the names that tools give them."""
+_SYNSET = re.compile(r"n\d{8}(?!\d)")
+_WORD = re.compile(r"[\s_\-]+")
+_NUMBERED = re.compile(r"^\d+[\s_.\-:]+")
+_JSON_KEYS = ("class_to_idx", "label2id", "id2label")
+_BACKGROUND = frozenset({"background", " background ", "dummy"})
+_IMAGENET = 1000
+
+
+@dataclass(frozen=True)
+class Classes:
+    """A list of classes.
+
+    Attributes:
+        source: where it comes from, for messages.
+        count: classes, or scores where the list counts those too that are no class.
+        numbers: name, as `_key` makes it → number; None where two classes have it.
+    """
+
+    source: str
+    count: int
+    numbers: Mapping[str, int | None]
+
+    def find(self, name: str) -> int | None:
+        """Return the number of a class by its name: in full, by a synset in it, or without a number in front."""
+        synset = _SYNSET.search(name)
+        parts = (name, synset[0] if synset else name, _NUMBERED.sub("", name))
+        return next((found for part in parts if (found := self.numbers.get(_key(part))) is not None), None)
+
+    def number(self, name: str) -> int:
+        """Return the number of a class by its name.
+
+        Raises:
+            DataError: the list has no such class, or several.
+        """
+        found = self.find(name)
+        if found is None:
+            problem = "several classes" if _key(name) in self.numbers else "no class"
+            raise DataError(f"{self.source} has {problem} named {name!r}", "Name every class once, as the data do")
+        return found
+
+
+def _key(name: str) -> str:
+    return _WORD.sub(" ", name.strip().strip("\"'")).casefold()
+
+
+def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
+    """Return the list of classes of names and numbers; a line's full text goes before the names in it."""
+    numbers: dict[str, int | None] = {}
+    parts: dict[str, int | None] = {}
+    count = 0
+    for text, number in pairs:
+        count = max(count, number + 1)
+        for table, names in ((numbers, [text]), (parts, _names_in(text))):
+            for key in {_key(name) for name in names}:
+                table[key] = number if table.get(key, number) == number else None
+    return Classes(source, count, {**parts, **numbers})
+
+
+def _names_in(text: str) -> list[str]:
+    """Return the names in a line: a synset, and what follows it or stands between commas."""
+    synset = _SYNSET.match(text)
+    rest = text[synset.end() :] if synset else text
+    return [*([synset[0]] if synset else []), *filter(str.strip, [rest, *rest.split(",")])]
+
+
+@functools.cache
+def imagenet() -> Classes:
+    """Return the classes of ImageNet-1k, by synset and by WordNet's names."""
+    lines = Path(__file__).with_name("imagenet_classes.txt").read_text(encoding="utf-8").split("\n")
+    names = [line for line in lines if line and not line.startswith("#")]
+    return _classes("ImageNet-1k", zip(names, range(_IMAGENET), strict=True))
+
+
+def without_background(classes: Classes, scores: int | None) -> Classes:
+    """Return a list of classes as a model counts them that has one score less: without the background in front."""
+    first = {name for name, number in classes.numbers.items() if number == 0}
+    if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:
+        return classes
+    numbers = {name: None if number is None else number - 1 for name, number in classes.numbers.items() if number != 0}
+    return Classes(classes.source, scores, numbers)
+
+
+def load_classes(given: Any) -> Classes:
+    """Return a list of classes from a file, from names in the order of the scores, or from names with numbers.
+
+    Raises:
+        DataError: it cannot be read, or is of another form.
+    """
+    if isinstance(given, Classes):
+        return given
+    if not isinstance(given, str | Path):
+        return _classes("the list of classes", _pairs(given, "the list of classes"))
+    path = Path(given)
+    if not path.is_file():
+        raise DataError(f"classes: {path} is no file", f"Give {FORMS}")
+    text = read_text(path, "Keep only the names")
+    if path.suffix.lower() == ".json":
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not JSON: {error}", "Correct the file") from error
+        return _classes(str(path), _pairs(value, str(path)))
+    return _classes(str(path), _lines(text, str(path)))
+
+
+def _pairs(value: Any, where: str) -> list[tuple[str, int]]:
+    """Return names with numbers of plain data, in either direction."""
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in _JSON_KEYS if isinstance(value.get(key), Mapping | list)), value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        value = dict(enumerate(value))
+    found: list[tuple[str, int]] = []
+    for key, held in value.items() if isinstance(value, Mapping) else ():
+        if isinstance(held, int) and not isinstance(held, bool) and held >= 0:
+            found.append((str(key), held))
+        elif str(key).isascii() and str(key).isdigit():
+            names = held if isinstance(held, list) else [held]
+            found += [(name, int(key)) for name in names if isinstance(name, str)]
+    if not found or len({number for _, number in found}) < 2:
+        raise DataError(f"{where} lists no classes", f"Give {FORMS}")
+    return found
+
+
+def _lines(text: str, where: str) -> list[tuple[str, int]]:
+    """Return names with numbers of lines; a number in front of every name, or behind it, is the class's."""
+    lines = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("#")]
+    for pattern, number, name in (
+        (re.compile(r"(\d{1,9})[\s,:]+(.+)"), 1, 2),
+        (re.compile(r"(.+?)[\s,:]+(\d{1,9})"), 2, 1),
+    ):
+        found = [match for line in lines if (match := pattern.fullmatch(line))]
+        if len(found) == len(lines) and len({int(match[number]) for match in found}) == len(lines) > 1:
+            return [(match[name], int(match[number])) for match in found]
+    if len(lines) < 2:
+        raise DataError(f"{where} lists {len(lines)} classes", f"Give {FORMS}")
+    return [(line, index) for index, line in enumerate(lines)]
+
+
+def score_count(signature: Signature) -> int | None:
+    """Return how many class scores a model gives, by the shape [N, C] (or [N, C, 1, 1]) of its only float output; None
+    where that is not known."""
+    shapes = [spec.shape for spec in signature.outputs if spec.dtype.kind == "f"]
+    if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) < 2 or any(size != 1 for size in shapes[0][2:]):
+        return None
+    size = shapes[0][1]
+    return size if isinstance(size, int) and size > 1 else None
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """Class sub-folders.
+
+    Attributes:
+        numbers: folder → label; empty where the files lie in no class folders.
+        sorted_names: whether the numbers are only the folders' places in sorted order.
+        notes: how the numbers were found, a sentence each.
+    """
+
+    numbers: Mapping[str, int]
+    sorted_names: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def class_folders(
+    root: Path,
+    files: Sequence[Path],
+    *,
+    classes: Classes | None = None,
+    scores: int | None = None,
+    beside: Sequence[Path] = (),
+) -> ClassFolders:
+    """Return the labels of sub-folders, where every file lies in one of at least two folders below `root`.
+
+    Folders get the numbers of `classes` where that is given. Else a folder named by a number is that class; a list of
+    classes in the data folder, above it or in one of the folders `beside` counts where it has every folder's name;
+    names of ImageNet are known, where the model has scores for all its classes. What is left is numbered in sorted
+    order, with the folders that hold none of `files`: a class of which there is no sample keeps its number.
+
+    Raises:
+        DataError: `classes` has no number for a folder.
+    """
+    parts = [path.relative_to(root).parts for path in files]
+    if not parts or min(map(len, parts)) < 2:
+        return ClassFolders({})
+    found = sorted({part[0] for part in parts})
+    if len(found) < 2 and classes is None:
+        return ClassFolders({})
+    numbered = all(name.isascii() and name.isdigit() for name in found) and len({int(n) for n in found}) == len(found)
+    if classes is not None:
+        classes = without_background(classes, scores)
+        known = [name for name in found if classes.find(name) is not None]
+        if len(known) == len(found) or not numbered:
+            return ClassFolders({name: classes.number(name) for name in found})
+    if numbered:
+        return ClassFolders({name: int(name) for name in found})
+    for path in (folder / name for folder in (root, root.parent, *beside) for name in BESIDE):
+        numbers = _numbers(found, path, scores)
+        if numbers:
+            return ClassFolders(numbers, notes=(f"labels: the class folders, numbered by {path}",))
+    if scores is None or scores >= _IMAGENET:
+        numbers = _fitting(found, imagenet())
+        if numbers and (all(_SYNSET.search(name) for name in found) or scores in (_IMAGENET, _IMAGENET + 1)):
+            return ClassFolders(numbers, notes=("labels: the class folders, numbered as ImageNet-1k's classes",))
+    empty = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
+    return ClassFolders({name: index for index, name in enumerate(sorted({*found, *empty}))}, sorted_names=True)
+
+
+def _numbers(folders: Sequence[str], path: Path, scores: int | None) -> Mapping[str, int]:
+    """Return the numbers of folders by a list of classes; nothing where it is none, or lacks one of them."""
+    if not path.is_file():
+        return {}
+    try:
+        return _fitting(folders, without_background(load_classes(path), scores))
+    except DataError:  # a file of this name that lists something else
+        return {}
+
+
+def _fitting(folders: Sequence[str], classes: Classes) -> Mapping[str, int]:
+    numbers = {name: number for name in folders if (number := classes.find(name)) is not None}
+    return numbers if len(numbers) == len(folders) == len(set(numbers.values())) else {}
+
+
+def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return a note on the class folders that hold none of the files, where there are such."""
+    if not classes:
+        return ()
+    empty = sorted(set(classes) - {path.relative_to(root).parts[0] for path in files})
+    if not empty:
+        return ()
+    some = ", ".join(empty[:3]) + (" …" if len(empty) > 3 else "")
+    return (f"{root}: no samples of {len(empty)} of {len(classes)} class folders ({some}); they keep their numbers",)
+
+
+def strays(root: Path, files: Sequence[Path]) -> tuple[str, ...]:
+    """Return a note on the files beside folders that would be class folders without them, where there are such."""
+    beside = [path.name for path in files if path.parent == root]
+    within = {path.relative_to(root).parts[0] for path in files if root not in (path, path.parent)}
+    if not beside or len(within) < 2:
+        return ()
+    others = f" and {len(beside) - 1} more" if len(beside) > 1 else ""
+    return (f"{root}: the sub-folders give no labels, as {beside[0]}{others} lies in none of them",)

@@ -1,0 +1,75 @@
+"""Parts of a data set: a folder's calibration and validation samples by their names, and files that are in both.
+
+Ranges must not come from the samples that prove them, and what is trained on proves nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from edgeq.data.records import update_with_file
+
+Role = Literal["calibration", "validation"]
+"""What samples are for."""
+
+_NAMES: dict[Role, tuple[str, ...]] = {
+    "calibration": ("calibration", "calib", "training", "train"),
+    "validation": ("validation", "valid", "val", "testing", "test", "eval"),
+}
+_NAME = re.compile(rf"({'|'.join(name for names in _NAMES.values() for name in names)})(?![a-z])")
+_SMALL = 16 << 20
+
+
+def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path, tuple[Path, ...], str]:
+    """Return the part of a folder's files that is for `role`, the folder of that part, and a note on what is left out.
+
+    Files are parted where the name of every sub-folder, and of every file beside them, begins with a part's name and
+    both parts are there. Of several validation parts (val and test) one is taken.
+
+    Args:
+        role: None takes all files.
+    """
+    kinds: dict[str, list[Path]] = defaultdict(list)
+    if role is None:
+        return root, tuple(files), ""
+    for path in files:
+        match = _NAME.match(path.relative_to(root).parts[0].lower())
+        if match is None:
+            return root, tuple(files), ""
+        kinds[match[1]].append(path)
+    if not all(kinds.keys() & set(names) for names in _NAMES.values()):
+        return root, tuple(files), ""
+    wanted = [name for name in _NAMES[role] if name in kinds]
+    chosen = tuple(path for path in files if path in set(kinds[wanted[0]]))
+    tops = sorted({path.relative_to(root).parts[0] for path in chosen})
+    others = sorted({path.relative_to(root).parts[0] for path in files} - set(tops))
+    within = root / tops[0] if len(tops) == 1 and (root / tops[0]).is_dir() else root
+    return within, chosen, f"{root}: {', '.join(tops)} for {role}, {', '.join(others)} left out"
+
+
+def shared_files(one: Iterable[Path], other: Iterable[Path]) -> set[Path]:
+    """Return the files of `one` that are among `other` too: the same path or, of small files, the same content."""
+    known = {path.resolve() for path in other}
+    sizes: dict[int, set[str]] = defaultdict(set)
+    small = {path: path.stat().st_size for path in known}
+    mine = {path: path.resolve() for path in set(one)}
+    wanted = {path.stat().st_size for path in mine.values()}
+    for path, size in small.items():
+        if 0 < size <= _SMALL and size in wanted:
+            sizes[size].add(_digest(path))
+    return {
+        path
+        for path, resolved in mine.items()
+        if resolved in known or ((held := sizes.get(resolved.stat().st_size)) and _digest(resolved) in held)
+    }
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    update_with_file(digest, path, "")
+    return digest.hexdigest()

@@ -1,0 +1,105 @@
+"""Find what to measure where no task is named: detection by a COCO file beside the images, classification by labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeq.data.classes import score_count
+from edgeq.data.open_source import Data, find_files
+from edgeq.data.records import Sample, model_size
+from edgeq.data.samples import Samples, spread_over
+from edgeq.errors import DataError, EdgeqError, RuntimeUnavailableError
+from edgeq.measure.agreement import Session, infer
+from edgeq.measure.boxes import load_annotations, load_package
+from edgeq.measure.comparison import rows
+from edgeq.measure.decoders import recognise
+from edgeq.measure.task import Task, TaskOptions, make_task
+from edgeq.measure.tasks import infer_task
+from edgeq.signature import Signature
+from edgeq.util.display import SILENT, Progress
+
+_FEW = 64
+_MOST_FILES = 16
+_LARGEST = 64 << 20
+
+
+def named_task(name: str | None, options: TaskOptions) -> str | None:
+    """Return the name of the task: annotations without one mean detection."""
+    return "detection" if name is None and options.annotations is not None else name
+
+
+def annotations_beside(source: Any) -> Path | None:
+    """Return the COCO file in the folder of the images, in the folder above, or in one called annotations beside them,
+    that lists the first image; None where there is none."""
+    if not isinstance(source, str | Path):
+        return None
+    try:
+        found = find_files(source)
+    except EdgeqError:  # opening the data reports it
+        return None
+    if found.kind != "images":
+        return None
+    folders = (found.root, found.root.parent, found.root / "annotations", found.root.parent / "annotations")
+    listed = [path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.json"))]
+    for path in [path for path in listed if path.stat().st_size <= _LARGEST][:_MOST_FILES]:
+        try:
+            load_annotations(path).image(found.files[0].relative_to(found.root).as_posix())
+        except DataError:  # another kind of JSON, or of other images
+            continue
+        return path
+    return None
+
+
+def find_detection(data: Data, signature: Signature, session: Session, progress: Progress = SILENT) -> Task | None:
+    """Return the task of a detector whose images have a COCO file beside them; None for any other model or data."""
+    if score_count(signature) is not None or not _is_detector(signature, session):
+        return None
+    path = annotations_beside(data.source)
+    if path is None:
+        return None
+    try:
+        load_package()
+    except RuntimeUnavailableError as error:
+        progress.note(f"{path} lists the images, and mAP is not measured: {error}")
+        return None
+    progress.note(f"found: task detection, by {path}; --task sets another")
+    return make_task("detection", TaskOptions(annotations=path))
+
+
+def _is_detector(signature: Signature, session: Session) -> bool:
+    """Return whether the model makes of a black image what some decoder reads."""
+    if len(signature.inputs) != 1 or (size := model_size(signature.inputs[0])) is None:
+        return False
+    spec = signature.inputs[0]
+    shape = tuple(side if isinstance(side, int) else 1 for side in spec.shape or ())
+    try:
+        outputs = infer(session, Sample("a black image", {spec.name: np.zeros(shape, spec.dtype)}))
+    except EdgeqError:  # it takes something else than one image
+        return False
+    return bool(recognise(outputs, size))
+
+
+def find_classification(samples: Samples, session: Session, progress: Progress = SILENT) -> Task | None:
+    """Return classification where samples have class numbers that the model's scores predict better than a guess."""
+    task = infer_task(first := next(iter(samples)), infer(session, first))
+    if task is None:
+        return None
+    pairs = [
+        (row, made[""])
+        for sample in spread_over(samples, _FEW)
+        for row, made in rows(sample, {"": infer(session, sample)})
+    ]
+    try:
+        settled, _ = task.settled(iter(pairs))
+        meter = settled.start()
+        for row, outputs in pairs:
+            meter.update(outputs, row)
+    except DataError:  # labels of something else
+        return None
+    if meter.notes():
+        return None
+    progress.note("found: task classification, by the labels; --task sets another")
+    return task

@@ -1,0 +1,284 @@
+"""Find the preprocessing that a float model was trained with, where nothing names it.
+
+A wrong preprocessing costs more accuracy than any quantization. The common ones are tried on samples spread over the
+data, and judged by labels where there are any. Without labels a preprocessing is the likelier the more the model's
+scores say about the images: the mutual information of image and class, H(mean of p) - mean of H(p) with p the softmax,
+which is the mean over the images of the divergence of p from the mean of p.
+
+Each round drops the candidates that are worse than the best by more than chance explains, as the difference on the same
+samples shows, and takes more samples for those that are left. What is left in the end is tied.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.data.open_source import Data
+from edgeq.data.preprocess import NoPreprocessingError, Preprocess, candidates, choices, load_preprocess
+from edgeq.data.samples import Samples, open_samples
+from edgeq.errors import CheckFailedError, DataError, EdgeqError
+from edgeq.measure.agreement import Outputs, Session, infer, probabilities
+from edgeq.measure.comparison import rows
+from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
+from edgeq.measure.tasks import infer_task
+from edgeq.signature import Signature
+from edgeq.util.display import SILENT, Progress
+
+_ROUNDS = (16, 64, 256, 1024)
+"""Samples of each round."""
+_SURE = 2.5
+"""Standard errors of the difference that set a candidate apart from the best."""
+_SETTLED_ON = 64
+_SHOWN = 4
+BITS = "bits"
+"""The metric without labels."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One preprocessing and how it did."""
+
+    preprocess: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found.
+
+    Attributes:
+        metric: what candidates were judged by: a task's primary metric, or `BITS`.
+        count: samples of the last round.
+        ranked: the candidates that were left for it, the best first.
+        tied: how many of `ranked` are as good as the best, as far as these samples show.
+        usual: the preprocessing that goes with the model's head; "" where none is known.
+        fitting: the names that fit the data and the model.
+        doubt: why the labels decide nothing; "" where they do.
+    """
+
+    metric: str
+    count: int
+    ranked: tuple[Candidate, ...]
+    tied: int
+    usual: str = ""
+    fitting: tuple[str, ...] = ()
+    doubt: str = ""
+
+    @property
+    def decided(self) -> str | None:
+        """Return the preprocessing that labels decide on: the best, or the usual one of those that are as good."""
+        if self.metric == BITS or not self.ranked or self.ranked[0].value <= 0 or self.doubt:
+            return None
+        tied = [one.preprocess for one in self.ranked[: self.tied]]
+        if self.usual in tied:
+            return self.usual
+        return tied[0] if len(tied) == 1 else None
+
+    @property
+    def found(self) -> str:
+        """Say what was decided, and by what."""
+        best = next(one for one in self.ranked if one.preprocess == self.decided)
+        others = [one for one in self.ranked if one is not best][:1]
+        next_best = "".join(f", the next {_typed(one.preprocess)} {one.value:.4f}" for one in others)
+        return (
+            f"preprocessing {_typed(best.preprocess)}: {self.metric} {best.value:.4f} on {self.count} samples"
+            f"{next_best}; --preprocess sets another"
+        )
+
+    @property
+    def question(self) -> str:
+        """Ask for the preprocessing, with the likeliest ones."""
+        if not self.fitting:
+            return choices()
+        if self.doubt:
+            return f"None of {len(self.fitting)} preprocessings fits the labels: with the best of them, {self.doubt}"
+        if not self.ranked or self.ranked[0].value <= 0:
+            listed = ", ".join(map(_typed, self.fitting[:_SHOWN]))
+            usual = f"; {_typed(self.usual)} goes with outputs like these" if self.usual else ""
+            return f"Which one was the model trained with? Type --preprocess NAME, as one of {listed}{usual}"
+        tied = self.ranked[: self.tied]
+        listed = ", ".join(f"{_typed(one.preprocess)} {one.value:.4f}" for one in tied[:_SHOWN])
+        first = f"--preprocess {_typed(tied[0].preprocess)}"
+        if self.metric == BITS:
+            doubt = "no labels decide it; " if len(tied) < 2 else ""
+            return (
+                f"Type {first} if the model was trained so ({doubt}the likely ones, by the bits that its scores tell "
+                f"{self.count} images apart: {listed}), or give labels"
+            )
+        return (
+            f"Which one was the model trained with? By {self.metric}, {self.count} samples cannot tell these apart: "
+            f"{listed}. Type {first}, or another of them"
+        )
+
+
+def _typed(name: str) -> str:
+    return shlex.quote(name)
+
+
+def search(
+    session: Session,
+    signature: Signature,
+    data: Data,
+    *,
+    task: Task | None = None,
+    names: Sequence[str] | None = None,
+    progress: Progress = SILENT,
+) -> Search:
+    """Try the common preprocessings on `data`.
+
+    Args:
+        session: the float model, of `signature`.
+        task: what to judge by; None takes what labels and outputs suggest, if they do.
+        names: what to try; None takes the common ones.
+    """
+    left = {name: load_preprocess(name) for name in names or candidates(task.name if task else None)}
+    fitting: tuple[str, ...] = ()
+    seen: list[list[Mapping[str, NDArray[Any]]]] = []
+    doubts: dict[str, str] = {}
+    failure: EdgeqError | None = None
+    usual, metric, found, count = "", BITS, dict[str, Measured](), 0
+    for size in _ROUNDS:
+        found = {}
+        with progress.stage("Trying preprocessings", len(left)) as advance:
+            for name, preprocess in left.items():
+                advance(1)
+                samples = _opened(data, signature, preprocess, size)
+                if samples is None or (size == _ROUNDS[0] and _same(samples, seen)):
+                    continue
+                if task is None:
+                    task = infer_task(sample := next(iter(samples)), infer(session, sample))
+                try:
+                    found[name], made, doubts[name] = _measure(session, samples, task)
+                except (DataError, CheckFailedError) as error:
+                    failure = failure or error
+                    continue
+                usual, count = getattr(made, "usual", "") or usual, len(samples)
+        if failure is not None and not found:
+            raise failure
+        fitting = fitting or tuple(found)
+        metric = task.primary if task is not None else BITS
+        tied = _tied(found, task, metric, count)
+        left = {name: left[name] for name in tied}
+        if len(left) < 2 or count < size or (size > _ROUNDS[0] and all(doubts[name] for name in left)):
+            break
+    sign = 1 if task is None or task.higher_is_better else -1
+    # Without labels more bits do not mean that it is right: of those that are tied, the common ones come first.
+    order = {name: place if metric == BITS and name in left else 0 for place, name in enumerate(found)}
+    ranked = sorted(found, key=lambda name: (name not in left, order[name], -sign * found[name].metrics[metric]))
+    chosen = tuple(Candidate(name, found[name].metrics[metric]) for name in ranked)
+    doubt = doubts[ranked[0]] if ranked else ""
+    return Search(metric, count, chosen, len(left), usual if usual in fitting else "", fitting, doubt)
+
+
+def _opened(data: Data, signature: Signature, preprocess: Preprocess, size: int) -> Samples | None:
+    """Return `size` samples under a preprocessing; None where it does not fit."""
+    try:
+        samples = open_samples(replace(data, preprocess=preprocess, count=size), signature)
+        next(iter(samples))
+    except (DataError, CheckFailedError):
+        return None
+    return samples
+
+
+def _same(samples: Samples, seen: list[list[Mapping[str, NDArray[Any]]]]) -> bool:
+    """Return whether an earlier candidate makes the same inputs; else remember these."""
+    first = [sample.inputs for sample in islice(samples, 2)]
+    for other in seen:
+        pairs = [(a[name], b.get(name)) for a, b in zip(first, other, strict=False) for name in a]
+        if all(b is not None and a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs):
+            return True
+    seen.append(first)
+    return False
+
+
+def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Measured, Task | None, str]:
+    """Return how the model does on samples, the task with everything chosen that it left open, and what makes the
+    labels doubtful."""
+    made = ((row, out[""]) for sample in samples for row, out in rows(sample, {"": infer(session, sample)}))
+    if task is None:
+        return _information([scores for _, outputs in made if (scores := _scores(outputs)) is not None]), None, ""
+    first = list(islice(made, _SETTLED_ON))
+    if hasattr(task, "settled"):
+        task, _ = task.settled(iter(first))
+    meter = ResampledMeter(task)
+    for pairs in (first, made):
+        for row, outputs in pairs:
+            meter.update(outputs, row)
+    return meter.measured(), task, " ".join(meter.notes())
+
+
+def _tied(found: Mapping[str, Measured], task: Task | None, metric: str, count: int) -> list[str]:
+    """Return the candidates that are not surely worse than the best."""
+    if not found:
+        return []
+    sign = 1 if task is None or task.higher_is_better else -1
+    best = max(found.values(), key=lambda one: sign * one.metrics[metric])
+    kept = []
+    for name, one in found.items():
+        error = loss_error(best, one, further=1 / count) if one is not best else 0.0
+        behind = sign * (best.metrics[metric] - one.metrics[metric])
+        if error is None or behind <= _SURE * error:
+            kept.append(name)
+    return kept
+
+
+def _scores(outputs: Outputs) -> NDArray[np.float64] | None:
+    """Return the first output's class scores of one image, [classes]; None where it has none."""
+    array = next(iter(outputs.values()), None)
+    if array is None or array.dtype.kind != "f" or array.ndim != 2 or len(array) != 1 or array.shape[1] < 2:
+        return None
+    return probabilities(np.asarray(array, np.float64))[0] if np.isfinite(array).all() else None
+
+
+def _information(scores: Sequence[NDArray[np.float64]]) -> Measured:
+    """Return the bits that each image's scores tell about it; their mean is the mutual information of image and
+    class."""
+    if not scores:
+        return Measured({BITS: 0.0}, np.zeros(2))
+    p = np.stack(scores)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(p > 0, p * np.log2(p / p.mean(axis=0)), 0.0)
+    bits: NDArray[np.float64] = terms.sum(axis=1)
+    return Measured({BITS: max(0.0, float(bits.mean()))}, bits)
+
+
+def open_or_search(
+    data: Data,
+    signature: Signature,
+    *,
+    session: Callable[[], Session],
+    judged: Data | None = None,
+    task: Task | None = None,
+    known: Preprocess | None = None,
+    progress: Progress = SILENT,
+    **how: Any,
+) -> Samples:
+    """Open samples; where no preprocessing is named for images, by the one that labels decide on.
+
+    Args:
+        session: opens the float model.
+        judged: labelled data that decide; None takes `data`.
+        task: as `search` has it.
+        known: the preprocessing for images for which none is named; None searches.
+        how: as `open_samples` takes it.
+
+    Raises:
+        DataError: as `open_samples`; or nothing decides, with the question that is left.
+    """
+    try:
+        return open_samples(data, signature, progress=progress, **how)
+    except NoPreprocessingError as error:
+        if known is not None:
+            return open_samples(data, signature, progress=progress, **{**how, "preprocess": known})
+        tried = search(session(), signature, judged or data, task=task, progress=progress)
+        if tried.decided is None:
+            raise DataError(error.problem, tried.question) from error
+        progress.note(f"found: {tried.found}")
+        return open_samples(data, signature, progress=progress, **{**how, "preprocess": tried.decided})
