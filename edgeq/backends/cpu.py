@@ -237,7 +237,8 @@ def _static(
         model = prepared.model.clone()
         nodes = {str(node.name) for node in model.graph if node.op_type in types} - float_nodes
         bounds = fitted_bounds(prepared, scheme, reach) if scheme.fit_pairs else None
-        write_qdq(model, ranges, scheme, nodes, source=prepared.source, weight_bounds=bounds)
+        floats = {op_type for op_type, rule in rules.items() if rule.float_result}
+        write_qdq(model, ranges, scheme, nodes, source=prepared.source, weight_bounds=bounds, float_results=floats)
         return model
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)
