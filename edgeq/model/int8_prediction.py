@@ -42,7 +42,8 @@ class NodeContext:
     Attributes:
         constants: names of tensors with fixed values.
         quantized: names of tensors known to be int8 where the node reads them; None when nothing is known about it.
-        multiplied: names of tensors that come from matrix products or normalizations, as `find_multiplied` gives them.
+        convolved: names of tensors that come from convolutions, as `find_convolved` gives them; None when nothing is
+            known about it.
         normalized: names of tensors that normalizations read, as `find_normalized` gives them.
         before_layers: nodes that some layer reads from, as `edgeq.model.graph.before_layers` gives them; None when
             nothing is known about it.
@@ -51,7 +52,7 @@ class NodeContext:
 
     constants: Collection[str] = ()
     quantized: Collection[str] | None = None
-    multiplied: Collection[str] = ()
+    convolved: Collection[str] | None = None
     normalized: Collection[str] = ()
     before_layers: Collection[ir.Node] | None = None
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -82,10 +83,15 @@ def _after_quantized(node: ir.Node, context: NodeContext) -> str:
 def _apart_from_products(node: ir.Node, context: NodeContext) -> str:
     if context.before_layers is not None and node not in context.before_layers and not _not_normalized(node, context):
         return _after_quantized(node, context)
-    read = [name_of(value) for value in node.inputs if value is not None and not context.has_constant(value)]
-    if not read or not all(name in context.multiplied for name in read):
+    if context.convolved is None or any(name_of(value) in context.convolved for value in _floats(node)):
         return ""
-    return "it reads matrix products, whose kernels give floats at the same cost"
+    return "it reads matrix products or float operators, whose results are floats at no cost"
+
+
+def _floats(node: ir.Node) -> list[ir.Value]:
+    """Return the inputs of a node that may be floats: shapes, indices and choices are not."""
+    wanted = (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT)
+    return [value for value in node.inputs if value is not None and value.dtype in wanted]
 
 
 def _not_normalized(node: ir.Node, context: NodeContext) -> str:
@@ -332,16 +338,17 @@ NORMALIZATIONS = frozenset(
 _SUMS = frozenset({"Add", "Concat", "GlobalAveragePool", "ReduceMean", "Sum"})
 
 
-def find_multiplied(model: ir.Model | GraphIndex) -> frozenset[str]:
-    """Return the names of the tensors that nothing but matrix products and normalizations leads to, through operators
-    of any other kind; constants count as nothing, and so does a convolution's input."""
-    index = indexed(model)
-    found: set[str] = set()
-    for node in index.model.graph:
-        read = [name_of(value) for value in node.inputs if value is not None and not index.is_constant(name_of(value))]
+def find_convolved(model: ir.Model) -> frozenset[str]:
+    """Return the names of the tensors that convolutions, or inputs of the model that are floats, lead to through
+    operators other than matrix products and normalizations."""
+    found = {name_of(value) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT}
+    for node in model.graph:
         rule = operator_of(node).mac_rule
-        product = node.op_type in NORMALIZATIONS or (rule and not rule.startswith("conv"))
-        if product or (not rule and read and all(name in found for name in read)):
+        if rule or node.op_type in NORMALIZATIONS:
+            convolved = rule.startswith("conv")
+        else:
+            convolved = any(name_of(value) in found for value in _floats(node))
+        if convolved:
             found.update(name_of(output) for output in node.outputs)
     return frozenset(found)
 
@@ -491,7 +498,7 @@ def predict_int8(
     context = NodeContext(
         constants,
         quantized,
-        find_multiplied(index),
+        find_convolved(model),
         find_normalized(model),
         before_layers(model),
         {**hazardous, **dict.fromkeys(find_masks(model), MASKED)},

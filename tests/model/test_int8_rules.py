@@ -14,7 +14,7 @@ from edgeq.model.int8_prediction import (
     NodeContext,
     backends,
     explain_float,
-    find_multiplied,
+    find_convolved,
     find_normalized,
     int8_rules,
     quantizable_operators,
@@ -109,11 +109,11 @@ CASES = [
     ("constant-weights", only_node("y = Conv(x, w)"), NodeContext(), False),
     ("constant-operand", only_node("y = MatMul(x, w)"), NodeContext(constants={"x"}), True),
     ("constant-operand", only_node("y = MatMul(x, w)"), NodeContext(), False),
-    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext(multiplied={"x"}), True),
-    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext(multiplied={"x", "w"}), False),
-    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext({"w"}, multiplied={"x"}), False),
-    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext({}, {"x"}, {"x", "w"}, before_layers=()), True),
-    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext({}, (), {"x", "w"}, before_layers=()), False),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext(), True),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext(convolved={"x"}), True),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext(convolved=()), False),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext({}, {"x"}, (), before_layers=()), True),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext({}, (), (), before_layers=()), False),
     ("not-normalized", only_node("y = Add(x, w)"), NodeContext(), True),
     ("not-normalized", only_node("y = Add(x, w)"), NodeContext(normalized={"y"}), False),
     ("after-quantized", only_node("y = Relu(x)"), NodeContext(), True),
@@ -162,7 +162,7 @@ def test_every_condition_is_tested_both_ways() -> None:
     assert {(name, holds) for name, _, _, holds in CASES} == {(n, h) for n in CONDITIONS for h in (True, False)}
 
 
-def test_what_comes_from_products_and_what_norms_read() -> None:
+def test_what_comes_from_convolutions_and_what_norms_read() -> None:
     """Behind a convolution, a product, and a sum of both; norms as one operator and written out."""
     made = graphs.model(
         """g (float[1, 4, 4, 4] x) => (float[1, 4, 4, 4] y) {
@@ -173,7 +173,7 @@ def test_what_comes_from_products_and_what_norms_read() -> None:
         }""",
         {"w": np.ones((4, 4, 1, 1), np.float32), "m": np.ones((4, 4), np.float32), "k": np.ones(4, np.float32)},
     )
-    assert find_multiplied(made) == {"p", "e", "a", "n", "z", "mean", "d", "q", "v", "y"}
+    assert find_convolved(made) == {"x", "c", "r", "s", "t"}
     assert find_normalized(made) == {"p", "e", "r", "s", "t", "n", "a", "z", "d"}
 
 
