@@ -17,7 +17,7 @@ import pytest
 from edgeq import demo
 from edgeq.backends.cpu import CpuBackend
 from edgeq.bundle import write as bundle_write
-from edgeq.jobs import package as variant_bundle
+from edgeq.jobs import bundles as variant_bundle
 from edgeq.prove import builds, job
 from edgeq.prove import job as request
 from edgeq.util.process import INTERRUPTED, TERMINAL_GONE, TERMINATED

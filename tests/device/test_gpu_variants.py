@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from edgeq_device import opening
 from edgeq_device.cuda import Gpu
-from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.errors import CheckFailedError, RuntimeUnavailableError
 from edgeq_device.opening import open_best
 from edgeq_device.select import Device, judge, select
 from edgeq_device.sessions import open_session
@@ -83,6 +85,28 @@ def test_a_provider_that_does_not_start_gives_way() -> None:
 def test_what_was_asked_for_does_not_give_way() -> None:
     with pytest.raises(RuntimeUnavailableError, match="a100 does not start"):
         open_best(ALL, gpu_device("a100"), name="a100", open_it=open_but("a100"))
+
+
+class _Doubles:
+    """An engine that answers twice the input."""
+
+    def run(self, names: Any, feeds: Any) -> Any:
+        return [2 * feeds["x"]]
+
+
+def test_an_engine_that_answers_wrongly_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen with TensorRT 8.6.0 on an H200: it left out the scales of a depthwise convolution's weights."""
+    monkeypatch.setattr(opening, "open_session", lambda variant, threads: _Doubles())
+    wrong = replace(FOR_T4, cases=(case(tmp_path, [[1.0]], np.ones((1, 1), np.float32)),), tolerance={"y": 0.1})
+    table = replace(wrong, info={**T4_INFO, "table": "ranges"})
+    opened = open_best(bundle(wrong, ON_CUDA), gpu_device("t4"))
+    assert opened.choice.variant is ON_CUDA
+    assert opened.passed_over == ("not t4: TensorRT's engine is not right here: output y: error 1 is over 0.1",)
+    with pytest.raises(CheckFailedError, match="TensorRT's engine is not right here"):
+        open_best(bundle(wrong, ON_CUDA), gpu_device("t4"), name="t4")
+    assert open_best(bundle(table, ON_CUDA), gpu_device("t4")).choice.variant is table
+    right = replace(wrong, tolerance={"y": 1.5})
+    assert open_best(bundle(right, ON_CUDA), gpu_device("t4")).choice.variant is right
 
 
 def test_the_last_one_fails_for_good() -> None:

@@ -1,4 +1,4 @@
-"""The real thing. Skipped, saying so, where there is no NVIDIA GPU. Run on an H100 with CUDA, never with TensorRT."""
+"""The real thing. Skipped, saying so, where there is no NVIDIA GPU. Run on an H100 and an H200, never with TensorRT."""
 
 from __future__ import annotations
 

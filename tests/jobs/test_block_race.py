@@ -52,7 +52,7 @@ def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Race:
                 for name, ms in taken.items()
             }
 
-        monkeypatch.setattr("edgeq.jobs.quantize.race", raced)
+        monkeypatch.setattr("edgeq.prove.block_race.race", raced)
 
     return outcome
 
@@ -110,7 +110,7 @@ def test_what_computes_in_float_counts_as_float(race: Race) -> None:
 def test_what_is_given_is_not_raced(
     race: Race, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], level: int
 ) -> None:
-    monkeypatch.delattr("edgeq.jobs.quantize.race")
+    monkeypatch.delattr("edgeq.prove.block_race.race")
     assert quantized(float_compute=given).block_compute.why.endswith("as given")  # type: ignore[union-attr]
     assert levels() == [level] * 2
     assert quantized(weight_bits=8, weight_symmetric=True).scheme.float_compute == ()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgeq.emulate.emulator import integer_model
-from edgeq.jobs.doctor import check_engine
+from edgeq.prove.engine_check import check_engine
 from edgeq.run.engines import load_engines
 from edgeq.run.session import SessionSettings, open_session
 from tests import fake_engine
@@ -54,7 +54,7 @@ def test_a_gpu_must_compute_float32_where_that_is_requested(
 
             return FakeSession(run, names)
 
-    monkeypatch.setattr("edgeq.jobs.doctor.start_engine", lambda engine: nullcontext(There()))
+    monkeypatch.setattr("edgeq.prove.engine_check.start_engine", lambda engine: nullcontext(There()))
     found, line = check_engine(load_engines()["cuda"], ("tf32",))
     assert found is right
     assert ("f32 is not float32: 60.0 dB to ONNX Runtime's, 90 at least" in line) is not right
@@ -70,7 +70,7 @@ def test_an_npu_is_held_against_the_cpu_on_a_convolution_between_pairs(
             session = open_session(model)
             return FakeSession(lambda feed: {"y": session.run(None, feed)[0] + wrong_by}, ["y"])
 
-    monkeypatch.setattr("edgeq.jobs.doctor.start_engine", lambda engine: nullcontext(There()))
+    monkeypatch.setattr("edgeq.prove.engine_check.start_engine", lambda engine: nullcontext(There()))
     right, line = check_engine(load_engines()["qnn"], ())
     assert right == (wrong_by == 0)
     assert "a Q/DQ convolution in its simulator: " in line or not load_engines()["qnn"].simulated
