@@ -21,17 +21,25 @@ from tests.tune.recover.transformer import SHAPE, transformer
 pytestmark = pytest.mark.usefixtures("exact_kernels")
 
 STAGE = "Trying what would help"
+WIDEST = 300.0
 
 
-def _quantized(model: ir.Model, folder: Path, shape: tuple[int, ...], **options: Any) -> Quantized:
+def _written(model: ir.Model, folder: Path, shape: tuple[int, ...], widest: float) -> None:
+    """Write the model and samples, of which the last is `widest` times as wide as the first: what has one scale for all
+    of them loses the first, what measures ranges at run time loses none."""
     (folder / "m.onnx").write_bytes(to_bytes(model))
-    np.savez(folder / "x.npz", x=np.stack([s.inputs["x"] for s in few(8, shape)]))
+    scales = np.geomspace(1, widest, 8, dtype=np.float32)
+    np.savez(folder / "x.npz", x=np.stack([s.inputs["x"] * k for s, k in zip(few(8, shape), scales, strict=True)]))
+
+
+def _quantized(model: ir.Model, folder: Path, shape: tuple[int, ...], widest: float = 1, **options: Any) -> Quantized:
+    _written(model, folder, shape, widest)
     options = {"target": "cpu-any", "timed": False, "emulate": False, **options}
     return edgeq.quantize(folder / "m.onnx", edgeq.Data(folder / "x.npz"), folder / "q.onnx", force=True, **options)
 
 
 def test_a_transformer_hears_of_run_time_ranges_with_the_figure_that_they_give(tmp_path: Path) -> None:
-    poor = _quantized(transformer(), tmp_path, SHAPE)
+    poor = _quantized(transformer(), tmp_path, SHAPE, WIDEST)
     assert poor.proof.agreement.sqnr_db < 15
     best = poor.proof.improvements[0]
     assert best.option == "--dynamic"
@@ -39,7 +47,7 @@ def test_a_transformer_hears_of_run_time_ranges_with_the_figure_that_they_give(t
     (warning,) = [text for text in poor.proof.warnings() if "dB SQNR" in text]
     assert f"`--dynamic` gave {best.sqnr_db:.1f} dB on 8 samples" in warning
     assert plain(poor)["improvements"][0]["option"] == "--dynamic"
-    dynamic = _quantized(transformer(), tmp_path, SHAPE, overrides={"mode": "dynamic"})
+    dynamic = _quantized(transformer(), tmp_path, SHAPE, WIDEST, overrides={"mode": "dynamic"})
     assert best.sqnr_db == pytest.approx(dynamic.proof.agreement.sqnr_db, abs=0.5)
     assert dynamic.proof.agreement.sqnr_db >= 20
     assert dynamic.proof.improvements == ()
@@ -48,8 +56,7 @@ def test_a_transformer_hears_of_run_time_ranges_with_the_figure_that_they_give(t
 
 
 def test_a_bundle_says_it_too(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(to_bytes(transformer(layers=1)))
-    np.savez(tmp_path / "x.npz", x=np.stack([s.inputs["x"] for s in few(8, SHAPE)]))
+    _written(transformer(layers=1), tmp_path, SHAPE, WIDEST)
     made = edgeq.package(
         tmp_path / "m.onnx",
         edgeq.Data(tmp_path / "x.npz"),
@@ -94,7 +101,7 @@ def test_convolutions_hear_of_no_mode_that_leaves_them_in_float(tmp_path: Path) 
 
 def test_what_is_too_costly_is_named_without_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_WORK", 0)
-    poor = _quantized(transformer(layers=1), tmp_path, SHAPE)
+    poor = _quantized(transformer(layers=1), tmp_path, SHAPE, WIDEST)
     assert poor.proof.improvements
     assert all(tried.sqnr_db is None for tried in poor.proof.improvements)
     assert "`--dynamic` may help, and was too costly to try" in " ".join(poor.proof.warnings())
@@ -102,7 +109,7 @@ def test_what_is_too_costly_is_named_without_a_figure(tmp_path: Path, monkeypatc
 
 def test_the_best_comes_first_and_nothing_that_does_not_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "GOOD_DB", math.inf)  # nothing is good enough to stop
-    poor = _quantized(transformer(layers=1), tmp_path, SHAPE)
+    poor = _quantized(transformer(layers=1), tmp_path, SHAPE, WIDEST)
     found = [tried.sqnr_db or 0.0 for tried in poor.proof.improvements]
     assert len(found) > 1
     assert found == sorted(found, reverse=True)
