@@ -36,7 +36,14 @@ from edgeq.quantize.block_weights import BlockCompute
 from edgeq.quantize.qdq import check_fit, fitted_bounds, lasting_clamps, write_qdq
 from edgeq.quantize.quantizer import chosen_params, integer_type, quant_type, quantize_with_ranges, settle, spreads_thin
 from edgeq.quantize.weight_only import OPERATORS as DYNAMIC_OPERATORS
-from edgeq.quantize.weight_only import check_dynamic, finish_dynamic, write_dynamic, write_weight_only
+from edgeq.quantize.weight_only import (
+    check_dynamic,
+    finish_dynamic,
+    tables_note,
+    write_dynamic,
+    write_tables,
+    write_weight_only,
+)
 from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 
@@ -194,8 +201,14 @@ class CpuBackend(Backend):
 
 
 def _store(scheme: Scheme, model: ir.Model) -> tuple[str, ...]:
-    stored = store_weights(model, scheme.stored_types, scheme.exclude) if scheme.stored_types else ()
-    return (f"{len(stored)} weights of layers that compute in float are 8-bit integers in the file",) if stored else ()
+    notes = []
+    if "Gather" in scheme.stored_types and (tables := write_tables(model, {}, scheme.exclude)[0]):
+        notes.append(tables_note(tables))
+    others = [op_type for op_type in scheme.stored_types if op_type != "Gather"]
+    stored = store_weights(model, others, scheme.exclude) if others else ()
+    if stored:
+        notes.append(f"{len(stored)} weights of layers that compute in float are 8-bit integers in the file")
+    return tuple(notes)
 
 
 def _quantizable(scheme: Scheme) -> tuple[str, ...]:
@@ -237,7 +250,8 @@ def _static(
         model = prepared.model.clone()
         nodes = {str(node.name) for node in model.graph if node.op_type in types} - float_nodes
         bounds = fitted_bounds(prepared, scheme, reach) if scheme.fit_pairs else None
-        write_qdq(model, ranges, scheme, nodes, source=prepared.source, weight_bounds=bounds)
+        floats = {op_type for op_type, rule in rules.items() if rule.float_result}
+        write_qdq(model, ranges, scheme, nodes, source=prepared.source, weight_bounds=bounds, float_results=floats)
         return model
     graph = prepared.model.graph
     dtype = integer_type(scheme.activation_type)

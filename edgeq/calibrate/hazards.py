@@ -53,6 +53,7 @@ from edgeq.model.graph import (
     DATA_MOVEMENT,
     MAIN_DOMAINS,
     GraphIndex,
+    before_layers,
     constant,
     consumers,
     indexed,
@@ -402,7 +403,7 @@ _JOINED = {"Concat": slice(None), "ScatterElements": slice(0, 3, 2), "ScatterND"
 
 def find_joins(measured: Measured) -> Mapping[str, str]:
     """Return the tensors around joins of unlike ranges, by name, each with the reason."""
-    before_layers = _before_layers(measured.model)
+    leading = before_layers(measured.model)
     layers = sum(bool(operator_of(node).mac_rule) for node in measured.model.graph)
     found: dict[str, str] = {}
     for node in measured.model.graph:
@@ -410,11 +411,11 @@ def find_joins(measured: Measured) -> Mapping[str, str]:
             continue
         output = node.outputs[0]
         joined, columns = _joined_levels(node, measured), math.inf
-        if node not in before_layers:
+        if node not in leading:
             alone = layers == 1 and bool(operator_of(node).mac_rule)  # it is all that can be quantized
             columns = math.inf if alone or _is_scored(output) else _column_levels(node, measured)
             if joined < FEWEST or columns < FEWEST:
-                tail = dict.fromkeys(_tail(node, measured.model, before_layers), TAIL)
+                tail = dict.fromkeys(_tail(node, measured.model, leading), TAIL)
                 found = {**tail, **found, name_of(output): JOINED if joined < FEWEST else COLUMNS}
         elif joined < _FEWEST_INSIDE and _is_lost(output, measured):
             found.update((name_of(value), JOINED) for value in (output, *_moved(output)))
@@ -471,17 +472,7 @@ def _column_levels(node: ir.Node, measured: Measured) -> float:
     )
 
 
-def _before_layers(model: ir.Model) -> frozenset[ir.Node]:
-    """Return the nodes from which some node that multiplies matrices can be reached."""
-    found: set[ir.Node] = set()
-    for node in reversed(list(model.graph)):
-        behind = {reader for output in node.outputs for reader in readers(output)}
-        if any(reader in found or operator_of(reader).mac_rule for reader in behind):
-            found.add(node)
-    return frozenset(found)
-
-
-def _tail(node: ir.Node, model: ir.Model, before_layers: frozenset[ir.Node]) -> Iterator[str]:
+def _tail(node: ir.Node, model: ir.Model, leading: frozenset[ir.Node]) -> Iterator[str]:
     """Yield the tensors behind a join to the outputs, and those before it that only it and what lies behind it read,
     back to the last layers."""
     inside, waiting = {node}, [node]
@@ -493,7 +484,7 @@ def _tail(node: ir.Node, model: ir.Model, before_layers: frozenset[ir.Node]) -> 
                 waiting.append(reader)
     for at in reversed(list(model.graph)):
         reading = {reader for output in at.outputs for reader in readers(output)}
-        if reading and reading <= inside and at not in before_layers and not operator_of(at).mac_rule:
+        if reading and reading <= inside and at not in leading and not operator_of(at).mac_rule:
             inside.add(at)
     for at in model.graph:
         if at in inside and not operator_of(at).mac_rule:

@@ -504,6 +504,16 @@ def moves_data(node: ir.Node) -> bool:
     return node.op_type != "Resize" or (node.attributes.get_string("mode", "nearest") == "nearest" and not crops)
 
 
+def before_layers(model: ir.Model) -> frozenset[ir.Node]:
+    """Return the nodes from which some node that multiplies matrices can be reached."""
+    found: set[ir.Node] = set()
+    for node in reversed(list(model.graph)):
+        behind = {reader for output in node.outputs for reader in readers(output)}
+        if any(reader in found or operator_of(reader).mac_rule for reader in behind):
+            found.add(node)
+    return frozenset(found)
+
+
 def integer_inputs(node: ir.Node) -> tuple[IntegerInput, ...]:
     """The integer inputs of a node, those of an operator with any number of inputs included."""
     if node.op_type == "QLinearConcat":

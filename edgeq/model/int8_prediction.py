@@ -8,7 +8,7 @@ runtime's optimised graph after quantization."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,18 @@ from typing import Literal
 import onnx_ir as ir
 
 from edgeq.errors import HardwareError
-from edgeq.model.graph import GraphIndex, clamp_bounds, indexed, is_op, name_of, node_input
+from edgeq.model.graph import (
+    GraphIndex,
+    before_layers,
+    clamp_bounds,
+    indexed,
+    is_op,
+    moves_data,
+    name_of,
+    node_input,
+    operator_of,
+    readers,
+)
 from edgeq.model.products import REASON as MASKED
 from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
@@ -31,10 +42,20 @@ class NodeContext:
     Attributes:
         constants: names of tensors with fixed values.
         quantized: names of tensors known to be int8 where the node reads them; None when nothing is known about it.
+        convolved: names of tensors that come from convolutions, as `find_convolved` gives them; None when nothing is
+            known about it.
+        normalized: names of tensors that normalizations read, as `find_normalized` gives them.
+        before_layers: nodes that some layer reads from, as `edgeq.model.graph.before_layers` gives them; None when
+            nothing is known about it.
+        kept: nodes that have to stay in float, each with the reason.
     """
 
     constants: Collection[str] = ()
     quantized: Collection[str] | None = None
+    convolved: Collection[str] | None = None
+    normalized: Collection[str] = ()
+    before_layers: Collection[ir.Node] | None = None
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     def has_constant(self, *values: ir.Value | None) -> bool:
         """Whether one of the values is constant."""
@@ -47,10 +68,36 @@ def _constant_weights(node: ir.Node, context: NodeContext) -> str:
     return "its weights are computed, not constant"
 
 
+def _constant_operand(node: ir.Node, context: NodeContext) -> str:
+    if context.has_constant(*node.inputs[:2]):
+        return ""
+    return "it multiplies two activations, which integers hardly speed up"
+
+
 def _after_quantized(node: ir.Node, context: NodeContext) -> str:
     if context.quantized is None or any(name_of(value) in context.quantized for value in node.inputs):
         return ""
     return "its input is not quantized, and quantizing it for this operator alone would gain nothing"
+
+
+def _apart_from_products(node: ir.Node, context: NodeContext) -> str:
+    if context.before_layers is not None and node not in context.before_layers and not _not_normalized(node, context):
+        return _after_quantized(node, context)
+    if context.convolved is None or any(name_of(value) in context.convolved for value in _floats(node)):
+        return ""
+    return "it reads matrix products or float operators, whose results are floats at no cost"
+
+
+def _floats(node: ir.Node) -> list[ir.Value]:
+    """Return the inputs of a node that may be floats: shapes, indices and choices are not."""
+    wanted = (None, ir.DataType.UNDEFINED, ir.DataType.FLOAT)
+    return [value for value in node.inputs if value is not None and value.dtype in wanted]
+
+
+def _not_normalized(node: ir.Node, context: NodeContext) -> str:
+    if not any(name_of(value) in context.normalized for value in node.outputs):
+        return ""
+    return "it makes what a normalization reads in float"
 
 
 def _after_conv_or_add(node: ir.Node, context: NodeContext) -> str:
@@ -126,8 +173,11 @@ def _attribute(name: str, text: str, *allowed: int | str) -> Condition:
 
 CONDITIONS: dict[str, Condition] = {
     "constant-weights": _constant_weights,
+    "constant-operand": _constant_operand,
     "after-quantized": _after_quantized,
     "after-conv-or-add": _after_conv_or_add,
+    "apart-from-products": _apart_from_products,
+    "not-normalized": _not_normalized,
     "unit-alpha-beta": _unit_alpha_beta,
     "not-transposed-a": _attribute("transA", "its first matrix is transposed", 0),
     "nearest": _attribute("mode", "its mode is {}; only nearest works on integers", "nearest"),
@@ -159,7 +209,7 @@ BOUNDED_CONDITIONS: dict[str, Callable[[int], Condition]] = {"least-channels": _
 """Name → check by a bound, which the file gives behind a colon: "least-channels:16"."""
 
 
-GAINS = frozenset({"not-vector", "least-channels"})
+GAINS = frozenset({"apart-from-products", "constant-operand", "least-channels", "not-normalized", "not-vector"})
 """Conditions under which int8 is worth it, by their names without a bound. All others decide whether it is possible."""
 
 
@@ -188,12 +238,14 @@ class Rule:
         condition: what must hold for it, names from `CONDITIONS` joined by ", "; "" when it always can.
         reason: how it runs in int8, or why it does not.
         source: where that is known from.
+        float_result: whether its integer kernel gives floats at the cost of integers.
     """
 
     int8: bool
     condition: str
     reason: str
     source: str
+    float_result: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,6 +282,7 @@ class _Entry:
     reason: str
     source: str
     only_if: tuple[str, ...] = ()
+    float_result: bool = False
 
 
 @dataclass(frozen=True)
@@ -279,6 +332,52 @@ def slow_fusions(backend: str, model: ir.Model, folder: Path | None = None) -> t
     return tuple(f for f in content.slow_fusion if any(group <= present for group in f.where))
 
 
+NORMALIZATIONS = frozenset(
+    {"GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization", "RMSNormalization"}
+)
+_SUMS = frozenset({"Add", "Concat", "GlobalAveragePool", "ReduceMean", "Sum"})
+
+
+def find_convolved(model: ir.Model) -> frozenset[str]:
+    """Return the names of the tensors that convolutions, or inputs of the model that are floats, lead to through
+    operators other than matrix products and normalizations."""
+    found = {name_of(value) for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT}
+    for node in model.graph:
+        rule = operator_of(node).mac_rule
+        if rule or node.op_type in NORMALIZATIONS:
+            convolved = rule.startswith("conv")
+        else:
+            convolved = any(name_of(value) in found for value in _floats(node))
+        if convolved:
+            found.update(name_of(output) for output in node.outputs)
+    return frozenset(found)
+
+
+def find_normalized(model: ir.Model) -> frozenset[str]:
+    """Return the names of the tensors that normalizations read, as they are or behind sums, means and data movement:
+    a residual stream is one. Normalizations that are written out are recognised by their mean."""
+    found: set[str] = set()
+    for node in reversed(list(model.graph)):
+        for value in node.outputs:
+            if any(_normalizes(reader, value) for reader in readers(value)) or any(
+                (reader.op_type in _SUMS or moves_data(reader)) and name_of(reader.outputs[0]) in found
+                for reader in readers(value)
+            ):
+                found.add(name_of(value))
+    return frozenset(found)
+
+
+def _normalizes(node: ir.Node, value: ir.Value) -> bool:
+    """Return whether a node normalizes a tensor: takes it from its mean, or squares it for the mean of squares."""
+    if node.op_type in NORMALIZATIONS:
+        return node.inputs[0] is value
+    made = readers(node.outputs[0])
+    if is_op(node, "ReduceMean"):
+        return any(is_op(reader, "Sub") and value in reader.inputs for reader in made)
+    squares = is_op(node, "Pow") or (is_op(node, "Mul") and node.inputs[0] is node.inputs[1])
+    return squares and any(is_op(reader, "ReduceMean") for reader in made)
+
+
 def quantizable_operators(rules: Mapping[str, Rule]) -> tuple[str, ...]:
     """Operator types that have an int8 form, sorted."""
     return tuple(sorted(op_type for op_type, rule in rules.items() if rule.int8))
@@ -309,6 +408,8 @@ def explain_float(
     if not rule.int8:
         return rule.reason
     context = context or NodeContext()
+    if node.name in context.kept:
+        return context.kept[node.name or ""]
     for name in rule.condition.split(", ") if rule.condition else ():
         if not gains and name.partition(":")[0] in GAINS:
             continue
@@ -337,7 +438,7 @@ def _rule(entry: _Entry, path: Path) -> Rule:
         if not is_condition(name):
             known = ", ".join((*CONDITIONS, *(f"{bounded}:N" for bounded in BOUNDED_CONDITIONS)))
             raise HardwareError(f"{where}: unknown condition {name!r}", f"Known: {known}")
-    return Rule(entry.int8 != "no", ", ".join(entry.only_if), entry.reason, entry.source)
+    return Rule(entry.int8 != "no", ", ".join(entry.only_if), entry.reason, entry.source, entry.float_result)
 
 
 def _folders(folder: Path | None) -> tuple[Path, ...]:
@@ -392,18 +493,21 @@ def predict_int8(
     if scheme is not None:
         judge = partial(_judge_under, scheme, stacked_products(model), index.computed_constants)
     constants = {name for name in index.values if index.is_constant(name)}
-    masks = find_masks(model)
     hazardous = hazardous_nodes(model, hazards or {}) if scheme is None or scheme.mode == "static" else {}
     quantized: set[str] = set()
+    context = NodeContext(
+        constants,
+        quantized,
+        find_convolved(model),
+        find_normalized(model),
+        before_layers(model),
+        {**hazardous, **dict.fromkeys(find_masks(model), MASKED)},
+    )
     predictions: list[NodePrediction] = []
     for node in model.graph:
         if node.op_type == "Constant":
             continue
-        verdict, reason = judge(node, rules, NodeContext(constants, quantized))
-        if verdict == "int8" and node.name in masks:
-            verdict, reason = "float", MASKED
-        if verdict == "int8" and node.name in hazardous:
-            verdict, reason = "float", hazardous[node.name]
+        verdict, reason = judge(node, rules, context)
         if verdict == "int8":
             quantized.update(name_of(output) for output in node.outputs)
         name = node.name or ""

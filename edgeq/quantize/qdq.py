@@ -124,6 +124,7 @@ def write_qdq(
     *,
     source: Path,
     weight_bounds: Mapping[str, NDArray[np.floating]] | None = None,
+    float_results: Collection[str] = (),
 ) -> None:
     """Quantize `nodes` of a model in place.
 
@@ -135,13 +136,15 @@ def write_qdq(
             in float.
         source: the model's file, for messages.
         weight_bounds: weight → `bound` of `weight_params`, for weights with a wider range than their own.
+        float_results: operator types whose integer kernels give floats as well: what they make stays in float where
+            only float nodes read it.
 
     Raises:
         CalibrationError: an activation has no range.
     """
     chosen = _choose(model.graph, ranges, scheme, nodes, source)
     _drop_clamps(model.graph, chosen)
-    _Writer(model, chosen, scheme, weight_bounds or {}).write()
+    _Writer(model, chosen, scheme, weight_bounds or {}, float_results).write()
     drop_unused_initializers(model.graph)
 
 
@@ -272,10 +275,15 @@ def scale_and_zero(editor: Editor, name: str, params: QuantParams) -> tuple[ir.V
 
 class _Writer:
     def __init__(
-        self, model: ir.Model, chosen: _Chosen, scheme: Scheme, bounds: Mapping[str, NDArray[np.floating]]
+        self,
+        model: ir.Model,
+        chosen: _Chosen,
+        scheme: Scheme,
+        bounds: Mapping[str, NDArray[np.floating]],
+        float_results: Collection[str] = (),
     ) -> None:
         self._editor, self._graph, self._chosen = Editor(model), model.graph, chosen
-        self._scheme, self._bounds = scheme, bounds
+        self._scheme, self._bounds, self._float_results = scheme, bounds, float_results
         self._weights: dict[tuple[ir.Value, int | None], QuantParams] = {}
         self._restored: dict[tuple[ir.Value, object], ir.Value] = {}
 
@@ -348,7 +356,8 @@ class _Writer:
         name, maker = name_of(value), value.producer()
         made = maker in self._chosen.nodes
         readers = [(use.node, use.idx) for use in value.uses() if use.node in self._chosen.nodes]
-        if not made and not readers:
+        stays = made and not value.is_graph_output() and maker is not None and maker.op_type in self._float_results
+        if not readers and (not made or stays):
             return
         place: dict[str, Any] = {"before": self._graph[0]} if maker is None else {"after": maker}
         quantized, restored = insert_pair(self._editor, value, params, **place)

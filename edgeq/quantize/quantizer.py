@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from edgeq.calibrate.ranges import Range
 from edgeq.errors import CalibrationError, ModelError, RuntimeUnavailableError, one_line
 from edgeq.model.clean import clashing_names
-from edgeq.model.edit import Editor
+from edgeq.model.edit import Editor, drop_unused_initializers
 from edgeq.model.graph import computed_constants, constant, constant_tensor, is_op, name_of, node_input
 from edgeq.model.int8_prediction import slow_fusions
 from edgeq.model.load import model_bytes
@@ -447,6 +447,7 @@ def settle(
         notes.append(
             f"compute nodes that stay in float: {guarded}, in a form that ONNX Runtime does not quantize at load"
         )
+    unfused = guard_products(built) if guard else 0
     at_risk = requantized_at_load(built, kept)
     if at_risk:
         disabled.append(_REQUANTIZER)
@@ -462,7 +463,37 @@ def settle(
     before = built.metadata_props.pop(CARRIED, None)
     if options:
         built.metadata_props[CARRIED] = json.dumps(options, sort_keys=True)
-    return options, tuple(notes), guarded > 0 or before != built.metadata_props.get(CARRIED)
+    return options, tuple(notes), guarded + unfused > 0 or before != built.metadata_props.get(CARRIED)
+
+
+def guard_products(model: ir.Model) -> int:
+    """Give the bias behind each integer MatMul of known sizes as many axes as the product, in place; return how many.
+
+    At load, ONNX Runtime's MatMulAddFusion makes a Gemm of a MatMul and an Add of a vector, also where the MatMul has
+    integers: the vector is no integer bias, so that the Gemm computes in float. It does not match a bias of more axes.
+    """
+    editor, guarded = Editor(model), 0
+    for node in [node for node in model.graph if is_op(node, "Add")]:
+        for product, bias in (node.inputs, node.inputs[::-1]):
+            values = constant(bias)
+            if product is None or bias is None or values is None or values.ndim > 1 or not _is_wide(product):
+                continue
+            sizes = (1,) * (len(product.shape or ()) - 1) + values.shape[-1:]
+            wide = editor.constant(f"{name_of(bias)}/wide", values.reshape(sizes))
+            node.replace_input_with(list(node.inputs).index(bias), wide)
+            guarded += 1
+            break
+    if guarded:
+        drop_unused_initializers(model.graph)
+    return guarded
+
+
+def _is_wide(product: ir.Value) -> bool:
+    """Return whether a tensor of three known sizes or more comes from a MatMul with integer weights."""
+    node, shape = product.producer(), product.shape
+    weight = node_input(node, 1) if node is not None and is_op(node, "MatMul") else None
+    known = shape is not None and len(shape) > 2 and all(isinstance(size, int) for size in shape)
+    return known and weight is not None and is_op(weight.producer(), "DequantizeLinear")
 
 
 def float_compute_nodes(model: ir.Model) -> tuple[str, ...]:

@@ -96,6 +96,11 @@ def write_tables(model: ir.Model, products: Matrices, exclude: Collection[str] =
     return own, tied
 
 
+def tables_note(count: int) -> str:
+    """Return the note on tables that have a scale for each row."""
+    return f"the tables of {count} Gather are in 8 bits with a scale for each row"
+
+
 def table_of(node: ir.Node) -> ir.Value | None:
     """The constant float matrix [n, k] of which a node gathers rows, if they are long enough to be worth a scale."""
     tensor = constant_tensor(node.inputs[0]) if is_op(node, "Gather") else None
@@ -332,7 +337,7 @@ def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
     Gather (`edgeq.quantize.weight_only`) and GRU layers (`edgeq.quantize.recurrent`); returns notes."""
     notes = []
     if _own_tables(scheme) and (tables := write_tables(model, {}, scheme.exclude)[0]):
-        notes.append(f"the tables of {tables} Gather are in 8 bits with a scale for each row")
+        notes.append(tables_note(tables))
     if _OURS.intersection(scheme.quantized_types or ()):
         how = IntegerWeights(scheme.per_channel, _LIMITS[scheme.reduce_range])
         if names := expand_grus(model, how, exclude=scheme.exclude):

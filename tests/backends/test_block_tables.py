@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from edgeq.backends.base import Artifact
 from edgeq.backends.cpu import CpuBackend
+from edgeq.calibrate.ranges import Range
 from edgeq.model.compatibility import compatibility
 from edgeq.model.graph import constant
 from edgeq.model.load import read_model
@@ -97,3 +98,21 @@ def test_rows_of_unlike_size_each_have_their_scale(tmp_path: Path) -> None:
     made = open_session(artifact.model).run(["e"], IDS)[0]
     for exact, row in zip(values[IDS["ids"]].reshape(-1, 128), made.reshape(-1, 128), strict=True):
         assert np.array_equal(exact, row) or sqnr_db(exact, row) > 35
+
+
+def test_static_quantization_stores_tables_in_rows(tmp_path: Path) -> None:
+    """Their scales stay as they are, however many."""
+    table = np.random.default_rng(0).standard_t(4, (2048, 32)).astype(np.float32)
+    model = proto(
+        """g (int64[B,S] ids) => (float[B,S,8] y) {
+            e = Gather(t, ids) [head] y = MatMul(e, w)
+        }""",
+        {"t": table, "w": np.random.default_rng(1).normal(0, 1, (32, 8)).astype(np.float32)},
+    )
+    ready = prepared(model, tmp_path)
+    spans = {"e": Range(float(table.min()), float(table.max())), "y": Range(-30, 30)}
+    artifact = CpuBackend().build(ready, spans, Scheme(stored_types=("Gather",)), tmp_path / "q.onnx")
+    stored = {tensor.name: tensor.data_type for tensor in onnx.load(artifact.model).graph.initializer}
+    assert (stored["t_Q8"], stored["t_scales"]) == (onnx.TensorProto.INT8, onnx.TensorProto.FLOAT)
+    exact, made = (open_session(path).run(None, IDS)[0] for path in (ready.path, artifact.model))
+    assert sqnr_db(exact, made) > 28

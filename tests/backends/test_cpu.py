@@ -287,10 +287,13 @@ def test_backends_are_found_by_name() -> None:
 @pytest.mark.parametrize("far", [-1e4, -np.inf])
 def test_a_masked_softmax_keeps_telling_scores_apart(tmp_path: Path, far: float) -> None:
     mask = np.triu(np.full((8, 8), far, np.float32), 1)
-    net = proto("""g (float[1,8,8,8] x) => (float[1,8,8,8] y) {
-        k = Transpose<perm = [0, 1, 3, 2]>(x) scores = MatMul(x, k) masked = Add(scores, mask)
+    net = proto(
+        """g (float[1,8,8,8] x) => (float[1,8,8,8] y) {
+        q = MatMul(x, w) k = Transpose<perm = [0, 1, 3, 2]>(x) scores = MatMul(q, k) masked = Add(scores, mask)
         shares = Softmax<axis = -1>(masked) y = MatMul(shares, x)
-    }""")
+    }""",
+        {"w": random(8, 8) / 3},
+    )
     net.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
     made = bench(tmp_path, net)
     assert made.sqnr(made.build()) > 25

@@ -31,10 +31,13 @@ class Probe:
     same_scale: bool = False
 
 
-def build(probe: Probe, *, activation: str = "uint8", weight: str = "int8", zero: int = 128) -> onnx.ModelProto:
+def build(
+    probe: Probe, *, activation: str = "uint8", weight: str = "int8", zero: int = 128, float_result: bool = False
+) -> onnx.ModelProto:
     """DequantizeLinear → the operator → QuantizeLinear, with float graph inputs and outputs around it.
 
     Args:
+        float_result: whether the result stays as the operator makes it.
         zero: zero point of the activations as in uint8; int8 has it 128 lower.
     """
     nodes: list[onnx.NodeProto] = []
@@ -75,9 +78,9 @@ def build(probe: Probe, *, activation: str = "uint8", weight: str = "int8", zero
         weights.append("b")
     extras = [constant(f"e{i}", e) if e is not None else "" for i, e in enumerate(probe.extras)]
     names = probe.order(data, weights, extras) if probe.order else [*data, *weights, *extras]
-    outputs = [f"y{i}_float" for i in range(probe.outputs)]
+    outputs = [f"y{i}" if float_result else f"y{i}_float" for i in range(probe.outputs)]
     nodes.append(helper.make_node(probe.op_type, names, outputs, name="probe", **probe.attributes))
-    for i in range(probe.outputs):
+    for i in range(0 if float_result else probe.outputs):
         pair(f"y{i}_float", f"y{i}", "out_scale")
     graph = helper.make_graph(
         nodes,

@@ -21,11 +21,11 @@ RESIZE: dict[str, Any] = {"extras": PROBES["Resize"].extras, "same_scale": True}
 NARROW = {"kernel_shape": [2, 2]}
 
 
-def optimized(probe: Probe, folder: Path, *, activation: str, weight: str = "int8", zero: int = 128) -> onnx.ModelProto:
+def optimized(probe: Probe, folder: Path, *, activation: str, **how: Any) -> onnx.ModelProto:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(folder / "optimized.onnx")
-    proto = build(probe, activation=activation, weight=weight, zero=zero)
+    proto = build(probe, activation=activation, **how)
     onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return onnx.load(folder / "optimized.onnx")
 
@@ -41,6 +41,13 @@ def test_rule_by_execution(tmp_path: Path, op_type: str, activation: str) -> Non
     zero = 0 if op_type in ("Relu", "Clip") else 128
     result = optimized(PROBES[op_type], tmp_path, activation=activation, zero=zero)
     assert runs_in_int8(result) is RULES.get(op_type, RULES[DEFAULT]).int8
+
+
+@pytest.mark.parametrize("op_type", sorted(op_type for op_type, rule in RULES.items() if rule.float_result))
+def test_float_results_by_execution(tmp_path: Path, op_type: str) -> None:
+    result = optimized(PROBES[op_type], tmp_path, activation="uint8", float_result=True)
+    ran = [node.op_type for node in result.graph.node]
+    assert ran in (["QuantizeLinear", "QGemm"], ["QuantizeLinear", "MatMulIntegerToFloat"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -13,6 +14,8 @@ from edgeq.model.int8_prediction import (
     NodeContext,
     backends,
     explain_float,
+    find_convolved,
+    find_normalized,
     int8_rules,
     quantizable_operators,
     slow_fusions,
@@ -104,6 +107,15 @@ def only_node(nodes: str, x: str = "", w: str = "", *, imports: str = "") -> ir.
 CASES = [
     ("constant-weights", only_node("y = Conv(x, w)"), NodeContext(constants={"w"}), True),
     ("constant-weights", only_node("y = Conv(x, w)"), NodeContext(), False),
+    ("constant-operand", only_node("y = MatMul(x, w)"), NodeContext(constants={"x"}), True),
+    ("constant-operand", only_node("y = MatMul(x, w)"), NodeContext(), False),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext(), True),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext(convolved={"x"}), True),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext(convolved=()), False),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext({}, {"x"}, (), before_layers=()), True),
+    ("apart-from-products", only_node("y = Add(x, w)"), NodeContext({}, (), (), before_layers=()), False),
+    ("not-normalized", only_node("y = Add(x, w)"), NodeContext(), True),
+    ("not-normalized", only_node("y = Add(x, w)"), NodeContext(normalized={"y"}), False),
     ("after-quantized", only_node("y = Relu(x)"), NodeContext(), True),
     ("after-quantized", only_node("y = Relu(x)"), NodeContext(quantized={"x"}), True),
     ("after-quantized", only_node("y = Relu(x)"), NodeContext(quantized=set()), False),
@@ -148,6 +160,21 @@ def test_conditions(name: str, op: ir.Node, context: NodeContext, holds: bool) -
 
 def test_every_condition_is_tested_both_ways() -> None:
     assert {(name, holds) for name, _, _, holds in CASES} == {(n, h) for n in CONDITIONS for h in (True, False)}
+
+
+def test_what_comes_from_convolutions_and_what_norms_read() -> None:
+    """Behind a convolution, a product, and a sum of both; norms as one operator and written out."""
+    made = graphs.model(
+        """g (float[1, 4, 4, 4] x) => (float[1, 4, 4, 4] y) {
+            c = Conv(x, w) r = Relu(c) p = MatMul(r, m) e = Erf(p) a = Add(e, k) s = Add(r, p)
+            t = Transpose<perm = [0, 2, 3, 1]>(s) n = LayerNormalization(t, k) z = Add(n, a)
+            mean = ReduceMean<axes = [-1]>(z) d = Sub(z, mean) q = Mul(d, d) v = ReduceMean<axes = [-1]>(q)
+            y = Div(d, v)
+        }""",
+        {"w": np.ones((4, 4, 1, 1), np.float32), "m": np.ones((4, 4), np.float32), "k": np.ones(4, np.float32)},
+    )
+    assert find_convolved(made) == {"x", "c", "r", "s", "t"}
+    assert find_normalized(made) == {"p", "e", "r", "s", "t", "n", "a", "z", "d"}
 
 
 SLOW = """

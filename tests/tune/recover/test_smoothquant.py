@@ -74,18 +74,35 @@ def test_products_that_share_an_input_are_one_group(tmp_path: Path) -> None:
     assert "q.t" not in groups, "a product of two activations has no weights to take the scale"
 
 
+def observed(rows: np.ndarray) -> Observed:
+    """Return what was seen of a tensor that has no other rows."""
+    return Observed(rows.min(axis=0, initial=0), rows.max(axis=0, initial=0), rows)
+
+
 def test_outliers_get_a_factor_and_equal_channels_none() -> None:
     random = np.random.default_rng(0)
     rows = random.uniform(-1, 1, (64, 16)).astype(np.float32)
     rows[0] = 1
     matrix = random.uniform(-1, 1, (16, 24)).astype(np.float32)
     matrix[:, 0] = 1
-    assert best_factor(Observed(np.abs(rows).max(axis=0), rows), matrix, symmetric=False) is None
+    assert best_factor(observed(rows), matrix, symmetric=False) is None
     rows[:, 3] *= 100
     for symmetric in (False, True):
-        factor = best_factor(Observed(np.abs(rows).max(axis=0), rows), matrix, symmetric=symmetric)
+        factor = best_factor(observed(rows), matrix, symmetric=symmetric)
         assert factor is not None
         assert factor.argmax() == 3
+
+
+def test_the_step_is_that_of_all_rows() -> None:
+    """A factor that is right for the rows at hand is too small where rare tokens widen some channels."""
+    random = np.random.default_rng(0)
+    rows = random.uniform(-1, 1, (64, 16)).astype(np.float32)
+    matrix = random.uniform(-1, 1, (16, 24)).astype(np.float32)
+    rare = observed(rows)
+    rare.high[3] = 50
+    factor = best_factor(rare, matrix, symmetric=False)
+    assert factor is not None
+    assert factor.argmax() == 3
 
 
 def test_dead_channels_stay_finite() -> None:
@@ -95,7 +112,7 @@ def test_dead_channels_stay_finite() -> None:
     rows[:, 5] = 0
     matrix = random.normal(0, 1, (16, 24)).astype(np.float32)
     matrix[7] = 0
-    factor = best_factor(Observed(np.abs(rows).max(axis=0), rows), matrix, symmetric=False)
+    factor = best_factor(observed(rows), matrix, symmetric=False)
     assert factor is not None
     assert np.isfinite(factor).all()
     assert (factor > 0).all()

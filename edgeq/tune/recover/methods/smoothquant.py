@@ -30,7 +30,7 @@ from edgeq.tune.recover.base import Recovery, Stage, State
 from edgeq.tune.recover.layers import initializer
 from edgeq.util.display import SILENT, Progress
 
-ALPHAS = (0.5, 0.65, 0.8, 0.95)
+ALPHAS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.95)
 LEAST_GAIN_DB = 1.0
 """Below this another Mul is not worth its time."""
 MOST_SAMPLES = 64
@@ -82,10 +82,24 @@ class Group:
 
 @dataclass(frozen=True)
 class Observed:
-    """Of one tensor: the largest magnitude per channel, and rows [rows, channels] to evaluate factors on."""
+    """Of one tensor: the range of each channel with zero in it, and rows [rows, channels] to evaluate factors on.
 
-    largest: Floats
+    The rows are some of those that the range is of: it may be far wider than theirs, by tokens that are rare.
+    """
+
+    low: Floats
+    high: Floats
     rows: Floats
+
+    @property
+    def largest(self) -> Floats:
+        """The largest magnitude per channel."""
+        return np.maximum(-self.low, self.high)
+
+    def step(self, k: Floats, *, symmetric: bool) -> float:
+        """Return the step of 8 bits of the tensor with its channels divided by `k`."""
+        low, high = float((self.low / k).min(initial=0)), float((self.high / k).max(initial=0))
+        return (2 * max(-low, high) if symmetric else high - low) / 255 or 1.0
 
 
 def smooth(
@@ -158,7 +172,7 @@ def observe(
     stride = max(1, len(samples) // MOST_SAMPLES)
     chosen = range(0, len(samples), stride)[:MOST_SAMPLES]
     each = -(-ROWS // len(chosen))
-    largest: dict[str, Floats] = {}
+    ranges: dict[str, tuple[Floats, Floats]] = {}
     rows: dict[str, list[Floats]] = {name: [] for name in names}
     taken = (sample for index, sample in enumerate(samples) if index in chosen)
     with progress.stage("Observing the inputs of matrix products", len(chosen)) as advance:
@@ -166,11 +180,12 @@ def observe(
             for name in names:
                 table = np.asarray(values[name], np.float32)
                 table = table.reshape(-1, table.shape[-1])
-                peak = np.abs(table).max(axis=0, initial=0)
-                largest[name] = np.maximum(largest[name], peak) if name in largest else peak
+                low, high = table.min(axis=0, initial=0), table.max(axis=0, initial=0)
+                lowest, highest = ranges.get(name, (low, high))
+                ranges[name] = np.minimum(low, lowest), np.maximum(high, highest)
                 rows[name].append(table[:: max(1, len(table) // each)][:each].copy())
             advance(1)
-    return {name: Observed(largest[name], np.concatenate(rows[name])) for name in names}
+    return {name: Observed(*ranges[name], np.concatenate(rows[name])) for name in names}
 
 
 def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
@@ -182,11 +197,12 @@ def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | 
     """
     columns = matrix[:, :: max(1, matrix.shape[1] // _COLUMNS)]
     exact = seen.rows @ columns
-    plain = _noise(seen.rows, columns, exact, symmetric)
-    noise, best = min(
-        ((_noise(seen.rows / k, columns * k[:, None], exact, symmetric), k) for k in _factors(seen.largest, matrix)),
-        key=lambda pair: pair[0],
-    )
+
+    def noise_of(k: Floats) -> float:
+        return _noise(seen.rows / k, columns * k[:, None], exact, seen.step(k, symmetric=symmetric))
+
+    plain = noise_of(np.ones_like(seen.high))
+    noise, best = min(((noise_of(k), k) for k in _factors(seen.largest, matrix)), key=lambda pair: pair[0])
     return best if noise * 10 ** (LEAST_GAIN_DB / 10) < plain else None
 
 
@@ -201,10 +217,8 @@ def _factors(largest: Floats, matrix: Floats) -> Iterator[Floats]:
         yield k.astype(np.float32)
 
 
-def _noise(rows: Floats, matrix: Floats, exact: Floats, symmetric: bool) -> float:
+def _noise(rows: Floats, matrix: Floats, exact: Floats, step: float) -> float:
     """Power of the error of a product with rows in 8 bits (one scale) and the matrix in 8 bits (one per column)."""
-    low, high = min(float(rows.min()), 0.0), max(float(rows.max()), 0.0)
-    step = (2 * max(-low, high) if symmetric else high - low) / 255 or 1.0
     scale = np.abs(matrix).max(axis=0)
     scale = np.where(scale > 0, scale, 1) / np.float32(127)
     made = (np.rint(rows / np.float32(step)) * np.float32(step)) @ (np.rint(matrix / scale) * scale)
