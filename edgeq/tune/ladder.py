@@ -30,6 +30,9 @@ from edgeq.run.session import Engines
 from edgeq.scheme import ALL_NODES, Scheme
 from edgeq.tune.goal import EFFORTS, Deadline, Effort, Goal
 from edgeq.tune.local import LocalEvaluator
+from edgeq.tune.recover.methods.smoothquant import SmoothQuant
+from edgeq.tune.recover.methods.weight_rounding import WeightRounding
+from edgeq.tune.recover.run import ineffective
 from edgeq.tune.search import search
 from edgeq.tune.space import WORTH_A_TRY, Candidate, product_share, sequence_candidates, with_scheme
 from edgeq.tune.trials import Outcome, Trial, allowed, loses
@@ -41,6 +44,9 @@ _LEAST_SAMPLES = 32
 _SPARED = {"exclude": "nodes in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 # Of the loss that is allowed: losses that differ by less are alike.
 _ALIKE = 0.25
+# Rows of products have few wide channels, which take the others' levels.
+_SMOOTHED = (SmoothQuant.name, WeightRounding.name)
+_TAILS = "percentile"
 _BLOCKS = "weight-only 8 bits"
 
 
@@ -135,13 +141,17 @@ def _searched(profile: Profile, chosen: Collection[str]) -> Profile:
 
 
 def _others(job: Job, target: Target, scheme: Scheme, chosen: Collection[str], effort: Effort) -> Iterator[Candidate]:
-    """Yield other modes of quantization, where products dominate and the user has chosen none."""
-    backend = backend_named(target.backend)
+    """Yield what may suit a model in which products dominate, where the user has chosen no mode of quantization."""
     if scheme.mode != "static" or "mode" in chosen or product_share(job.prepared.model) < WORTH_A_TRY:
         return
+    if job.calibration is not None and not ineffective(target).intersection(_SMOOTHED):
+        methods = [scheme] if "method" in chosen else [scheme, scheme.replace(method=_TAILS, method_options={})]
+        for candidate in (with_scheme(Candidate("", method), method) for method in methods):
+            name = " + ".join((candidate.name, *_SMOOTHED))
+            yield candidate.replace(name=name, recoveries=_SMOOTHED)
     other = scheme.replace(mode="dynamic")
     try:
-        backend.check(other)
+        backend_named(target.backend).check(other)
     except UsageError:  # the backend has no such mode
         return
     yield with_scheme(Candidate("", other), other)
