@@ -182,7 +182,7 @@ def _preprocess(given: str, model: Path) -> Any:
 
 def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
 
-    result = job.quantize(model, data, output, overrides=overrides, timed=False, force=True)
+    result = job.quantize(model, data, output, overrides=overrides, timed=False, effort=None, force=True)
     scheme = result.scheme
     weights = " and ".join(sorted(set(scheme.dynamic_weight_types.values())))
     return f"{output}: {scheme.title if scheme.mode == 'static' else f'{scheme.mode}, weights {weights}'}"
@@ -193,7 +193,7 @@ def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
         host_model = draft.with_name(f"{draft.stem}.host.onnx")
-        result = job.quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False)
+        result = job.quantize(model, data, host_model, target=_ARRAY, overrides=overrides, timed=False, effort=None)
         dialect = host_model.with_name(f"{host_model.stem}.dialect.onnx")
         if not dialect.exists():
             why = next((note for note in result.notes if note.startswith("no file for ")), "it has none")

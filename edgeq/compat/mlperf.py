@@ -20,10 +20,12 @@ import click
 from edgeq_device.bench import BenchSettings
 
 from edgeq.compat._command import SETTINGS, Command, OneOf, PrintedProgress, run_program, say
+from edgeq.data.samples import first, open_samples
 from edgeq.errors import OutputError, UsageError
 from edgeq.measure.bench import BenchData, bench
 from edgeq.measure.evaluation import EvalRequest, run_evaluation
 from edgeq.measure.task import TaskOptions
+from edgeq.model.load import model_signature
 from edgeq.run.session import SessionSettings
 from edgeq.util.outputs import output_file, read_object, shown
 from edgeq.util.records import toml_table
@@ -129,14 +131,12 @@ def run(
             labels = dataset_list or (str(beside) if beside.is_file() else None)
         elif dataset_list is not None:
             given["annotations"] = Path(dataset_list)
+        samples = open_samples(str(dataset_path), model_signature(model), preprocess=chosen, labels=labels, model=model)
         request = EvalRequest(
             model,
-            str(dataset_path),
+            first(samples, count) if count is not None else samples,
             known["task"],
             TaskOptions(**given),
-            preprocess=chosen,
-            labels=labels,
-            count=count,
             settings=SessionSettings(intra_op_threads=threads),
         )
         found = run_evaluation(request, progress=PrintedProgress())

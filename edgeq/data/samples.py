@@ -410,7 +410,10 @@ def spread(total: int, count: int, groups: Sequence[Any] = ()) -> list[int]:
     left, short = min(count, total), list(members)
     while left:
         each, remainder = divmod(left, len(short))
-        extra = {short[place] for place in places(len(short), remainder)}
+        least = [group for group in short if shares[group] == min(shares[other] for other in short)]
+        others = [group for group in short if group not in least]
+        extra = {least[place] for place in places(len(least), min(remainder, len(least)))}
+        extra |= {others[place] for place in places(len(others), remainder - len(extra))}
         for group in short:
             taken = min(each + (group in extra), len(members[group]) - shares[group])
             shares[group] += taken
