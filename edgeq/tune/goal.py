@@ -94,8 +94,8 @@ THOROUGH = Pace(
 """Nothing is dismissed early."""
 Effort = Literal["quick", "default", "thorough"]
 EFFORTS: Mapping[Effort, Pace] = {
-    "quick": Pace(sqnr_db=1.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
-    "default": Pace(sqnr_db=1.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
+    "quick": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
+    "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
     "thorough": Pace(hopeless=math.inf, most_float=0.9),
 }
 """What a repair of a poor result may take: the first calls for about as many inferences as the build and its proof, the

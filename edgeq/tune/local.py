@@ -48,8 +48,8 @@ from edgeq.util.records import plain
 # Times the samples of a proof that are simulated of one candidate, at most: some minutes.
 _SIMULATIONS = 4
 _BATCH = 8
-# Of the standard error: half of it, with the factor that `Assessment.bound` has.
-_LUCK = 0.28
+# With the factor that `Assessment.bound` has on the doubt, one standard error.
+_LUCK = 0.55
 _LEAST_SQNR_DB = -200.0
 # Roundings differ between kernels without costing any; kernels that saturate cost several.
 _LOSS_DB = 3.0
@@ -253,7 +253,7 @@ class LocalEvaluator:
 
     def _expected(self, found: Assessment) -> Assessment:
         """Return what is held against what is allowed in simulation: the loss that is to be expected, not the largest
-        likely; of a repair, which takes the first that is enough, and so often a lucky one, some of the doubt too."""
+        likely; of a repair, which takes the first that is enough, and so often a lucky one, a standard error more."""
         doubt = _LUCK * found.doubt if self._repairs else 0.0
         return replace(found, doubt=doubt) if self.counts else found
 

@@ -52,9 +52,10 @@ def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
 def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
     """Return the best of `base` with recoveries: group after group, each together, or where that does harm one by one;
     then without those that do harm now that the others are there, and those that cost speed and are not needed."""
-    groups = trials.evaluator.recovery_groups()
-    if base.candidate.scheme.mode != "static" or base.candidate.builder or not groups:
+    every, own = trials.evaluator.recovery_groups(), base.candidate.recoveries
+    if base.candidate.scheme.mode != "static" or base.candidate.builder or not every:
         return base
+    groups = tuple(tuple(name for name in group if name not in own) for group in every)
     best, max_drop, deadline = base, trials.goal.max_drop, trials.deadline
     tried = {frozenset(base.candidate.recoveries)}
 
@@ -65,6 +66,8 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
         return build_and_assess(trials, candidate, "recovery", best.name)
 
     for position, group in enumerate(groups):
+        if not group:
+            continue
         title = group[0] if position else "recovery"
         steps = [(group, title), *(((name,), name) for name in group if len(group) > 1)]
         for names, label in steps:
