@@ -132,6 +132,17 @@ def test_sizes_around_the_best_are_tried_where_the_largest_is_no_better(last: fl
     assert len(evaluated) <= 5 + 3 + 3 + 4
 
 
+@given(noises=st.lists(st.floats(0.01, 100), min_size=2, max_size=10), share=st.floats(0.001, 0.999))
+def test_the_first_set_leaves_as_much_noise_as_is_allowed(noises: list[float], share: float) -> None:
+    evaluated: list[tuple[str, ...]] = []
+    names = [f"n{position}" for position in range(len(noises) + 1)]  # the last one never goes to float
+    layers = tuple(RankedLayer(name, (name,), noise) for name, noise in zip(names, [*noises, 0.0], strict=True))
+    ranked = Ranking(layers, MacCosts(dict.fromkeys(names, 1)))
+    select_float_layers(ranked, recorded(lambda kept: 1.0, evaluated), 0.0, lambda: bool(evaluated), share=share)
+    enough = (size for size in range(1, len(noises)) if sum(noises[size:]) <= share * sum(noises))
+    assert abs(len(evaluated[0]) - next(enough, len(noises))) <= 1, "sums in another order differ in their last bits"
+
+
 def test_what_loses_too_much_with_all_that_may_be_in_float_is_given_up() -> None:
     evaluated: list[tuple[str, ...]] = []
     ranked = ranking(dict.fromkeys(NAMES, 1))
