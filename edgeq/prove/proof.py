@@ -107,17 +107,18 @@ class Repair:
     def sentence(self) -> str:
         """Return what was chosen and what it brought."""
         before, after, wanted = (self.written(loss) for loss in (self.plain, self.loss, self.max_drop))
+        limit = f"{wanted} wanted" if self.basis == "noise" else f"{100 * self.max_drop:.2f} points allowed"
         tried = f"{len(self.steps)} builds compared"
         if self.loss == self.plain:
-            return f"nothing that was tried is better than the plain build ({before}; {wanted} asked for; {tried})"
-        short = "" if self.met else f", short of the {wanted} asked for"
+            return f"nothing that was tried is better than the plain build: {before}; {limit} ({tried})"
+        short = "" if self.met else f"; {limit}"
         return f"repaired: {self.chosen}: {before} before, {after} now{short} ({tried})"
 
     def written(self, loss: float) -> str:
         """Return a loss of this basis as text."""
         if self.basis == "noise":
             return "no noise" if loss <= 0 else f"{0 - 10 * math.log10(loss):.1f} dB SQNR"
-        return f"{100 * loss:.2f} points lost"
+        return f"{100 * loss:.2f} points of loss expected"
 
     def __record__(self) -> dict[str, Any]:
         return {**{f.name: getattr(self, f.name) for f in fields(self)}, "met": self.met, "sentence": self.sentence}
