@@ -181,3 +181,17 @@ def test_the_calibration_samples_given_again_are_not_held_out(place: Path) -> No
     samples = [random(1, 8, 8, 8)]
     assert not open_job(NET, Data(samples), Data(samples), place / "work").held_out
     assert open_job(NET, Data(samples), Data(list(samples)), place / "work").held_out
+
+
+@pytest.mark.parametrize(("count", "proof"), [(63, 63), (64, 16), (101, 25)])
+@pytest.mark.usefixtures("place")
+def test_of_many_samples_some_are_left_out_of_the_calibration(count: int, proof: int, tmp_path: Path) -> None:
+    np.savez("many.npz", x=random(count, 8, 8, 8))
+    job = open_job(NET, Data("many.npz"), None, tmp_path / "work")
+    assert job.calibration is not None
+    assert (job.held_out, len(job.validation)) == (proof < count, proof)
+    if job.held_out:
+        assert len(job.calibration) + proof == count
+        both = [*job.calibration, *job.validation]
+        assert len({sample.inputs["x"].tobytes() for sample in both}) == count, "no sample serves twice"
+        assert any("left out of the calibration" in note for note in job.prepared.notes)

@@ -82,8 +82,8 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
         ),
         (
             {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.87)}, "repair": REPAIRED},
-            "falls from 0.9000 to 0.8700: repaired: recovery: 20.00 points of loss expected before, 3.00 points of loss "
-            "expected now; 1.00 points allowed (2 builds compared)",
+            "falls from 0.9000 to 0.8700: repaired: recovery: 20.00 points of loss expected before, 3.00 points of "
+            "loss expected now; 1.00 points allowed (2 builds compared)",
         ),
         ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),
         ({"agreement": agreement(17.0, 0.625, 8), "accuracy": {}}, "another top-1 than float32 in 3 of 8 samples"),
