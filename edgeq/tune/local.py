@@ -253,8 +253,8 @@ class LocalEvaluator:
 
     def _expected(self, found: Assessment) -> Assessment:
         """Return what is held against what is allowed in simulation: the loss that is to be expected, not the largest
-        likely; of a repair, which takes the first that is enough, and so often a lucky one, a standard error more, unless
-        the loss to be expected rests on more than the labels."""
+        likely; of a repair, which takes the first that is enough, and so often a lucky one, a standard error more,
+        unless the loss to be expected rests on more than the labels."""
         doubt = _LUCK * found.doubt if self._repairs and found.disagreement is None else 0.0
         return replace(found, doubt=doubt) if self.counts else found
 
