@@ -170,12 +170,14 @@ class EngineLayer:
         op_type: as the engine calls it.
         kernel: the name of what ran it.
         precision: "int8", one of the engine's precisions, or "" where it computes in neither.
+        merged: names of all nodes that it was made of, where the engine says so.
     """
 
     name: str
     op_type: str
     kernel: str
     precision: str
+    merged: tuple[str, ...] = ()
 
 
 def engine_profile(
@@ -216,7 +218,8 @@ def layers_of(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tup
         kernel = str(args[graph.kernel])
         precision = graph.precisions.get(kernel.rpartition("_")[2].lower(), "")
         name = re.sub(graph.renamed, "", str(event["name"])) if graph.renamed else str(event["name"])
-        found.setdefault(str(event["name"]), EngineLayer(name, str(args[graph.operator]), kernel, precision))
+        merged = tuple(filter(None, str(args.get(graph.merged, "")).split(",")))
+        found.setdefault(str(event["name"]), EngineLayer(name, str(args[graph.operator]), kernel, precision, merged))
     return tuple(found.values())
 
 
@@ -317,11 +320,18 @@ def layer_runs(
     only converts; a node with MACs that no layer stands for counts as float: nothing is known of it."""
     types = {str(node.name): node.op_type for node in source.graph}
     made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
+    # Each node and those that give its inputs: a convolution that is merged with its normalisation loses its name.
+    before = {
+        str(node.name): (str(node.name), *(made[name_of(value)] for value in node.inputs if name_of(value) in made))
+        for node in source.graph
+    }
     found = []
     left = dict(macs)
     for layer in layers:
         name = layer.name if layer.name in types else made.get(layer.name, source_name(layer.name, known))
         node = name if name in types else known.get(name, name)
+        if node not in types:
+            node = next((inside for n in layer.merged for inside in before.get(n, ()) if inside in left), node)
         kind: Kind = "int8" if layer.precision == "int8" else "float" if layer.precision else "other"
         if layer.op_type in conversions or node not in types:
             kind, node = "conversion", layer.name
