@@ -16,7 +16,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from edgeq.errors import HardwareError
-from edgeq.model.graph import GraphIndex, clamp_bounds, indexed, is_op, name_of, node_input
+from edgeq.model.graph import GraphIndex, clamp_bounds, computed_constants, indexed, is_op, name_of, node_input
 from edgeq.model.products import REASON as MASKED
 from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
@@ -347,6 +347,7 @@ def _folders(folder: Path | None) -> tuple[Path, ...]:
 Verdict = Literal["int8", "float", "other"]
 
 ON_REQUEST = "kept in float on request"
+_FOLDED = "one of its operands is a constant once all sizes are fixed, and not all engines take a quantized one"
 _STACKED = "its constant is no matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
 
 
@@ -392,7 +393,7 @@ def predict_int8(
     if scheme is not None:
         judge = partial(_judge_under, scheme, stacked_products(model), index.computed_constants)
     constants = {name for name in index.values if index.is_constant(name)}
-    masks = find_masks(model)
+    masks, folded = find_masks(model), nodes_with_folded_operands(index)
     hazardous = hazardous_nodes(model, hazards or {}) if scheme is None or scheme.mode == "static" else {}
     quantized: set[str] = set()
     predictions: list[NodePrediction] = []
@@ -402,6 +403,8 @@ def predict_int8(
         verdict, reason = judge(node, rules, NodeContext(constants, quantized))
         if verdict == "int8" and node.name in masks:
             verdict, reason = "float", MASKED
+        if verdict == "int8" and node.name in folded:
+            verdict, reason = "float", _FOLDED
         if verdict == "int8" and node.name in hazardous:
             verdict, reason = "float", hazardous[node.name]
         if verdict == "int8":
@@ -423,6 +426,14 @@ def hazardous_nodes(model: ir.Model, hazards: Mapping[str, str]) -> dict[str, st
         if name is not None:
             found[node.name or ""] = f"tensor {name!r} {hazards[name]}"
     return found
+
+
+def nodes_with_folded_operands(index: GraphIndex) -> frozenset[str]:
+    """Return the names of sums and products with an operand that is a constant once all sizes are fixed, and is none
+    in the file: position embeddings, grids. OpenVINO 2026.4.1 fails on such a node between Q/DQ pairs."""
+    computed = computed_constants(index.graph, sizes=True) - {name for name in index.values if index.is_constant(name)}
+    sums = [node for node in index.graph if is_op(node, "Add", "Mul", "Sub")]
+    return frozenset(node.name for node in sums if node.name and computed.intersection(map(name_of, node.inputs)))
 
 
 def stacked_products(model: ir.Model) -> frozenset[str]:

@@ -106,7 +106,10 @@ BROKEN_DIRECT = [
     (("", "", "direct"), "needs the package edgeq-fake-direct, not installed here. Install it: python -m pip install"),
     (("", "1.1.9", "direct"), "edgeq-fake-direct 1.1.9 is older than 1.2"),
     (("crashes at load", "1.2.3", "direct"), "fake 1.2.3 ended: signal SIGSEGV"),
-    (("refuses the model", "1.2.3", "direct"), "refuses variant own-fake: Check 'false' failed at src/fake.cpp:1"),
+    (
+        ("refuses the model", "1.2.3", "direct"),
+        "edgeq-fake-direct 1.2.3 refuses variant own-fake: Check 'false' failed at src/fake.cpp:1",
+    ),
     (("crashes at run", "1.2.3", "direct"), "fake 1.2.3 ended: signal SIGSEGV"),
     (("hangs", "1.2.3", "direct"), "fake 1.2.3 does not answer within 2 s"),
     (("answers wrong", "1.2.3", "direct"), "fake 1.2.3 is not right here: output y: error"),

@@ -27,6 +27,7 @@ from edgeq_device.engines import (
     EngineSpec,
     engine_options,
     engines,
+    installed_package,
     open_engine,
     parse_version,
     plugin_of,
@@ -361,7 +362,7 @@ def open_unchecked(
             variant,
             ort,
             lambda model: open_engine(ort, plugin, model, options, precision=precision, threads=threads),
-            from_file=bool(serving(plugin).adapter),
+            package=installed_package(plugin) if serving(plugin).adapter else "",
         )
 
     def open_with(providers: List[Any]) -> Any:
@@ -373,15 +374,16 @@ def open_unchecked(
     return open_with([first] if variant.ep == CPU else [first, CPU])
 
 
-def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, from_file: bool = False) -> Any:
+def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package: str = "") -> Any:
+    """What `open_it` makes of the model; `package` opens it from a file alone, "" is onnxruntime."""
     assert variant.model is not None
     try:
         if EXTERNAL_FOLDER not in variant.session_options:
             session = open_it(str(variant.model))
-        elif not from_file and parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
+        elif not package and parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
             session = open_it(variant.model.read_bytes())
         else:
-            with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER]), link=not from_file) as model:
+            with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER]), link=not package) as model:
                 session = open_it(str(model))
         variant.check_unchanged()
         return session
@@ -393,8 +395,8 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, from_fil
             fix = "End some, or raise the limit (ulimit -u)"
             raise BudgetError("the system starts no more threads for this user", fix) from error
         raise RuntimeUnavailableError(
-            f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
-            f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
+            f"{package or f'onnxruntime {ort.__version__}'} refuses variant {variant.name}: {text}",
+            f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime and not package else "",
         ) from error
 
 
