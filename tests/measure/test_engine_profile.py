@@ -133,12 +133,18 @@ def test_a_layer_without_a_name_of_the_model_stands_for_what_was_merged_into_it(
         EngineLayer("Multiply_7", "Convolution", "jit_f32", "f32", ("norm", "relu")),
         EngineLayer("Multiply_8", "Convolution", "jit_bf16", "bf16", ("add",)),
         EngineLayer("Multiply_9", "Convolution", "jit_f32", "f32", ("unknown",)),
+        EngineLayer("flatten", "Subgraph", "jit_f32", "f32", ("last", "pool", "flatten")),
+        EngineLayer("y", "Reorder", "jit_f32", "f32", ("fc",)),
     ]
-    runs = layer_runs(layers, (), net.prepared.model, {"first": 10, "depthwise": 2}, {})
+    macs = {"first": 10, "depthwise": 2, "last": 3, "fc": 5}
+    runs = layer_runs(layers, ("Reorder",), net.prepared.model, macs, {})
     assert [(run.name, run.source, run.kind, run.macs) for run in runs] == [
         ("Multiply_7", "first", "float", 10),
         ("Multiply_8", "depthwise", "float", 2),
         ("Multiply_9", "Multiply_9", "conversion", 0),
+        ("flatten", "last", "float", 3),
+        ("y", "y", "conversion", 0),
+        ("fc", "fc", "float", 5),
     ]
 
 

@@ -63,6 +63,9 @@ class OpenVinoSession:
             tuple(TensorInfo(spec.name, spec.type, list(spec.shape)) for spec in specs)
             for specs in (described.get_inputs(), described.get_outputs())
         )
+        other = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
+        if other is not None:
+            raise RuntimeUnavailableError(f"{provider} takes no {other}")
         self._provider, self._profile = provider, profile
         self._core, self._compile_for = core, compile_for
         self._model = core.read_model(model)
