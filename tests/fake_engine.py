@@ -112,6 +112,10 @@ class Model:
     def __init__(self, path):
         self.session = real.InferenceSession(path, providers=["CPUExecutionProvider"])
         self.sizes = {place: list(info.shape) for place, info in enumerate(self.session.get_inputs())}
+        ports = lambda specs: [Of(get_names=lambda name=spec.name: {name}) for spec in specs]
+        self.inputs, self.outputs = ports(self.session.get_inputs()), ports(self.session.get_outputs())
+        if behaviour == "other outputs":
+            self.outputs = ports(self.session.get_inputs())
     def is_dynamic(self):
         return any(not isinstance(size, int) for sizes in self.sizes.values() for size in sizes)
     def reshape(self, sizes):
@@ -157,8 +161,8 @@ def install_direct(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "",
     """The fake as a package that an adapter opens, and its plug-in for another platform alone; else as `install`.
 
     Args:
-        behaviour: "crashes at load", "refuses the model", "takes no fixed sizes", "crashes at run", "crashes later",
-            "hangs", "answers wrong"; anything else behaves.
+        behaviour: "crashes at load", "refuses the model", "other outputs", "takes no fixed sizes", "crashes at run",
+            "crashes later", "hangs", "answers wrong"; anything else behaves.
     """
     (folder / "engines").mkdir()
     described = DESCRIPTION.replace('verified = "a test"', 'verified = "a test"\nplatforms = ["nowhere none"]')

@@ -118,7 +118,7 @@ def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
 
 
 def _form(engine: Engine, machine: Machine) -> EngineSpec:
-    """The form of `engine` for `machine`."""
+    """Return the form of `engine` for `machine`."""
     return form_for(engine, _platform_of(machine), machine.vendor)
 
 

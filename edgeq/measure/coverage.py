@@ -316,9 +316,9 @@ def layer_runs(
     macs: Mapping[str, int],
     known: Mapping[str, str],
 ) -> tuple[NodeRun, ...]:
-    """An engine's layers as `NodeRun`s, the first that stands for a source node with its MACs, and one for each node
-    with MACs that was merged into it. What stands for none only converts; a node with MACs that no layer stands for
-    counts as float: nothing is known of it."""
+    """Return an engine's layers as `NodeRun`s: the first that stands for a source node with its MACs, and one for each
+    node with MACs that was merged into it. A layer that stands for none only converts; a node with MACs that no layer
+    stands for counts as float: nothing is known of it."""
     types = {str(node.name): node.op_type for node in source.graph}
     made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
     # Each node and those that give its inputs: a product that is merged with its bias loses its name.

@@ -110,6 +110,7 @@ BROKEN_DIRECT = [
         ("refuses the model", "1.2.3", "direct"),
         "edgeq-fake-direct 1.2.3 refuses variant own-fake: Check 'false' failed at src/fake.cpp:1",
     ),
+    (("other outputs", "1.2.3", "direct"), "FakeExecutionProvider has other inputs or outputs than the file"),
     (("crashes at run", "1.2.3", "direct"), "fake 1.2.3 ended: signal SIGSEGV"),
     (("hangs", "1.2.3", "direct"), "fake 1.2.3 does not answer within 2 s"),
     (("answers wrong", "1.2.3", "direct"), "fake 1.2.3 is not right here: output y: error"),

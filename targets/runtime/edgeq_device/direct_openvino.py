@@ -26,7 +26,7 @@ _PLAIN = {"session.disable_prepacking": "1"}
 
 
 def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> OpenVinoSession:
-    """A session of the model at the path `model`; see `edgeq_device.engines.open_engine`.
+    """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
 
     Args:
         given: the provider options of the engine's plug-in.
@@ -69,6 +69,9 @@ class OpenVinoSession:
         self._provider, self._profile = provider, profile
         self._core, self._compile_for = core, compile_for
         self._model = core.read_model(model)
+        ports = zip((*self._inputs, *self._outputs), (*self._model.inputs, *self._model.outputs))
+        if not all(info.name in port.get_names() for info, port in ports):
+            raise RuntimeUnavailableError(f"{provider} has other inputs or outputs than the file, or in another order")
         self._places = {info.name: place for place, info in enumerate(self._outputs)}
         self._last = self._any_sizes = self._sized = self._compile()
         self._sizes: Optional[Sizes] = None
@@ -77,19 +80,19 @@ class OpenVinoSession:
         return self._core.compile_model(self._model, *self._compile_for).create_infer_request()
 
     def get_inputs(self) -> Sequence[Any]:
-        """As onnxruntime's."""
+        """Return the inputs."""
         return self._inputs
 
     def get_outputs(self) -> Sequence[Any]:
-        """As onnxruntime's."""
+        """Return the outputs."""
         return self._outputs
 
     def get_providers(self) -> List[str]:
-        """As onnxruntime's."""
+        """Return the provider's name alone."""
         return [self._provider]
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
-        """As onnxruntime's.
+        """Run the model, as onnxruntime's session does.
 
         Raises:
             ValueError: an input is missing, unknown, or of another type or shape than the model's.
@@ -102,7 +105,7 @@ class OpenVinoSession:
         return list(found) if output_names is None else [found[self._places[name]] for name in output_names]
 
     def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
-        """The array of one input; openvino itself would convert another type."""
+        """Return the array of one input; openvino itself would convert another type."""
         if info.name not in feed:
             raise ValueError(f"input {info.name!r} is missing")
         array = np.asarray(feed[info.name], order="C")
@@ -116,13 +119,13 @@ class OpenVinoSession:
         return array
 
     def _request(self, sizes: Sizes) -> Any:
-        """What runs inputs of these sizes."""
+        """Return what runs inputs of these sizes."""
         if self._sizes is None:
             self._sizes, self._sized = sizes, self._compile_sized(sizes)
         return self._sized if sizes == self._sizes else self._any_sizes
 
     def _compile_sized(self, sizes: Sizes) -> Any:
-        """The model compiled for `sizes`, which is faster, or for any where openvino takes only that."""
+        """Compile the model for `sizes`, which is faster; return the one for any where openvino takes only that."""
         if not self._model.is_dynamic():
             return self._any_sizes
         try:
@@ -132,8 +135,8 @@ class OpenVinoSession:
             return self._any_sizes
 
     def end_profiling(self) -> str:
-        """As onnxruntime's: a file with the layers of the last run, as the engine's plug-in enters them, and the nodes
-        that each was made of, as far as openvino keeps their names."""
+        """Write a file with the layers of the last run, as the engine's plug-in enters them, and the nodes that each
+        was made of, as far as openvino keeps their names."""
         executed = self._last.get_compiled_model().get_runtime_model().get_ordered_ops()
         described = {operation.get_friendly_name(): operation.get_rt_info() for operation in executed}
         merged = {name: str(found[_MERGED].value) for name, found in described.items() if _MERGED in found}

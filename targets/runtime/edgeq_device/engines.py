@@ -157,7 +157,7 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
 
 
 def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
-    """The engine by its plug-in, and by the package that serves elsewhere, if there is one."""
+    """Return the engine by its plug-in, and by the package that serves elsewhere, if there is one."""
     if engine.direct is None:
         return (engine,)
     own = replace(engine, direct=None)
@@ -167,7 +167,7 @@ def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
 
 
 def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
-    """The form of `engine` for a machine of that platform, its CPU by `vendor`: the first that is known to take it."""
+    """Return the form of `engine` for a machine of that platform with a CPU by `vendor`: the first known to take it."""
 
     def taken(form: EngineSpec) -> bool:
         there = not form.platforms or place in form.platforms
@@ -177,8 +177,8 @@ def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
 
 
 def serving(engine: EngineSpec) -> EngineSpec:
-    """The form of `engine` that serves on this machine: the one for such a machine, or another one that is installed
-    where that is not."""
+    """Return the form of `engine` that serves on this machine: the one for such a machine, or another one that is
+    installed where that is not."""
     if engine.direct is None:
         return engine
     best = form_for(engine, this_platform(), read_vendor())
@@ -218,7 +218,7 @@ def installed_version(engine: EngineSpec) -> str:
 
 
 def installed_package(engine: EngineSpec) -> str:
-    """The package that brings `engine`, and its version."""
+    """Return the package that brings `engine`, and its version."""
     return f"{serving(engine).packages[0]} {installed_version(engine)}"
 
 
@@ -257,7 +257,7 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
 
 
 def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
-    """Why the package of `engine`, one form of it, is of no use here; None where nothing is known against it."""
+    """Return why the package of `engine`, one form of it, is of no use here; None where nothing is known against it."""
     other = "Choose another engine"
     if engine.platforms and this_platform() not in engine.platforms:
         return RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", other)

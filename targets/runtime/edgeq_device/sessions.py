@@ -375,7 +375,7 @@ def open_unchecked(
 
 
 def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package: str = "") -> Any:
-    """What `open_it` makes of the model; `package` opens it from a file alone, "" is onnxruntime."""
+    """Return what `open_it` makes of the model; `package` opens it from a file alone, "" is onnxruntime."""
     assert variant.model is not None
     try:
         if EXTERNAL_FOLDER not in variant.session_options:
