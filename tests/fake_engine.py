@@ -81,6 +81,102 @@ real.register_execution_provider_library, real.get_ep_devices = register, lambda
 real.SessionOptions, real.InferenceSession = SessionOptions, InferenceSession
 """
 
+DIRECT = """
+[options.load_config.CPU]
+HINT = "{precision}"
+THREADS = "{threads}"
+
+[direct]
+adapter = "direct_openvino"
+packages = ["edgeq-fake-direct"]
+module = "edgeq_fake_direct"
+libraries = ["__init__.py"]
+oldest = "1.2"
+"""
+
+# What the package openvino has of its interface and the adapter uses, on onnxruntime.
+_PACKAGE = r"""
+import json, os, signal, time
+import onnxruntime as real
+from datetime import timedelta
+from types import SimpleNamespace as Of
+
+here = os.path.dirname(__file__)
+with open(os.path.join(here, "behaviour")) as file:
+    behaviour = file.read()
+if behaviour == "crashes at load":
+    os.kill(os.getpid(), signal.SIGSEGV)
+runs = []
+
+class Model:
+    def __init__(self, path):
+        self.session = real.InferenceSession(path, providers=["CPUExecutionProvider"])
+        self.sizes = {place: list(info.shape) for place, info in enumerate(self.session.get_inputs())}
+        ports = lambda specs: [Of(get_names=lambda name=spec.name: {name}) for spec in specs]
+        self.inputs, self.outputs = ports(self.session.get_inputs()), ports(self.session.get_outputs())
+        if behaviour == "other outputs":
+            self.outputs = ports(self.session.get_inputs())
+    def is_dynamic(self):
+        return any(not isinstance(size, int) for sizes in self.sizes.values() for size in sizes)
+    def reshape(self, sizes):
+        if behaviour == "takes no fixed sizes":
+            raise RuntimeError("not foldable")
+        self.sizes = sizes
+
+class Core:
+    def read_model(self, path):
+        return Model(path)
+    def compile_model(self, model, device, properties):
+        if behaviour == "refuses the model":
+            raise RuntimeError("Check 'false' failed at\nsrc/fake.cpp:1")
+        with open(os.path.join(os.path.dirname(here), "compiled.jsonl"), "a") as file:
+            file.write(json.dumps([device, properties, model.sizes]) + "\n")
+        return Of(create_infer_request=lambda: Request(model.session))
+
+class Request:
+    def __init__(self, session):
+        self.session = session
+    def infer(self, inputs, share_inputs):
+        runs.append(inputs)
+        if behaviour == "crashes at run" or (behaviour == "crashes later" and len(runs) > 1):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if behaviour == "hangs":
+            time.sleep(600)
+        names = [info.name for info in self.session.get_inputs()]
+        found = self.session.run(None, {names[place]: value for place, value in inputs.items()})
+        wrong = behaviour == "answers wrong"
+        return Of(to_tuple=lambda: tuple(value * 1.001 for value in found) if wrong else tuple(found))
+    def get_compiled_model(self):
+        layer = Of(get_friendly_name=lambda: "c", get_rt_info=lambda: {"originalLayersNames": Of(value="c,r")})
+        return Of(get_runtime_model=lambda: Of(get_ordered_ops=lambda: [layer]))
+    def get_profiling_info(self):
+        status = Of(EXECUTED=1, NOT_RUN=0)
+        rows = [("c", "Convolution", "jit_i8", 1), ("folded", "Relu", "undef", 0)]
+        make = lambda n, t, e, s: Of(node_name=n, node_type=t, exec_type=e, status=s, Status=status)
+        return [Of(real_time=timedelta(microseconds=5), **vars(make(*row))) for row in rows]
+"""
+
+
+def install_direct(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", version: str = "1.2.3") -> Engine:
+    """The fake as a package that an adapter opens, and its plug-in for another platform alone; else as `install`.
+
+    Args:
+        behaviour: "crashes at load", "refuses the model", "other outputs", "takes no fixed sizes", "crashes at run",
+            "crashes later", "hangs", "answers wrong"; anything else behaves.
+    """
+    (folder / "engines").mkdir()
+    described = DESCRIPTION.replace('verified = "a test"', 'verified = "a test"\nplatforms = ["nowhere none"]')
+    (folder / "engines" / "fake.toml").write_text(described + DIRECT)
+    if version:
+        package, metadata = folder / "edgeq_fake_direct", folder / f"edgeq_fake_direct-{version}.dist-info"
+        package.mkdir()
+        metadata.mkdir()
+        (package / "__init__.py").write_text(_PACKAGE)
+        (package / "behaviour").write_text(behaviour)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: edgeq-fake-direct\nVersion: {version}\n")
+    patch.syspath_prepend(folder)
+    return load_engines(folder / "engines")["fake"]
+
 
 def install(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "", version: str = "1.2.3") -> Engine:
     """Put the fake where this process and its workers find it; `version` "" leaves the package out.

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from edgeq_device.cuda import Gpu, capability_text
 from edgeq_device.engines import (
+    EngineSpec,
     WrongKernels,
+    form_for,
     install_command,
     installed_version,
     parse_version,
@@ -79,7 +81,7 @@ def detect_engines(
                     problem=problem,
                     precisions=engine.fast_precisions(machine.features),
                     int8_pairs=engine.int8.pairs,
-                    install="" if version else install_command(engine),
+                    install="" if version else install_command(engine if elsewhere is None else _form(engine, machine)),
                 )
             )
     return tuple(states)
@@ -112,7 +114,12 @@ def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
 
 def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
     """Why that version of `engine` has no hardware on `machine`, which is no fault of either; "" where it may have."""
-    return gpu_problem(engine, machine) or vendor_problem(engine, version, machine.vendor)
+    return gpu_problem(engine, machine) or vendor_problem(_form(engine, machine), version, machine.vendor)
+
+
+def _form(engine: Engine, machine: Machine) -> EngineSpec:
+    """Return the form of `engine` for `machine`."""
+    return form_for(engine, _platform_of(machine), machine.vendor)
 
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
@@ -134,9 +141,10 @@ def _takes(engine: Engine, gpu: Gpu) -> bool:
 
 def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
     """Return whether `machine`, a `place` as `this_platform` names it, is known to have what `engine` runs on."""
-    if engine.platforms and place not in engine.platforms:
+    form = form_for(engine, place, machine.vendor)
+    if form.platforms and place not in form.platforms:
         return False
-    if engine.cpu_vendors and machine.vendor and machine.vendor not in engine.cpu_vendors:
+    if form.cpu_vendors and machine.vendor and machine.vendor not in form.cpu_vendors:
         return False
     if engine.compute_capabilities:
         return not gpu_problem(engine, machine)

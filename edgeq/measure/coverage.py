@@ -170,12 +170,14 @@ class EngineLayer:
         op_type: as the engine calls it.
         kernel: the name of what ran it.
         precision: "int8", one of the engine's precisions, or "" where it computes in neither.
+        merged: names of all nodes that it was made of, where the engine says so.
     """
 
     name: str
     op_type: str
     kernel: str
     precision: str
+    merged: tuple[str, ...] = ()
 
 
 def engine_profile(
@@ -216,7 +218,8 @@ def layers_of(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tup
         kernel = str(args[graph.kernel])
         precision = graph.precisions.get(kernel.rpartition("_")[2].lower(), "")
         name = re.sub(graph.renamed, "", str(event["name"])) if graph.renamed else str(event["name"])
-        found.setdefault(str(event["name"]), EngineLayer(name, str(args[graph.operator]), kernel, precision))
+        merged = tuple(filter(None, str(args.get(graph.merged, "")).split(",")))
+        found.setdefault(str(event["name"]), EngineLayer(name, str(args[graph.operator]), kernel, precision, merged))
     return tuple(found.values())
 
 
@@ -313,20 +316,29 @@ def layer_runs(
     macs: Mapping[str, int],
     known: Mapping[str, str],
 ) -> tuple[NodeRun, ...]:
-    """An engine's layers as `NodeRun`s, the first that stands for a source node with its MACs. What stands for none
-    only converts; a node with MACs that no layer stands for counts as float: nothing is known of it."""
+    """Return an engine's layers as `NodeRun`s: the first that stands for a source node with its MACs, and one for each
+    node with MACs that was merged into it. A layer that stands for none only converts; a node with MACs that no layer
+    stands for counts as float: nothing is known of it."""
     types = {str(node.name): node.op_type for node in source.graph}
     made = {name_of(output): str(node.name) for node in source.graph for output in node.outputs}
+    # Each node and those that give its inputs: a product that is merged with its bias loses its name.
+    before = {
+        str(node.name): (str(node.name), *(made[name_of(value)] for value in node.inputs if name_of(value) in made))
+        for node in source.graph
+    }
     found = []
     left = dict(macs)
     for layer in layers:
         name = layer.name if layer.name in types else made.get(layer.name, source_name(layer.name, known))
         node = name if name in types else known.get(name, name)
         kind: Kind = "int8" if layer.precision == "int8" else "float" if layer.precision else "other"
-        if layer.op_type in conversions or node not in types:
-            kind, node = "conversion", layer.name
-        op_type = types.get(node, layer.op_type)
-        found.append(NodeRun(layer.name, node, op_type, kind, left.pop(node, 0), layer.precision))
+        merged = [inside for one in layer.merged for inside in before.get(one, ()) if inside in left]
+        nodes = [node] if node in left or layer.op_type in conversions else list(dict.fromkeys(merged)) or [node]
+        for node in nodes:
+            if layer.op_type in conversions or node not in types:
+                found.append(NodeRun(layer.name, layer.name, layer.op_type, "conversion", 0, layer.precision))
+            else:
+                found.append(NodeRun(layer.name, node, types[node], kind, left.pop(node, 0), layer.precision))
     found += [NodeRun(name, name, types[name], "float", count) for name, count in left.items() if name in types]
     return tuple(found)
 

@@ -236,14 +236,19 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     return {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *made) if value.name}
 
 
-def computed_constants(graph: ir.Graph) -> frozenset[str]:
+def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str]:
     """Return the names of initializers, and of what is computed from constants alone, the same at each run. What bodies
-    of If, Loop and Scan compute is not followed."""
+    of If, Loop and Scan compute is not followed.
+
+    Args:
+        sizes: whether shapes count as constants, as they are where all sizes are fixed.
+    """
     known = {name for name, value in named_values(graph).items() if is_constant(value)}
     for node in graph:
         if node.op_type in RANDOM or next(bodies(node), None) is not None:
             continue
-        if known.issuperset(value.name for value in node.inputs if value is not None):
+        fixed = sizes and is_op(node, "Shape", "Size")
+        if fixed or known.issuperset(value.name for value in node.inputs if value is not None):
             known.update(output.name for output in node.outputs if output.name)
     return frozenset(known)
 

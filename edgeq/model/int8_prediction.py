@@ -16,6 +16,7 @@ from typing import Literal
 import onnx_ir as ir
 
 from edgeq.errors import HardwareError
+<<<<<<< HEAD
 from edgeq.model.graph import (
     GraphIndex,
     before_layers,
@@ -28,6 +29,9 @@ from edgeq.model.graph import (
     operator_of,
     readers,
 )
+=======
+from edgeq.model.graph import GraphIndex, clamp_bounds, computed_constants, indexed, is_op, name_of, node_input
+>>>>>>> engines
 from edgeq.model.products import REASON as MASKED
 from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
@@ -448,6 +452,7 @@ def _folders(folder: Path | None) -> tuple[Path, ...]:
 Verdict = Literal["int8", "float", "other"]
 
 ON_REQUEST = "kept in float on request"
+_FOLDED = "one of its operands is a constant once all sizes are fixed, and not all engines take a quantized one"
 _STACKED = "its constant is no matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
 
 
@@ -493,6 +498,10 @@ def predict_int8(
     if scheme is not None:
         judge = partial(_judge_under, scheme, stacked_products(model), index.computed_constants)
     constants = {name for name in index.values if index.is_constant(name)}
+<<<<<<< HEAD
+=======
+    masks, folded = find_masks(model), nodes_with_folded_operands(index)
+>>>>>>> engines
     hazardous = hazardous_nodes(model, hazards or {}) if scheme is None or scheme.mode == "static" else {}
     quantized: set[str] = set()
     context = NodeContext(
@@ -507,7 +516,17 @@ def predict_int8(
     for node in model.graph:
         if node.op_type == "Constant":
             continue
+<<<<<<< HEAD
         verdict, reason = judge(node, rules, context)
+=======
+        verdict, reason = judge(node, rules, NodeContext(constants, quantized))
+        if verdict == "int8" and node.name in masks:
+            verdict, reason = "float", MASKED
+        if verdict == "int8" and node.name in folded:
+            verdict, reason = "float", _FOLDED
+        if verdict == "int8" and node.name in hazardous:
+            verdict, reason = "float", hazardous[node.name]
+>>>>>>> engines
         if verdict == "int8":
             quantized.update(name_of(output) for output in node.outputs)
         name = node.name or ""
@@ -527,6 +546,14 @@ def hazardous_nodes(model: ir.Model, hazards: Mapping[str, str]) -> dict[str, st
         if name is not None:
             found[node.name or ""] = f"tensor {name!r} {hazards[name]}"
     return found
+
+
+def nodes_with_folded_operands(index: GraphIndex) -> frozenset[str]:
+    """Return the names of sums and products with an operand that is a constant once all sizes are fixed, and is none
+    in the file: position embeddings, grids. OpenVINO 2026.4.1 fails on such a node between Q/DQ pairs."""
+    computed = computed_constants(index.graph, sizes=True) - {name for name in index.values if index.is_constant(name)}
+    sums = [node for node in index.graph if is_op(node, "Add", "Mul", "Sub")]
+    return frozenset(node.name for node in sums if node.name and computed.intersection(map(name_of, node.inputs)))
 
 
 def stacked_products(model: ir.Model) -> frozenset[str]:

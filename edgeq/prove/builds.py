@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from edgeq_device.engines import installed_version, known_wrong
+from edgeq_device.engines import installed_package, known_wrong
 
 from edgeq.backends.base import Alternative, Artifact, backend_named
 from edgeq.emulate.check import COMPILED, route_for
@@ -68,7 +68,7 @@ def with_compiled(job: Job, built: Built) -> Built:
             online, compiled = (session.run(None, dict(sample.inputs)) for session in sessions)
             if not all(map(np.array_equal, online, compiled)):
                 raise CheckFailedError(f"{target.name}: what was compiled here answers otherwise", "Report this model")
-    maker = f"{plugin.engine.packages[0]} {installed_version(plugin.engine)}"
+    maker = installed_package(plugin.engine)
     built_for = {"target": target.name, "profile": target.profile.name}
     requires = {**artifact.requires, **built_for, COMPILED: maker, **target.device.get("engine_options", {})}
     compiled_artifact = replace(artifact, model=file, requires=requires, alternatives=(), coverage=None)

@@ -166,7 +166,8 @@ class Variant(Displayed):
         known = [self.built.artifact.min_onnxruntime or self.built.target.profile.min_onnxruntime]
         known += [self.compatibility.minimum] if self.compatibility else []
         plugin = self.built.artifact.plugin
-        known += [plugin.engine.min_onnxruntime] if plugin is not None and plugin.engine.min_onnxruntime else []
+        if plugin is not None and plugin.engine.direct is None and plugin.engine.min_onnxruntime:
+            known.append(plugin.engine.min_onnxruntime)  # with another form, the device holds it against the plug-in
         return max(known, key=parse_version)
 
     def __record__(self) -> dict[str, Any]:

@@ -79,6 +79,8 @@ class ExecutionGraph:
         options: provider options by which it enters them there.
         category: of its events; "" where it has none.
         operator, kernel: keys among an event's arguments that have the layer's type and its kernel's name.
+        merged: the key that has the names of the nodes that a layer was made of, with commas between them; "" where
+            nothing has.
         precisions: how a kernel's name ends → what it computes in, by the names of `precisions`, or "int8".
         conversions: types of layers that only change types or layouts.
         renamed: regular expression of what it adds to the name of the node that a layer was made of.
@@ -88,6 +90,7 @@ class ExecutionGraph:
     category: str = ""
     operator: str = ""
     kernel: str = ""
+    merged: str = ""
     precisions: Mapping[str, str] = field(default_factory=dict)
     conversions: tuple[str, ...] = ()
     renamed: str = ""

@@ -48,10 +48,11 @@ class Device:
 def device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> Device:
-    """Its parameters: how the plug-in behaves, and its version."""
-    behaviour, version = getattr(request, "param", ("", "1.2.3"))
+    """Its parameters: how the plug-in behaves, its version, and whether it is a package that an adapter opens."""
+    behaviour, version, *direct = getattr(request, "param", ("", "1.2.3"))
     (tmp_path / "plugin").mkdir()
-    engine = fake_engine.install(tmp_path / "plugin", monkeypatch, behaviour, version)
+    install = fake_engine.install_direct if direct else fake_engine.install
+    engine = install(tmp_path / "plugin", monkeypatch, behaviour, version)
     known = {**edgeq_device.engines.engines(), "fake": engine}
     monkeypatch.setattr("edgeq_device.engines.engines", lambda: known)
     monkeypatch.setattr("edgeq_device.sessions.engines", lambda: known)
@@ -101,7 +102,39 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("device", "line"), BROKEN, indirect=["device"], ids=lambda part: "-".join(part)[:20])
+BROKEN_DIRECT = [
+    (("", "", "direct"), "needs the package edgeq-fake-direct, not installed here. Install it: python -m pip install"),
+    (("", "1.1.9", "direct"), "edgeq-fake-direct 1.1.9 is older than 1.2"),
+    (("crashes at load", "1.2.3", "direct"), "fake 1.2.3 ended: signal SIGSEGV"),
+    (
+        ("refuses the model", "1.2.3", "direct"),
+        "edgeq-fake-direct 1.2.3 refuses variant own-fake: Check 'false' failed at src/fake.cpp:1",
+    ),
+    (("other outputs", "1.2.3", "direct"), "FakeExecutionProvider has other inputs or outputs than the file"),
+    (("crashes at run", "1.2.3", "direct"), "fake 1.2.3 ended: signal SIGSEGV"),
+    (("hangs", "1.2.3", "direct"), "fake 1.2.3 does not answer within 2 s"),
+    (("answers wrong", "1.2.3", "direct"), "fake 1.2.3 is not right here: output y: error"),
+]
+
+
+@pytest.mark.parametrize("device", [("", "1.2.3", "direct")], indirect=True)
+def test_a_package_that_is_no_plugin_runs_with_the_options_of_the_description(device: Device) -> None:
+    found = device.infer()
+    assert (found["variant"], found["passed_over"]) == ("own-fake", [])
+    compiled = [json.loads(line) for line in (device.root / "plugin" / "compiled.jsonl").read_text().splitlines()]
+    given = ["CPU", {"HINT": "single", "THREADS": "1"}]
+    assert [line[:2] for line in compiled] == [given, given], "for any sizes, and for those of the self-test"
+    assert compiled[1][2] == {"0": list(INPUT.shape)}
+    code, out, _ = device.run("info")
+    assert (code, "engine fake: edgeq-fake-direct 1.2.3" in out) == (0, True)
+    assert device.run("verify")[0] == 0
+    code, out, _ = device.run("bench", "--duration", "0.02", "--queries", "2", "--json")
+    assert (code, json.loads(out)["models"]["own-fake"]["providers"]) == (0, [FAKE])
+
+
+@pytest.mark.parametrize(
+    ("device", "line"), [*BROKEN, *BROKEN_DIRECT], indirect=["device"], ids=lambda part: "-".join(part)[:20]
+)
 def test_the_fallback_runs_and_one_line_says_why(device: Device, line: str) -> None:
     found = device.infer()
     assert found["variant"] == "own"

@@ -56,7 +56,7 @@ def test_an_installed_engine_that_does_not_take_the_gpu_is_not_usable() -> None:
 
 
 def test_an_engine_that_takes_one_makers_cpus_is_used_and_recommended_on_those_alone() -> None:
-    engines = {name: load_engines()[name] for name in ("onnxruntime", "openvino")}
+    engines = {name: replace(load_engines()[name], direct=None) for name in ("onnxruntime", "openvino")}
     intel, amd, unknown = (replace(HERE, vendor=v, os="Linux 6") for v in ("GenuineIntel", "AuthenticAMD", ""))
     last = engines["openvino"].cpu_vendors_until
     problem = "onnxruntime-ep-openvino {} takes only CPUs by GenuineIntel; this one is AuthenticAMD"
@@ -70,6 +70,16 @@ def test_an_engine_that_takes_one_makers_cpus_is_used_and_recommended_on_those_a
         assert (state.name, state.problem) == ("openvino", expected)
     recommended = [len(detect_engines(machine, engines, {})) == 2 for machine in (intel, unknown, amd)]
     assert recommended == [True, True, False]
+
+
+def test_the_package_of_the_maker_is_recommended_where_the_plugin_does_not_run() -> None:
+    engines = {name: load_engines()[name] for name in ("onnxruntime", "openvino")}
+    machines = [
+        replace(HERE, vendor=vendor, os="Linux 6", architecture=architecture)
+        for vendor, architecture in (("GenuineIntel", "x86_64"), ("AuthenticAMD", "x86_64"), ("", "arm64"))
+    ]
+    packages = [detect_engines(machine, engines, {})[-1].install.split()[-1].strip("'") for machine in machines]
+    assert [text.partition(">=")[0] for text in packages] == ["onnxruntime-ep-openvino", "openvino", "openvino"]
 
 
 def test_cuda_comes_with_a_command_that_leaves_one_onnxruntime() -> None:

@@ -48,7 +48,7 @@ def test_a_gpu_that_an_installed_engine_does_not_take_is_no_fault(monkeypatch: p
 
 def test_an_installed_engine_that_does_not_take_this_cpu_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = replace(detect_machine(), vendor="AuthenticAMD")
-    engine = load_engines()["openvino"]
+    engine = replace(load_engines()["openvino"], direct=None)
     monkeypatch.setattr("edgeq.hardware.engines.installed_version", lambda engine: "1.8.1")
     monkeypatch.setattr(room, "load_engines", {"onnxruntime": load_engines()["onnxruntime"], engine.name: engine}.copy)
     (check,) = room._engines(machine, SILENT)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgeq import demo
-from edgeq.measure.coverage import Coverage, measure_coverage
+from edgeq.measure.coverage import Coverage, EngineLayer, layer_runs, measure_coverage
 from edgeq.model.prepare import prepare_model
 from edgeq.run.engines import Engine, ExecutionGraph, load_engines
 from edgeq.run.session import SessionSettings
@@ -126,6 +126,26 @@ def test_an_engine_that_shows_nothing_is_not_guessed_at(net: Bench, fake: Engine
     found, opened = measured(net, dataclasses.replace(fake, graph=ExecutionGraph()))
     assert (found.basis, found.int8_mac_share, opened) == ("unknown", None, [])
     assert found.summary() == "not known: fake does not show what it executes"
+
+
+def test_a_layer_without_a_name_of_the_model_stands_for_what_was_merged_into_it(net: Bench) -> None:
+    layers = [
+        EngineLayer("Multiply_7", "Convolution", "jit_f32", "f32", ("norm", "relu")),
+        EngineLayer("Multiply_8", "Convolution", "jit_bf16", "bf16", ("add",)),
+        EngineLayer("Multiply_9", "Convolution", "jit_f32", "f32", ("unknown",)),
+        EngineLayer("flatten", "Subgraph", "jit_f32", "f32", ("last", "pool", "flatten")),
+        EngineLayer("y", "Reorder", "jit_f32", "f32", ("fc",)),
+    ]
+    macs = {"first": 10, "depthwise": 2, "last": 3, "fc": 5}
+    runs = layer_runs(layers, ("Reorder",), net.prepared.model, macs, {})
+    assert [(run.name, run.source, run.kind, run.macs) for run in runs] == [
+        ("Multiply_7", "first", "float", 10),
+        ("Multiply_8", "depthwise", "float", 2),
+        ("Multiply_9", "Multiply_9", "conversion", 0),
+        ("flatten", "last", "float", 3),
+        ("y", "y", "conversion", 0),
+        ("fc", "fc", "float", 5),
+    ]
 
 
 @needs_plugin("openvino")

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgeq_device.engines import problem_of, this_platform
+from edgeq_device.engines import form_for, problem_of, serving, this_platform
 from edgeq_device.latency import measure_interleaved
 from edgeq_device.scenarios import query_runner
 
 from edgeq import demo
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
 from edgeq.measure.bench import bench
+from edgeq.measure.coverage import EngineLayer, layers_of
 from edgeq.run.engines import EngineChoice, load_engines
 from edgeq.run.session import Engines, SessionSettings, open_session, start_engine
 from tests import fake_engine
@@ -140,6 +141,77 @@ def test_a_session_of_what_was_kept_answers_as_the_first_one() -> None:
             session = engines.open(demo.MODEL, SessionSettings(engine=engine, intra_op_threads=threads))
             answer = session.run(None, FEED)[0]
             np.testing.assert_allclose(answer, open_session(demo.MODEL).run(None, FEED)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_package_runs_by_itself_where_the_plugin_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake_engine.install_direct(tmp_path, monkeypatch)
+    other = {"image": np.zeros((2, 1, 16, 16), np.float32)}
+    with Engines() as engines:
+        session = engines.open(demo.MODEL, SessionSettings(engine=engine, precision="bf16"))
+        own = open_session(demo.MODEL)
+        for feed in (FEED, other, FEED):
+            np.testing.assert_array_equal(session.run(None, feed)[0], own.run(None, feed)[0])
+        assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [
+            (i.name, i.type, i.shape) for i in own.get_inputs()
+        ]
+        names = [info.name for info in own.get_outputs()][::-1]
+        assert len(session.run(names, FEED)) == len(names)
+        for wrong in ({}, {"image": FEED["image"].astype(np.float64)}, {"image": FEED["image"][..., :3]}):
+            with pytest.raises(ValueError, match="input 'image' is"):
+                session.run(None, wrong)
+        with pytest.raises(ValueError, match="the model takes image alone"):
+            session.run(None, {**FEED, "more": FEED["image"]})
+    compiled = [json.loads(line) for line in (tmp_path / "compiled.jsonl").read_text().splitlines()]
+    assert [line[1] for line in compiled] == [{"HINT": "brain"}] * 2
+    assert compiled[1][2] == {"0": [1, 1, 16, 16]}
+
+
+def test_the_layers_that_a_package_ran_are_those_that_its_plugin_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine.install_direct(tmp_path, monkeypatch)
+    with Engines() as engines:
+        session = engines.open(demo.MODEL, SessionSettings(engine=engine, profile_prefix=tmp_path / "profile"))
+        session.run(None, FEED)
+        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+    assert layers_of(events, load_engines()["openvino"].graph) == (
+        EngineLayer("c", "Convolution", "jit_i8", "int8", ("c", "r")),
+    )
+
+
+def test_a_package_that_takes_no_fixed_sizes_runs_open_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake_engine.install_direct(tmp_path, monkeypatch, "takes no fixed sizes")
+    with Engines() as engines:
+        found = engines.open(demo.MODEL, SessionSettings(engine=engine)).run(None, FEED)[0]
+    np.testing.assert_array_equal(found, open_session(demo.MODEL).run(None, FEED)[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "vendor", "package"),
+    [
+        ("linux x86_64", "GenuineIntel", "onnxruntime-ep-openvino"),
+        ("linux x86_64", "AuthenticAMD", "openvino"),
+        ("linux arm64", "", "openvino"),
+        ("darwin arm64", "", "onnxruntime-ep-openvino"),  # neither exists there
+    ],
+)
+def test_the_description_decides_which_package_serves(
+    place: str, vendor: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load_engines()["openvino"]
+    assert form_for(engine, place, vendor).packages == (package,)
+    installed: dict[str, str] = {}
+    monkeypatch.setattr("edgeq_device.engines.read_vendor", lambda: vendor)
+    monkeypatch.setattr("edgeq_device.engines.this_platform", lambda: place)
+    monkeypatch.setattr(
+        "edgeq_device.engines.installed_versions", lambda names: {n: installed[n] for n in names if n in installed}
+    )
+    assert serving(engine).packages == (package,)
+    if place.startswith("linux"):  # what is installed serves where it can
+        installed["openvino"] = "2999.0"
+        assert serving(engine).packages == ("openvino",)
+        installed["onnxruntime-ep-openvino"] = "1.8.1"
+        assert serving(engine).packages == (package,)
 
 
 def test_a_simulator_is_opened_on_request_and_never_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

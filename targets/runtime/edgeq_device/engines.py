@@ -1,7 +1,8 @@
 """Find, register and open engines: what executes a graph.
 
 ONNX Runtime's own CPU kernels are one engine. Others come in packages with a library that is registered with the same
-onnxruntime at run time. What is known of each is engines.json, beside this file: part of the code, never of a bundle.
+onnxruntime at run time, or with one that runs models by itself, which an adapter opens. What is known of each is
+engines.json, beside this file: part of the code, never of a bundle.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import platform
 import re
 import struct
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module, metadata
 from importlib.machinery import PathFinder
@@ -66,6 +67,23 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class Direct:
+    """A package that runs models by itself, without onnxruntime, where an engine's plug-in does not.
+
+    Attributes:
+        adapter: the module of edgeq_device that opens models in it: see `open_engine`.
+        packages, module, libraries, oldest, platforms: of this package, as `EngineSpec` has them.
+    """
+
+    adapter: str
+    packages: Tuple[str, ...]
+    module: str
+    libraries: Tuple[str, ...]
+    oldest: str = ""
+    platforms: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """How an engine is found and opened.
 
@@ -90,6 +108,8 @@ class EngineSpec:
         precisions: by name; the first is the one unless another is chosen.
         options: provider options. A table is given as JSON. "{precision}" stands for the precision's value, "{threads}"
             for the threads inside an operator: without a number of them that entry is left out.
+        adapter: the module of edgeq_device that opens models without onnxruntime; "" where onnxruntime does.
+        direct: what serves where the plug-in does not, with the same options; see `serving`.
     """
 
     name: str
@@ -111,6 +131,8 @@ class EngineSpec:
     compiled: bool = False
     precisions: Mapping[str, Precision] = field(default_factory=lambda: {FLOAT: Precision(FLOAT)})
     options: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str = ""
+    direct: Optional[Direct] = None
 
     @property
     def simulated(self) -> bool:
@@ -128,7 +150,40 @@ def read_engine(values: Mapping[str, Any]) -> EngineSpec:
     precisions = {name: Precision(p["value"], tuple(p["fast_on"])) for name, p in values["precisions"].items()}
     names = ("devices", "packages", "libraries", "platforms", "cpu_vendors", "simulated_on")
     lists = {name: tuple(values[name]) for name in names}
-    return EngineSpec(**{**values, **lists, "precisions": precisions})
+    found: Dict[str, Any] = dict(values["direct"] or {})
+    found = {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in found.items()}
+    direct = Direct(**found) if found else None
+    return EngineSpec(**{**values, **lists, "precisions": precisions, "direct": direct})
+
+
+def forms(engine: EngineSpec) -> Tuple[EngineSpec, ...]:
+    """Return the engine by its plug-in, and by the package that serves elsewhere, if there is one."""
+    if engine.direct is None:
+        return (engine,)
+    own = replace(engine, direct=None)
+    other: Dict[str, Any] = {"min_onnxruntime": "", "cpu_vendors": (), "cpu_vendors_until": "", "imported": False}
+    other.update(asdict(engine.direct))
+    return own, replace(own, **other)
+
+
+def form_for(engine: EngineSpec, place: str, vendor: str) -> EngineSpec:
+    """Return the form of `engine` for a machine of that platform with a CPU by `vendor`: the first known to take it."""
+
+    def taken(form: EngineSpec) -> bool:
+        there = not form.platforms or place in form.platforms
+        return there and (not form.cpu_vendors or vendor in form.cpu_vendors)
+
+    return next(filter(taken, forms(engine)), forms(engine)[0])
+
+
+def serving(engine: EngineSpec) -> EngineSpec:
+    """Return the form of `engine` that serves on this machine: the one for such a machine, or another one that is
+    installed where that is not."""
+    if engine.direct is None:
+        return engine
+    best = form_for(engine, this_platform(), read_vendor())
+    found = [form for form in forms(engine) if _package_problem(form) is None]
+    return best if best in found or not found else found[0]
 
 
 @lru_cache(maxsize=1)
@@ -159,11 +214,17 @@ def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
 
 def installed_version(engine: EngineSpec) -> str:
     """Version of the package that brings `engine`; "" where there is none."""
-    return next(iter(installed_versions(engine.packages).values()), "")
+    return next(iter(installed_versions(serving(engine).packages).values()), "")
+
+
+def installed_package(engine: EngineSpec) -> str:
+    """Return the package that brings `engine`, and its version."""
+    return f"{serving(engine).packages[0]} {installed_version(engine)}"
 
 
 def install_command(engine: EngineSpec) -> str:
     """The command that installs or renews `engine`."""
+    engine = serving(engine)
     if engine.install:
         return engine.install
     least = f">={engine.oldest}" if engine.oldest else ""
@@ -179,18 +240,10 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     Raises:
         RuntimeUnavailableError: why it cannot be used, and the command that helps.
     """
-    if engine.platforms and this_platform() not in engine.platforms:
-        raise RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", "Choose another engine")
-    fix = f"Install it: {install_command(engine)}"
-    version = installed_version(engine)
-    if not version:
-        raise RuntimeUnavailableError(f"{engine.name} needs the package {engine.packages[0]}, not installed here", fix)
-    if parse_version(version) < parse_version(engine.oldest):
-        problem = f"{engine.packages[0]} {version} is older than {engine.oldest}, the oldest that is known to be right"
-        raise RuntimeUnavailableError(problem, fix)
-    problem = vendor_problem(engine, version, read_vendor() if engine.cpu_vendors else "")
-    if problem:
-        raise RuntimeUnavailableError(problem, "Choose another engine")
+    engine = serving(engine)
+    error = _package_problem(engine)
+    if error is not None:
+        raise error
     if parse_version(runtime) < parse_version(engine.min_onnxruntime):
         problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, here is {runtime}"
         raise RuntimeUnavailableError(problem, "Install a newer onnxruntime")
@@ -198,8 +251,25 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     found = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
     if not found:
-        raise RuntimeUnavailableError(f"{engine.packages[0]} {version} has none of {', '.join(engine.libraries)}", fix)
+        problem = f"{installed_package(engine)} has none of {', '.join(engine.libraries)}"
+        raise RuntimeUnavailableError(problem, f"Install it: {install_command(engine)}")
     return found[0]
+
+
+def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
+    """Return why the package of `engine`, one form of it, is of no use here; None where nothing is known against it."""
+    other = "Choose another engine"
+    if engine.platforms and this_platform() not in engine.platforms:
+        return RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", other)
+    fix = f"Install it: {install_command(engine)}"
+    version = installed_version(engine)
+    if not version:
+        return RuntimeUnavailableError(f"{engine.name} needs the package {engine.packages[0]}, not installed here", fix)
+    if parse_version(version) < parse_version(engine.oldest):
+        problem = f"{engine.packages[0]} {version} is older than {engine.oldest}, the oldest that is known to be right"
+        return RuntimeUnavailableError(problem, fix)
+    problem = vendor_problem(engine, version, read_vendor() if engine.cpu_vendors else "")
+    return RuntimeUnavailableError(problem, other) if problem else None
 
 
 def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
@@ -250,7 +320,7 @@ def open_engine(
 
     Args:
         ort: the onnxruntime module.
-        model: a path or serialized bytes.
+        model: a path or serialized bytes; a path alone where an adapter opens it.
         options: an `onnxruntime.SessionOptions` that is not used again.
         precision: a key of `engine.precisions`.
         threads: inside an operator; 0 leaves it to the engine.
@@ -273,6 +343,11 @@ def open_engine(
 
         find_library(engine, str(ort.__version__))
         return open_cuda(ort, given, open_with)
+    form = serving(engine)
+    if form.adapter:
+        find_library(form, str(ort.__version__))
+        adapter = import_module(f"{__package__}.{form.adapter}")
+        return adapter.open_model(ort, form, model, options, engine_options(form, precision, threads))
     add_engine(ort, engine, options, precision=precision, threads=threads)
     session = ort.InferenceSession(model, options)
     if engine.provider not in session.get_providers():
@@ -291,7 +366,10 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
     Raises:
         RuntimeUnavailableError: it cannot be registered, or there is no such device here.
     """
+    engine = serving(engine)
     library = find_library(engine, str(ort.__version__))
+    if engine.adapter:
+        raise RuntimeUnavailableError(f"{engine.packages[0]} is no plug-in of onnxruntime", "Choose another engine")
     if not any(device.ep_name == engine.provider for device in ort.get_ep_devices()):
         try:
             if engine.imported:

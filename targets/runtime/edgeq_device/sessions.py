@@ -15,7 +15,7 @@ import shlex
 import shutil
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,17 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from edgeq_device import cuda
 from edgeq_device.arrays import one_array, read_arrays
-from edgeq_device.engines import EngineSpec, engine_options, engines, open_engine, parse_version, plugin_of, problem_of
+from edgeq_device.engines import (
+    EngineSpec,
+    engine_options,
+    engines,
+    installed_package,
+    open_engine,
+    parse_version,
+    plugin_of,
+    problem_of,
+    serving,
+)
 from edgeq_device.errors import BudgetError, BundleError, OutputError, RuntimeUnavailableError
 from edgeq_device.features import read_features
 from edgeq_device.options import (
@@ -348,7 +358,12 @@ def open_unchecked(
             options.optimized_model_filepath = profile[1]
     if plugin is not None:
         precision = precision_of(variant, plugin)
-        return _open(variant, ort, lambda m: open_engine(ort, plugin, m, options, precision=precision, threads=threads))
+        return _open(
+            variant,
+            ort,
+            lambda model: open_engine(ort, plugin, model, options, precision=precision, threads=threads),
+            package=installed_package(plugin) if serving(plugin).adapter else "",
+        )
 
     def open_with(providers: List[Any]) -> Any:
         return _open(variant, ort, lambda model: ort.InferenceSession(model, options, providers=providers))
@@ -359,15 +374,16 @@ def open_unchecked(
     return open_with([first] if variant.ep == CPU else [first, CPU])
 
 
-def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
+def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package: str = "") -> Any:
+    """Return what `open_it` makes of the model; `package` opens it from a file alone, "" is onnxruntime."""
     assert variant.model is not None
     try:
         if EXTERNAL_FOLDER not in variant.session_options:
             session = open_it(str(variant.model))
-        elif parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
+        elif not package and parse_version(str(ort.__version__)) >= _FOLDER_FROM_BYTES:
             session = open_it(variant.model.read_bytes())
         else:
-            with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER])) as model:
+            with _gathered(variant.model, Path(variant.session_options[EXTERNAL_FOLDER]), link=not package) as model:
                 session = open_it(str(model))
         variant.check_unchanged()
         return session
@@ -379,8 +395,8 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any]) -> Any:
             fix = "End some, or raise the limit (ulimit -u)"
             raise BudgetError("the system starts no more threads for this user", fix) from error
         raise RuntimeUnavailableError(
-            f"onnxruntime {ort.__version__} refuses variant {variant.name}: {text}",
-            f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime else "",
+            f"{package or f'onnxruntime {ort.__version__}'} refuses variant {variant.name}: {text}",
+            f"Use onnxruntime {variant.min_onnxruntime} or newer" if variant.min_onnxruntime and not package else "",
         ) from error
 
 
@@ -393,20 +409,21 @@ def best_threads(variant: Variant) -> int:
 
 
 @contextmanager
-def _gathered(model: Path, weights: Path) -> Iterator[Path]:
+def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path]:
     """`model` beside its external weights, as runtimes need it that do not know the folder option; gone afterwards.
 
-    Links where the system lets the user make them, else copies: newer runtimes refuse links that lead elsewhere. Hard
-    links would move the times that `Variant.check_unchanged` compares.
+    Links where `link` is set and the system lets the user make them, else copies: newer runtimes refuse links that lead
+    elsewhere. Hard links would move the times that `Variant.check_unchanged` compares.
     """
     folder, remove = temporary_folder("edgeq-session-", f"{model} cannot be opened")
     try:
         for file in [model, *(file for file in sorted(weights.rglob("*")) if file.is_file() and file != model)]:
             target = folder / (file.name if file == model else file.relative_to(weights))
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                target.symlink_to(file.absolute())
-            except OSError:
+            if link:
+                with suppress(OSError):
+                    target.symlink_to(file.absolute())
+            if not target.is_symlink():
                 shutil.copyfile(file, target)
         yield folder / model.name
     finally:

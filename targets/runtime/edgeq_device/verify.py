@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from edgeq_device.cuda import capability_text
-from edgeq_device.engines import EngineSpec, installed_version, plugin_of
+from edgeq_device.engines import EngineSpec, installed_package, installed_version, plugin_of
 from edgeq_device.errors import BundleError, CheckFailedError, DataError, RuntimeUnavailableError
 from edgeq_device.opening import SelfTest, run_selftest, start_variant
 from edgeq_device.package import MAIN, Bundle
@@ -198,7 +198,7 @@ def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List
         *([f"  TensorRT {device.tensorrt}"] if device.tensorrt else []),
     ]
     for engine in _plugins(bundle):
-        state = device.plugins.get(engine.provider, "") or f"{engine.packages[0]} {installed_version(engine)}"
+        state = device.plugins.get(engine.provider, "") or installed_package(engine)
         lines.append(f"  engine {engine.name}: {state}")
     lines.append("")
     for variant in (variant for group in bundle.components.values() for variant in group):

@@ -1,0 +1,160 @@
+"""Open models in the package openvino, which runs them without onnxruntime, on CPUs that its plug-in does not take.
+
+A session here has the part of `onnxruntime.InferenceSession` that edgeq uses. Its inputs and outputs are those that
+onnxruntime reads from the file, so that both engines name them alike.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edgeq_device.engines import EngineSpec
+from edgeq_device.errors import RuntimeUnavailableError
+from edgeq_device.onnxfile import DTYPES
+from edgeq_device.options import session_options
+
+_CONFIG = "load_config"
+"""The plug-in's option with the properties of each device: the package takes the same properties."""
+_MERGED = "originalLayersNames"
+Sizes = Tuple[Tuple[int, ...], ...]
+_PLAIN = {"session.disable_prepacking": "1"}
+
+
+def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> OpenVinoSession:
+    """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
+
+    Args:
+        given: the provider options of the engine's plug-in.
+
+    Raises:
+        Exception: whatever onnxruntime or openvino raises for the model.
+    """
+    if not isinstance(model, str):
+        raise RuntimeUnavailableError(f"{engine.name} opens models from files alone", "Write the model to a file")
+    ((device, properties),) = json.loads(given[_CONFIG]).items()
+    plain = session_options(ort, config=_PLAIN, threads=1, optimization="none")
+    described = ort.InferenceSession(model, plain, providers=["CPUExecutionProvider"])
+    profile = options.profile_file_prefix if options.enable_profiling else ""
+    core = import_module(engine.module).Core()
+    return OpenVinoSession(core, model, (device, properties), described, engine.provider, profile)
+
+
+class OpenVinoSession:
+    """A model that is compiled by openvino for its open sizes, and once more for the sizes of the first run.
+
+    Args:
+        compile_for: the device, and its properties.
+        described: an onnxruntime session of the model, whose inputs and outputs are copied.
+        provider: the name that the engine has among execution providers.
+        profile: path prefix of what `end_profiling` writes; "" where nothing is.
+    """
+
+    def __init__(
+        self, core: Any, model: str, compile_for: Tuple[str, Any], described: Any, provider: str, profile: str
+    ) -> None:
+        from edgeq_device.serve import TensorInfo  # which imports this module's caller
+
+        self._inputs, self._outputs = (
+            tuple(TensorInfo(spec.name, spec.type, list(spec.shape)) for spec in specs)
+            for specs in (described.get_inputs(), described.get_outputs())
+        )
+        other = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
+        if other is not None:
+            raise RuntimeUnavailableError(f"{provider} takes no {other}")
+        self._provider, self._profile = provider, profile
+        self._core, self._compile_for = core, compile_for
+        self._model = core.read_model(model)
+        ports = zip((*self._inputs, *self._outputs), (*self._model.inputs, *self._model.outputs))
+        if not all(info.name in port.get_names() for info, port in ports):
+            raise RuntimeUnavailableError(f"{provider} has other inputs or outputs than the file, or in another order")
+        self._places = {info.name: place for place, info in enumerate(self._outputs)}
+        self._last = self._any_sizes = self._sized = self._compile()
+        self._sizes: Optional[Sizes] = None
+
+    def _compile(self) -> Any:
+        return self._core.compile_model(self._model, *self._compile_for).create_infer_request()
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Return the inputs."""
+        return self._inputs
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Return the outputs."""
+        return self._outputs
+
+    def get_providers(self) -> List[str]:
+        """Return the provider's name alone."""
+        return [self._provider]
+
+    def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
+        """Run the model, as onnxruntime's session does.
+
+        Raises:
+            ValueError: an input is missing, unknown, or of another type or shape than the model's.
+        """
+        arrays = [self._checked(info, input_feed) for info in self._inputs]
+        if len(input_feed) > len(arrays):
+            raise ValueError(f"the model takes {', '.join(info.name for info in self._inputs)} alone")
+        self._last = self._request(tuple(array.shape for array in arrays))
+        found = self._last.infer(dict(enumerate(arrays)), share_inputs=True).to_tuple()
+        return list(found) if output_names is None else [found[self._places[name]] for name in output_names]
+
+    def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
+        """Return the array of one input; openvino itself would convert another type."""
+        if info.name not in feed:
+            raise ValueError(f"input {info.name!r} is missing")
+        array = np.asarray(feed[info.name], order="C")
+        fits = len(info.shape) == array.ndim and all(
+            not isinstance(size, int) or size == have for size, have in zip(info.shape, array.shape)
+        )
+        # A model that does not declare the rank looks like one that takes a scalar.
+        if array.dtype != np.dtype(DTYPES[info.type]) or not (fits or not info.shape):
+            wanted = f"{DTYPES[info.type]} {list(info.shape)}"
+            raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {wanted}")
+        return array
+
+    def _request(self, sizes: Sizes) -> Any:
+        """Return what runs inputs of these sizes."""
+        if self._sizes is None:
+            self._sizes, self._sized = sizes, self._compile_sized(sizes)
+        return self._sized if sizes == self._sizes else self._any_sizes
+
+    def _compile_sized(self, sizes: Sizes) -> Any:
+        """Compile the model for `sizes`, which is faster; return the one for any where openvino takes only that."""
+        if not self._model.is_dynamic():
+            return self._any_sizes
+        try:
+            self._model.reshape(dict(enumerate(map(list, sizes))))
+            return self._compile()
+        except RuntimeError:
+            return self._any_sizes
+
+    def end_profiling(self) -> str:
+        """Write a file with the layers of the last run, as the engine's plug-in enters them, and the nodes that each
+        was made of, as far as openvino keeps their names."""
+        executed = self._last.get_compiled_model().get_runtime_model().get_ordered_ops()
+        described = {operation.get_friendly_name(): operation.get_rt_info() for operation in executed}
+        merged = {name: str(found[_MERGED].value) for name, found in described.items() if _MERGED in found}
+        events: List[Dict[str, Any]] = [
+            {
+                "cat": "Kernel",
+                "name": layer.node_name,
+                "dur": layer.real_time.total_seconds() * 1e6,
+                "args": {
+                    "provider": self._provider,
+                    "ov_node_type": layer.node_type,
+                    "ov_exec_type": layer.exec_type,
+                    _MERGED: merged.get(layer.node_name, ""),
+                },
+            }
+            for layer in self._last.get_profiling_info()
+            if layer.status == layer.Status.EXECUTED
+        ]
+        file = Path(f"{self._profile}.json")
+        file.write_text(json.dumps(events), encoding="utf-8")
+        return str(file)
