@@ -16,11 +16,11 @@ from typing import Literal
 import onnx_ir as ir
 
 from edgeq.errors import HardwareError
-<<<<<<< HEAD
 from edgeq.model.graph import (
     GraphIndex,
     before_layers,
     clamp_bounds,
+    computed_constants,
     indexed,
     is_op,
     moves_data,
@@ -29,9 +29,6 @@ from edgeq.model.graph import (
     operator_of,
     readers,
 )
-=======
-from edgeq.model.graph import GraphIndex, clamp_bounds, computed_constants, indexed, is_op, name_of, node_input
->>>>>>> engines
 from edgeq.model.products import REASON as MASKED
 from edgeq.model.products import find_masks, node_macs
 from edgeq.scheme import Scheme
@@ -498,10 +495,6 @@ def predict_int8(
     if scheme is not None:
         judge = partial(_judge_under, scheme, stacked_products(model), index.computed_constants)
     constants = {name for name in index.values if index.is_constant(name)}
-<<<<<<< HEAD
-=======
-    masks, folded = find_masks(model), nodes_with_folded_operands(index)
->>>>>>> engines
     hazardous = hazardous_nodes(model, hazards or {}) if scheme is None or scheme.mode == "static" else {}
     quantized: set[str] = set()
     context = NodeContext(
@@ -510,23 +503,17 @@ def predict_int8(
         find_convolved(model),
         find_normalized(model),
         before_layers(model),
-        {**hazardous, **dict.fromkeys(find_masks(model), MASKED)},
+        {
+            **hazardous,
+            **dict.fromkeys(nodes_with_folded_operands(index), _FOLDED),
+            **dict.fromkeys(find_masks(model), MASKED),
+        },
     )
     predictions: list[NodePrediction] = []
     for node in model.graph:
         if node.op_type == "Constant":
             continue
-<<<<<<< HEAD
         verdict, reason = judge(node, rules, context)
-=======
-        verdict, reason = judge(node, rules, NodeContext(constants, quantized))
-        if verdict == "int8" and node.name in masks:
-            verdict, reason = "float", MASKED
-        if verdict == "int8" and node.name in folded:
-            verdict, reason = "float", _FOLDED
-        if verdict == "int8" and node.name in hazardous:
-            verdict, reason = "float", hazardous[node.name]
->>>>>>> engines
         if verdict == "int8":
             quantized.update(name_of(output) for output in node.outputs)
         name = node.name or ""
