@@ -7,6 +7,7 @@ onnxruntime reads from the file, so that both engines name them alike.
 from __future__ import annotations
 
 import json
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -21,6 +22,7 @@ from edgeq_device.options import session_options
 _CONFIG = "load_config"
 """The plug-in's option with the properties of each device: the package takes the same properties."""
 _MERGED = "originalLayersNames"
+_TELEMETRY = "openvino_telemetry"
 Sizes = Tuple[Tuple[int, ...], ...]
 _PLAIN = {"session.disable_prepacking": "1"}
 
@@ -40,8 +42,15 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
     plain = session_options(ort, config=_PLAIN, threads=1, optimization="none")
     described = ort.InferenceSession(model, plain, providers=["CPUExecutionProvider"])
     profile = options.profile_file_prefix if options.enable_profiling else ""
-    core = import_module(engine.module).Core()
+    core = _imported(engine.module).Core()
     return OpenVinoSession(core, model, (device, properties), described, engine.provider, profile)
+
+
+def _imported(name: str) -> Any:
+    """Return the package, without its telemetry, which it does without where that is not installed: it would send
+    events from its import on, and leave files in the home directory."""
+    sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]  # an import of it fails from now on
+    return import_module(name)
 
 
 class OpenVinoSession:

@@ -423,7 +423,7 @@ def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path
             if link:
                 with suppress(OSError):
                     target.symlink_to(file.absolute())
-            if not target.is_symlink():
+            if not target.exists():
                 shutil.copyfile(file, target)
         yield folder / model.name
     finally:
