@@ -41,7 +41,7 @@ from edgeq.prove.target_checks import (
 from edgeq.prove.variants import Variant, variant_name, with_fallback
 from edgeq.run.engines import EngineChoice, as_engines
 from edgeq.scheme import Scheme
-from edgeq.tune.goal import Effort
+from edgeq.tune.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.records import computed, plain
 
@@ -189,6 +189,7 @@ def package(
     """
     request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
     engines, targets = as_engines(engines) if engines else (), as_targets(targets)
+    check_effort(effort)
     if split and is_named_bundle(output):
         raise UsageError(f"{output} is one bundle", f"Name a folder: --split writes NAME{SUFFIX} into it")
     machine = detect_machine()

@@ -28,7 +28,7 @@ from edgeq.prove.saturation import Decision, decision_for
 from edgeq.quantize.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
 from edgeq.scheme import Scheme
-from edgeq.tune.goal import Effort
+from edgeq.tune.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.outputs import output_file
 from edgeq.util.records import plain
@@ -151,6 +151,7 @@ def quantize(
     if builder is not None and not callable(builder):
         raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
     engine = as_engine(engine) if engine is not None else None
+    check_effort(effort)
     check_model_name(output)
     request.check_output(output, force=force, bundle=False)
     machine = detect_machine()

@@ -222,9 +222,11 @@ class Proof(Displayed):
 
     def _advice(self) -> str:
         """Return what a user can do about a poor result."""
+        closer = "`edgeq debug` names the layers that cause it"
         if self.repair is None:
-            return "edgeq repairs it without --as-is and --recover; `edgeq debug` names the layers that cause it"
-        return f"{self.repair.sentence}; `edgeq debug` names the layers that cause it"
+            return f"`--effort thorough` without --as-is and --recover may repair it; {closer}"
+        more = "" if self.repair.effort == "thorough" else "`--effort thorough` tries more; "
+        return f"{self.repair.sentence}; {more}{closer}"
 
     def check(self, *, max_drop: float | None, require_coverage: float | None) -> None:
         """Raise CheckFailedError where a bar that the user set is not met, and RuntimeUnavailableError where coverage
@@ -235,7 +237,7 @@ class Proof(Displayed):
         if max_drop is not None and lost is not None and lost > max_drop:
             raise CheckFailedError(
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
-                f"{self._advice()}; raise --max-drop, or try --effort thorough",
+                f"{self._advice()}; or raise --max-drop",
             )
         share = self.coverage.int8_mac_share
         if require_coverage is not None and (share is None or not self.coverage.measured):

@@ -98,8 +98,18 @@ EFFORTS: Mapping[Effort, Pace] = {
     "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
     "thorough": Pace(hopeless=math.inf, most_float=0.9),
 }
-"""What a repair of a poor result may take: the first calls for about as many inferences as the build and its proof, the
-second for three times as many, the last for what it takes. What is almost all in float is not worth its name."""
+"""What a repair of a poor result may take: the first leaves layers in float out, the second builds a few sets of them,
+the last compares more of everything. What is almost all in float is not worth its name."""
+
+
+def check_effort(given: str | None) -> None:
+    """Refuse an effort that is not known; None is no repair.
+
+    Raises:
+        UsageError: names those that there are.
+    """
+    if given is not None and given not in EFFORTS:
+        raise UsageError(f"effort is {given!r}", f"It can be {', '.join(EFFORTS)}, or None for the plain build")
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,6 @@ def climb(
             engines=engines,
             progress=progress,
         )
-        evaluator.build(plain)
         found = evaluator.assess([plain], evaluator.total)[plain.name]
         if found.bound <= max_drop:
             return None, None

@@ -25,6 +25,7 @@ from edgeq.measure.task import Task
 from edgeq.model.load import content_digest, in_engine, model_bytes, structure_digest
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count
 from edgeq.report.tuning_record import Assessment, Screening, Timing
@@ -74,7 +75,8 @@ class LocalEvaluator:
             losses are those on the validation samples alone, as their proof reports them; with labels, where recoveries
             can edit what ships, no less than what is to be expected on others.
         repairs: whether a poor build is repaired: losses are those to be expected on other samples or, without labels,
-            noise; layers are ranked by tensors alone, and recoveries that take long come last.
+            noise; layers are ranked by tensors alone, and recoveries that take long come last. What the target's
+            onnxruntime cannot run is no candidate.
         batched: time batches of 8 where the model's first axis is open, for throughput.
         memory: bytes of samples and float32 outputs to hold in memory.
         engines: opens sessions of plug-ins; needed where candidates name one.
@@ -144,6 +146,8 @@ class LocalEvaluator:
         artifact = self.built(candidate).artifact
         spent = time.perf_counter() - start
         compare = partial(self._accuracy.compare, count=SCREENED, model=candidate.name)
+        if self._repairs:
+            runtime_requirements(self._job, self._target, artifact)
         agreement = compare(self._proof_session(artifact))
         self._sessions.trim()
         if any(output.nonfinite for output in agreement.outputs):

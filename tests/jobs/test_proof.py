@@ -73,8 +73,14 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"agreement": agreement(5.0), "accuracy": {}}, "follow float32 to only 5.0 dB SQNR: edgeq repairs it without"),
-        ({"agreement": agreement(12.0), "accuracy": {}}, "follow float32 with noise (12.0 dB SQNR): edgeq repairs it"),
+        (
+            {"agreement": agreement(5.0), "accuracy": {}},
+            "follow float32 to only 5.0 dB SQNR: `--effort thorough` without --as-is",
+        ),
+        (
+            {"agreement": agreement(12.0), "accuracy": {}},
+            "follow float32 with noise (12.0 dB SQNR): `--effort thorough` without --as-is",
+        ),
         ({"agreement": agreement(19.9), "accuracy": {}}, "with noise (19.9 dB SQNR)"),
         (
             {"agreement": agreement(5.0), "accuracy": {}, "repair": NOISY},
@@ -115,8 +121,8 @@ def test_a_poor_slice_is_named() -> None:
     (warning,) = changed(agreement=units(0.0), accuracy={}).warnings()
     assert warning == (
         "output 'output0', 4..11 on axis 1: 0.0 dB SQNR against float32 (53.9 dB over the whole output); their values "
-        "reach 0.14 where others reach 600: edgeq repairs it without --as-is and --recover; `edgeq debug` names the "
-        "layers that cause it; measure accuracy with --task before you deploy it"
+        "reach 0.14 where others reach 600: `--effort thorough` without --as-is and --recover may repair it; "
+        "`edgeq debug` names the layers that cause it; measure accuracy with --task before you deploy it"
     )
     assert changed(agreement=units(30.0), accuracy={}).warnings() == ()
     assert changed(agreement=units(0.0)).warnings() == (warning,), "a metric need not read what is dead"

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from edgeq.cli import group
 from edgeq.data.open_source import Data
-from edgeq.errors import CheckFailedError
+from edgeq.errors import CheckFailedError, UsageError
 from edgeq.jobs.package import package
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.measure.agreement import HEALTHY_DB
@@ -164,4 +164,22 @@ def test_the_command_says_what_it_did() -> None:
     found = CliRunner().invoke(group, [*line, "--force", "--json"])
     assert json.loads(found.stdout)["repair"]["steps"]
     as_is = CliRunner().invoke(group, [*line, "--force", "--as-is"])
-    assert "edgeq repairs it without --as-is" in as_is.output.replace("\n", " ")
+    assert "`--effort thorough` without --as-is and --recover may repair it" in as_is.output.replace("\n", " ")
+
+
+@pytest.mark.usefixtures("uneven")
+def test_an_unknown_effort_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match=r"effort is 'fast'\. It can be quick, default, thorough"):
+        quantized(effort="fast")
+
+
+@pytest.mark.usefixtures("uneven")
+def test_what_the_target_cannot_run_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise CheckFailedError("needs a newer onnxruntime")
+
+    monkeypatch.setattr("edgeq.tune.local.runtime_requirements", refuse)
+    repair = quantized().proof.repair
+    assert repair is not None
+    assert repair.chosen == "the plain build"
+    assert not repair.steps
