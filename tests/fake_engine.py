@@ -106,20 +106,26 @@ with open(os.path.join(here, "behaviour")) as file:
     behaviour = file.read()
 if behaviour == "crashes at load":
     os.kill(os.getpid(), signal.SIGSEGV)
+if behaviour == "fails at import":
+    raise ImportError("libfake.so: cannot open\nshared object file")
 runs = []
 
 class Model:
     def __init__(self, path):
         self.session = real.InferenceSession(path, providers=["CPUExecutionProvider"])
         self.sizes = {place: list(info.shape) for place, info in enumerate(self.session.get_inputs())}
-        ports = lambda specs: [Of(get_names=lambda name=spec.name: {name}) for spec in specs]
+        ports = lambda specs: [
+            Of(get_names=lambda name=spec.name: {name}, get_partial_shape=lambda shape=spec.shape: list(shape))
+            for spec in specs
+        ]
         self.inputs, self.outputs = ports(self.session.get_inputs()), ports(self.session.get_outputs())
         if behaviour == "other outputs":
             self.outputs = ports(self.session.get_inputs())
     def is_dynamic(self):
         return any(not isinstance(size, int) for sizes in self.sizes.values() for size in sizes)
     def reshape(self, sizes):
-        if behaviour == "takes no fixed sizes":
+        fixed = all(isinstance(size, int) for shape in sizes.values() for size in shape)
+        if behaviour == "takes no fixed sizes" and fixed:
             raise RuntimeError("not foldable")
         self.sizes = sizes
 
@@ -129,6 +135,8 @@ class Core:
     def compile_model(self, model, device, properties):
         if behaviour == "refuses the model":
             raise RuntimeError("Check 'false' failed at\nsrc/fake.cpp:1")
+        if behaviour == "crashes at compile":
+            os.kill(os.getpid(), signal.SIGSEGV)
         with open(os.path.join(os.path.dirname(here), "compiled.jsonl"), "a") as file:
             file.write(json.dumps([device, properties, model.sizes]) + "\n")
         return Of(create_infer_request=lambda: Request(model.session))
@@ -161,8 +169,8 @@ def install_direct(folder: Path, patch: pytest.MonkeyPatch, behaviour: str = "",
     """The fake as a package that an adapter opens, and its plug-in for another platform alone; else as `install`.
 
     Args:
-        behaviour: "crashes at load", "refuses the model", "other outputs", "takes no fixed sizes", "crashes at run",
-            "crashes later", "hangs", "answers wrong"; anything else behaves.
+        behaviour: "crashes at load", "fails at import", "refuses the model", "crashes at compile", "other outputs",
+            "takes no fixed sizes", "crashes at run", "crashes later", "hangs", "answers wrong"; anything else behaves.
     """
     (folder / "engines").mkdir()
     described = DESCRIPTION.replace('verified = "a test"', 'verified = "a test"\nplatforms = ["nowhere none"]')

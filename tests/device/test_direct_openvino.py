@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from edgeq_device.direct_openvino import _imported
+from edgeq_device.engines import EngineSpec
 
 PACKAGE = """
 try:
@@ -20,5 +21,5 @@ def test_the_package_is_imported_without_its_telemetry(tmp_path: Path, monkeypat
     (tmp_path / "openvino_telemetry.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "openvino_telemetry", raising=False)
-    assert not _imported("fakevino").sent
+    assert not _imported(EngineSpec("fake", "Fake", module="fakevino")).sent
     monkeypatch.delitem(sys.modules, "fakevino")

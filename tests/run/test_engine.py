@@ -163,7 +163,7 @@ def test_a_package_runs_by_itself_where_the_plugin_does_not(tmp_path: Path, monk
             session.run(None, {**FEED, "more": FEED["image"]})
     compiled = [json.loads(line) for line in (tmp_path / "compiled.jsonl").read_text().splitlines()]
     assert [line[1] for line in compiled] == [{"HINT": "brain"}] * 2
-    assert compiled[1][2] == {"0": [1, 1, 16, 16]}
+    assert [line[2] for line in compiled] == [{"0": [1, 1, 16, 16]}, {"0": ["N", 1, 16, 16]}], "the open one on demand"
 
 
 def test_the_layers_that_a_package_ran_are_those_that_its_plugin_shows(

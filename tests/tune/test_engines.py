@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,11 +245,23 @@ def test_the_engine_is_part_of_what_measurements_are_filed_under(fake: Engine) -
     assert len({digest(candidate) for candidate in (A, *both)}) == 3
 
 
-@pytest.mark.parametrize("behaviour", ["crashes at load", "crashes at run", "answers wrong"])
+@pytest.mark.parametrize(
+    ("install", "behaviour"),
+    [
+        (fake_engine.install, "crashes at load"),
+        (fake_engine.install, "crashes at run"),
+        (fake_engine.install, "answers wrong"),
+        (fake_engine.install_direct, "fails at import"),
+        (fake_engine.install_direct, "crashes at compile"),
+        (fake_engine.install_direct, "refuses the model"),
+        (fake_engine.install_direct, "answers wrong"),
+    ],
+    ids=lambda part: getattr(part, "__name__", part),
+)
 def test_a_broken_plugin_is_one_line_and_an_error_where_it_is_requested(
-    behaviour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install: Callable[..., Engine], behaviour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = fake_engine.install(tmp_path, monkeypatch, behaviour)
+    broken = install(tmp_path, monkeypatch, behaviour)
     known = {"onnxruntime": load_engines()["onnxruntime"], "fake": broken}
     monkeypatch.setattr(tune_engines, "load_engines", lambda: known)
     machine, notes = detect_machine(), Notes()

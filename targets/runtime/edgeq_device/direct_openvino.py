@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edgeq_device.engines import EngineSpec
+from edgeq_device.engines import EngineSpec, install_command, installed_package
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.onnxfile import DTYPES
 from edgeq_device.options import session_options
@@ -24,6 +24,7 @@ _CONFIG = "load_config"
 _MERGED = "originalLayersNames"
 _TELEMETRY = "openvino_telemetry"
 Sizes = Tuple[Tuple[int, ...], ...]
+Described = Tuple[Tuple[Any, ...], ...]
 _PLAIN = {"session.disable_prepacking": "1"}
 
 
@@ -40,38 +41,48 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         raise RuntimeUnavailableError(f"{engine.name} opens models from files alone", "Write the model to a file")
     ((device, properties),) = json.loads(given[_CONFIG]).items()
     plain = session_options(ort, config=_PLAIN, threads=1, optimization="none")
-    described = ort.InferenceSession(model, plain, providers=["CPUExecutionProvider"])
+    described = _described(ort.InferenceSession(model, plain, providers=["CPUExecutionProvider"]))
     profile = options.profile_file_prefix if options.enable_profiling else ""
-    core = _imported(engine.module).Core()
+    core = _imported(engine).Core()
     return OpenVinoSession(core, model, (device, properties), described, engine.provider, profile)
 
 
-def _imported(name: str) -> Any:
+def _described(session: Any) -> Described:
+    """Return the inputs and the outputs of a session, whose memory can go then."""
+    from edgeq_device.serve import TensorInfo  # which imports this module's caller
+
+    return tuple(
+        tuple(TensorInfo(spec.name, spec.type, list(spec.shape)) for spec in specs)
+        for specs in (session.get_inputs(), session.get_outputs())
+    )
+
+
+def _imported(engine: EngineSpec) -> Any:
     """Return the package, without its telemetry, which it does without where that is not installed: it would send
     events from its import on, and leave files in the home directory."""
     sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]  # an import of it fails from now on
-    return import_module(name)
+    try:
+        return import_module(engine.module)
+    except Exception as error:  # a package may raise any
+        problem = f"{installed_package(engine)} cannot be imported: {' '.join(str(error).split())}"
+        raise RuntimeUnavailableError(problem, f"Renew it: {install_command(engine)}") from error
 
 
 class OpenVinoSession:
-    """A model that is compiled by openvino for its open sizes, and once more for the sizes of the first run.
+    """A model that is compiled by openvino: at once if its sizes are fixed, else for the sizes of the first run, and
+    for open ones when others come. Each costs the memory of the weights.
 
     Args:
         compile_for: the device, and its properties.
-        described: an onnxruntime session of the model, whose inputs and outputs are copied.
+        described: the inputs and the outputs, as onnxruntime has them.
         provider: the name that the engine has among execution providers.
         profile: path prefix of what `end_profiling` writes; "" where nothing is.
     """
 
     def __init__(
-        self, core: Any, model: str, compile_for: Tuple[str, Any], described: Any, provider: str, profile: str
+        self, core: Any, model: str, compile_for: Tuple[str, Any], described: Described, provider: str, profile: str
     ) -> None:
-        from edgeq_device.serve import TensorInfo  # which imports this module's caller
-
-        self._inputs, self._outputs = (
-            tuple(TensorInfo(spec.name, spec.type, list(spec.shape)) for spec in specs)
-            for specs in (described.get_inputs(), described.get_outputs())
-        )
+        self._inputs, self._outputs = described
         other = next((spec.type for spec in (*self._inputs, *self._outputs) if spec.type not in DTYPES), None)
         if other is not None:
             raise RuntimeUnavailableError(f"{provider} takes no {other}")
@@ -82,11 +93,18 @@ class OpenVinoSession:
         if not all(info.name in port.get_names() for info, port in ports):
             raise RuntimeUnavailableError(f"{provider} has other inputs or outputs than the file, or in another order")
         self._places = {info.name: place for place, info in enumerate(self._outputs)}
-        self._last = self._any_sizes = self._sized = self._compile()
-        self._sizes: Optional[Sizes] = None
+        self._open = {place: port.get_partial_shape() for place, port in enumerate(self._model.inputs)}
+        self._any_sizes = None if self._model.is_dynamic() else self._compile()
+        self._sized: Optional[Tuple[Sizes, Any]] = None
+        self._last: Any = self._any_sizes
 
     def _compile(self) -> Any:
-        return self._core.compile_model(self._model, *self._compile_for).create_infer_request()
+        """Return what runs the model, which must be of the sizes that it is compiled for."""
+        try:
+            return self._core.compile_model(self._model, *self._compile_for).create_infer_request()
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            raise RuntimeUnavailableError(f"{self._provider} cannot compile the model: {text}") from error
 
     def get_inputs(self) -> Sequence[Any]:
         """Return the inputs."""
@@ -129,19 +147,22 @@ class OpenVinoSession:
 
     def _request(self, sizes: Sizes) -> Any:
         """Return what runs inputs of these sizes."""
-        if self._sizes is None:
-            self._sizes, self._sized = sizes, self._compile_sized(sizes)
-        return self._sized if sizes == self._sizes else self._any_sizes
+        if self._any_sizes is None and self._sized is None:
+            self._sized = self._compile_sized(sizes)
+        if self._sized is not None and self._sized[0] == sizes:
+            return self._sized[1]
+        if self._any_sizes is None:
+            self._model.reshape(self._open)
+            self._any_sizes = self._compile()
+        return self._any_sizes
 
-    def _compile_sized(self, sizes: Sizes) -> Any:
-        """Compile the model for `sizes`, which is faster; return the one for any where openvino takes only that."""
-        if not self._model.is_dynamic():
-            return self._any_sizes
+    def _compile_sized(self, sizes: Sizes) -> Optional[Tuple[Sizes, Any]]:
+        """Compile the model for `sizes`, which is faster than for open ones; None where openvino takes only those."""
         try:
             self._model.reshape(dict(enumerate(map(list, sizes))))
-            return self._compile()
-        except RuntimeError:
-            return self._any_sizes
+            return sizes, self._compile()
+        except (RuntimeError, RuntimeUnavailableError):
+            return None
 
     def end_profiling(self) -> str:
         """Write a file with the layers of the last run, as the engine's plug-in enters them, and the nodes that each
