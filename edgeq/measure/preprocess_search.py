@@ -26,6 +26,7 @@ from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import CheckFailedError, DataError, EdgeqError
 from edgeq.measure.agreement import Outputs, Session, infer, probabilities
 from edgeq.measure.comparison import rows
+from edgeq.measure.find_task import find_detection
 from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
 from edgeq.measure.tasks import infer_task
 from edgeq.signature import Signature
@@ -260,7 +261,8 @@ def open_or_search(
     progress: Progress = SILENT,
     **how: Any,
 ) -> Samples:
-    """Open samples; where no preprocessing is named for images, by the one that labels decide on.
+    """Open samples; where no preprocessing is named for images, by the one that labels decide on: a COCO file beside
+    the images of a detector, if `task` names nothing else.
 
     Args:
         session: opens the float model.
@@ -277,7 +279,9 @@ def open_or_search(
     except NoPreprocessingError as error:
         if known is not None:
             return open_samples(data, signature, progress=progress, **{**how, "preprocess": known})
-        tried = search(session(), signature, judged or data, task=task, progress=progress)
+        opened, labelled = session(), judged or data
+        task = task or find_detection(labelled, signature, opened)
+        tried = search(opened, signature, labelled, task=task, progress=progress)
         if tried.decided is None:
             raise DataError(error.problem, tried.question) from error
         progress.note(f"found: {tried.found}")

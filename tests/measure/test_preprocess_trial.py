@@ -154,3 +154,19 @@ def test_older_names_are_not_proposed() -> None:
     assert not any(name in choices() for name in ("preprocess_method1", "caffe2"))
     assert "yolox" in candidates("detection")
     assert "yolox" not in candidates("classification")
+
+
+def test_every_command_finds_the_same(eval_request: EvalRequest, folders: Path) -> None:
+    model, data = str(eval_request.model), ("--data", str(folders))
+    quantized, statistics = f"{folders}.int8.onnx", f"{folders}.cal"
+    few = ("--duration", "0.01", "--queries", "1")
+    for line in (
+        ("quantize", model, *data, "--as-is", "--no-timing", "-o", quantized),
+        ("calibrate", model, *data, "-o", statistics),
+        ("debug", model, quantized, *data),
+        ("bench", model, *data, *few),
+        ("eval", model, *data),
+    ):
+        ran = CliRunner().invoke(group, line)
+        assert ran.exit_code == 0, ran.output
+        assert "found: preprocessing bgr-mean: top1 1.0000 on 16 samples" in ran.output.replace("\n", " "), line
