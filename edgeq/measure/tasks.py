@@ -182,7 +182,7 @@ class ClassificationMeter:
         return (
             f"top-1 is {right / rows:.4f} on {rows} rows, no better than a guess ({guessed:.4f}): a loss against it "
             f"proves nothing. The labels are of {seen} classes, the scores of {self._classes}; `--classes FILE` names "
-            "them, `--class-offset` skips some, and `edgeq eval --try-preprocess` finds the preprocessing",
+            "them (a name a line in the order of the scores), `--class-offset` skips some",
         )
 
     def scores(self) -> NDArray[np.float64]:
@@ -474,7 +474,8 @@ _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 def detection(options: TaskOptions) -> Detection:
     """Return the task of the command line's options. Annotations are needed."""
     if options.annotations is None:
-        raise UsageError("detection needs annotations", "Give a COCO instances file with --annotations")
+        fix = "Give a COCO instances file with --annotations, or put it beside the images; the rest is found by it"
+        raise UsageError("detection needs annotations", fix)
     thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
     annotations = load_annotations(options.annotations)
     if options.decoder is None:

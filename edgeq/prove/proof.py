@@ -237,7 +237,7 @@ class Proof(Displayed):
         has one and is only a forecast."""
         lost = self.drop
         if max_drop is not None and lost is None:
-            raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
+            raise UsageError("a bound on the accuracy drop needs labels", "Give labelled --val data")
         if max_drop is not None and lost is not None and lost > max_drop:
             raise CheckFailedError(
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
