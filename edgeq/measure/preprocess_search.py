@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgeq.data.open_source import Data
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, candidates, choices, load_preprocess
 from edgeq.data.samples import Samples, open_samples
-from edgeq.errors import CheckFailedError, DataError, EdgeqError
+from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.agreement import Outputs, Session, infer, probabilities
 from edgeq.measure.comparison import rows
 from edgeq.measure.find_task import detector_heads, find_detection
@@ -166,7 +166,7 @@ def search(
                     task = infer_task(sample := next(iter(samples)), infer(session, sample))
                 try:
                     found[name], settled[name], doubts[name] = _measure(session, samples, task)
-                except (DataError, CheckFailedError) as error:
+                except (DataError, CheckFailedError, UsageError) as error:  # no head is known for such outputs
                     failure = failure or error
                     continue
                 usual, count = getattr(settled[name], "usual", "") or usual, len(samples)
