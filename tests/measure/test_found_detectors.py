@@ -205,3 +205,13 @@ def test_everything_is_found(tmp_path: Path, head: str) -> None:
     assert found.accuracy.value > 0.99, noting.notes
     assert any(f"decoder {head}" in note for note in noting.notes)
     assert any(f"preprocessing {HEADS[head][1]}:" in note for note in noting.notes)
+
+
+@pytest.mark.parametrize("head", ["nanodet", "detections"])
+def test_a_detector_is_quantized_in_one_line(tmp_path: Path, head: str) -> None:
+    pytest.importorskip("faster_coco_eval")
+    model = write(tmp_path, head)
+    images = str(tmp_path / "val")
+    proof = quantize(model, images, tmp_path / "q.onnx", validation=images, timed=False).proof
+    assert proof.accuracy["float32"].value > 0.99
+    assert proof.accuracy["int8"].value > 0.97
