@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from edgeq.bundle.transfer import push_bundle as push
     from edgeq.bundle.verify import verify_bundle as verify
     from edgeq.bundle.write import sign_bundle as sign
-    from edgeq.calibrate.run import calibrate
     from edgeq.data.open_source import Data
     from edgeq.data.preprocess import register as register_preprocess
     from edgeq.data.records import Sample
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from edgeq.errors import EdgeqError
     from edgeq.hardware.detect import detect_machine as detect
     from edgeq.hardware.target import resolve as resolve_target
+    from edgeq.jobs.calibrate import calibrate
     from edgeq.jobs.package import package
     from edgeq.jobs.quantize import quantize
     from edgeq.jobs.tune import tune

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import edgeq
-from edgeq.calibrate.run import calibrate
+from edgeq.jobs.calibrate import calibrate
 from edgeq.jobs.tune import tune
 
 

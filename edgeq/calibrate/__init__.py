@@ -1,7 +1,7 @@
-"""Calibration: `edgeq.calibrate(...)` is `edgeq.calibrate.run.calibrate`."""
+"""Calibration: `edgeq.calibrate(...)` is `edgeq.jobs.calibrate.calibrate`."""
 
 from __future__ import annotations
 
 from edgeq.util.registry import make_callable
 
-make_callable(__name__, "edgeq.calibrate.run:calibrate")
+make_callable(__name__, "edgeq.jobs.calibrate:calibrate")

@@ -69,7 +69,7 @@ def collect(
     from edgeq.distributed.workers import open_workers
 
     with open_workers(workers, ["edgeq.calibrate.collect"]) as opened:  # they start beside what is imported here
-        from edgeq.calibrate.run import calibrate, parse_bytes
+        from edgeq.jobs.calibrate import calibrate, parse_bytes
         from edgeq.model.compatibility import parse_sizes
 
         named: dict[str, Any] = {
@@ -86,7 +86,7 @@ def collect(
 @FORCE
 def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) -> None:
     """Merge statistics of one model that were collected on different samples, in any order."""
-    from edgeq.calibrate.run import merge_to
+    from edgeq.jobs.calibrate import merge_to
 
     statistics = merge_to(parts, output, force=force)
     _print_written(printer, statistics, output)

@@ -126,6 +126,21 @@ def holds_key(path: Path, options: SourceOptions) -> bool:
     return any(key is not None and key in headers for key in (options.key, options.encoded))
 
 
+def image_arrays(headers: Mapping[str, Header]) -> tuple[str, str | None] | None:
+    """Return the keys of images and of their labels, or None for those, where the arrays of a file are just that: bytes
+    of three or four axes, the last of them colours, and at most one number an image. None where they are not."""
+    images = [key for key, array in headers.items() if array.dtype == np.uint8 and len(array.shape) in (3, 4)]
+    others = [key for key in headers if key not in images]
+    if len(images) != 1 or headers[images[0]].shape[-1] not in (1, 3) or len(others) > 1:
+        return None
+    shape = headers[images[0]].shape
+    count = shape[0] if len(shape) == 4 else 1
+    numbers = [key for key in others if headers[key].dtype.kind in "iu" and math.prod(headers[key].shape) == count]
+    if len(numbers) < len(others):
+        return None
+    return images[0], numbers[0] if numbers else None
+
+
 def _prepared(path: Path, headers: Mapping[str, Header], signature: Signature, options: SourceOptions) -> Entry:
     arrays = match_names([key for key in headers if key != options.label], signature, str(path))
     shapes = {name: headers[key].shape for name, key in arrays.items()}
@@ -138,6 +153,9 @@ def _label_key(headers: Mapping[str, Header], arrays: Mapping[str, str], options
     options."""
     if options.label is not None:
         return options.label if options.label in headers and options.label not in arrays.values() else None
+    images = image_arrays(headers)
+    if images is not None and images[1] is not None and images[0] in arrays.values():
+        return images[1]
     beside = (key for key in LABEL_KEYS if key in headers and key not in arrays.values())
     # Under these names there may be something else, as the boxes of each image.
     return next((key for key in beside if math.prod(headers[key].shape) == max(headers[key].shape, default=0)), None)
@@ -157,7 +175,8 @@ def _raw(path: Path, headers: Mapping[str, Header], signature: Signature, option
         if not shape:  # one value for all samples
             shapes[name] = shape
             continue
-        rank = len(options.layout) if options.layout is not None else len(shape) - 1
+        colours = 3 if image_arrays(headers) is not None else len(shape) - 1
+        rank = len(options.layout) if options.layout is not None else colours
         if len(shape) < rank:
             raise DataError(
                 f"{path}: {key or 'the array'} has shape {list(shape)}, fewer axes than the layout {options.layout}",
@@ -187,6 +206,8 @@ def _raw_names(
             raise DataError(f"{path} holds no array {options.key!r}", f"It holds {', '.join(headers)}; correct the key")
         return {target: options.key}
     inputs = {spec.name for spec in signature.inputs}
+    if options.label is None and (images := image_arrays(headers)) is not None and target:
+        return {target: images[0]}
     labels = {options.label} if options.label is not None else set(LABEL_KEYS) - inputs
     items = [key for key in headers if key not in labels]
     if len(items) == 1 and items[0] not in inputs:

@@ -15,8 +15,16 @@ from operator import index
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from edgeq.data.array_files import ArrayFiles, find_cases, holds_key, open_array_files, open_cases, open_stacked
-from edgeq.data.arrays import is_idx
+from edgeq.data.array_files import (
+    ArrayFiles,
+    find_cases,
+    holds_key,
+    image_arrays,
+    open_array_files,
+    open_cases,
+    open_stacked,
+)
+from edgeq.data.arrays import is_idx, read_arrays
 from edgeq.data.classes import Classes, class_folders, empty_classes, score_count, strays
 from edgeq.data.files import SUFFIXES, ImageFiles
 from edgeq.data.fit import first_input
@@ -189,6 +197,8 @@ def _reader(
             )
         return ImageFiles(found.root, found.files, target, classes, notes)
     if found.kind == "arrays":
+        if named is None and target and signature.inputs[0].dtype.kind == "f" and _holds_images(found.files[0]):
+            raise NoPreprocessingError(f"{source} holds arrays of images, and no preprocessing is named", choices())
         return open_array_files(
             found.root, found.files, signature, options, prepared=prepared, classes=classes, notes=notes
         )
@@ -208,6 +218,11 @@ def _reader(
             )
         return open_text(found.files[0], target, options.label)
     raise DataError(f"{source} is of no known kind", f"Give {READABLE}")
+
+
+def _holds_images(path: Path) -> bool:
+    """Return whether a file of arrays holds images as bytes."""
+    return image_arrays(read_arrays(path)) is not None
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,10 @@ def shipped() -> Mapping[str, dict[str, Any]]:
 
 def candidates(task: str | None = None) -> list[str]:
     """Return the names to try where the right preprocessing is not known, the most common first: users' own, and those
-    that ship but for older names. `task` leaves out what only other tasks use."""
+    that ship but for older names. `task` leaves out what only other tasks use, and puts first what only it does."""
     known = {name: spec.get("tasks", [task]) for name, spec in _listed().items() if "legacy" not in spec}
-    return [*sorted(_REGISTERED), *(name for name, tasks in known.items() if task in (None, *tasks))]
+    fitting = [name for name, tasks in known.items() if task in (None, *tasks)]
+    return [*sorted(_REGISTERED), *sorted(fitting, key=lambda name: task is None or "tasks" not in _listed()[name])]
 
 
 def parse_source(value: Mapping[str, Any]) -> SourceOptions:

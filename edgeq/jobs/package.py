@@ -93,8 +93,7 @@ def _variant(
 ) -> Variant:
     job, scheme = builds.job, decision.chosen.scheme if decision is not None else scheme
     native, built = runs_natively(target, job.machine), builds.build(target, scheme)
-    proof = builds.prove(built, scheme, native=native)
-    built, proof = repairer.repaired(built, proof, scheme, native=native)
+    built, proof = repairer.proven(built, scheme, native=native)
     folder, backend = job.folder / f"companions-{variant_name(target)}", backend_named(target.backend)
     artifact = backend.with_companions(built.artifact, job.validation, folder, count=selftest)
     built = with_compiled(job, replace(built, artifact=artifact))

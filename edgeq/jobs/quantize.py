@@ -189,9 +189,8 @@ def quantize(
             decision = decision_for(builds, chosen, scheme, plugin)
             scheme = decision.chosen.scheme
         built = build_at(builds, chosen, scheme, draft, builder=builder, engine=engine, raced=timed and there)
-        proof = builds.prove(built, scheme, native=True)
         repairer = Repairer(builds, effort if builder is None else None, max_drop, frozenset(overrides or ()))
-        built, proof = repairer.repaired(built, proof, scheme, native=True, destination=draft)
+        built, proof = repairer.proven(built, scheme, native=True, destination=draft)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         beside = {f"{draft.stem}.{file.name}": file for file in built.artifact.tables}
         for name, file in beside.items():

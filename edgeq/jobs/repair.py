@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeq.prove.builds import Builds, artifact_key
 from edgeq.prove.job import Built
-from edgeq.prove.proof import Proof, Repair
+from edgeq.prove.proof import NotFiniteError, Proof, Repair
 from edgeq.scheme import Scheme
 from edgeq.tune.goal import DEFAULT_DROP, Effort
 from edgeq.tune.ladder import climb
@@ -32,8 +32,13 @@ class Repairer:
     chosen: Collection[str]
     _found: dict[str, tuple[Built | None, Repair | None]] = field(default_factory=dict)
 
-    def repaired(
-        self, built: Built, proof: Proof, scheme: Scheme, *, native: bool, destination: Path | None = None
+    def proven(
+        self,
+        built: Built,
+        scheme: Scheme,
+        *,
+        native: bool,
+        destination: Path | None = None,
     ) -> tuple[Built, Proof]:
         """Return the plain build with its proof where that is right; else what repairs it best.
 
@@ -43,13 +48,31 @@ class Repairer:
             destination: of the repaired model; None: in the job's folder.
 
         Raises:
+            NotFiniteError: an output is not finite, and nothing that was tried makes it so.
             EdgeqError: as the stages have it.
         """
         limit = DEFAULT_DROP if self.max_drop is None else self.max_drop
-        # Products with weights in blocks may be billions of operations.
-        costly = scheme.mode == "weight-only" and self.effort != "thorough"
-        if self.effort is None or costly or not proof.falls_short(limit):
-            return built, proof
+        proof: Proof | NotFiniteError
+        try:
+            proof = self.builds.prove(built, scheme, native=native)
+            short = proof.falls_short(limit)
+        except NotFiniteError as error:
+            proof, short = error, True
+        record = None
+        if short and self.effort is not None:
+            found, record = self._climbed(built, scheme, limit, self.effort, destination)
+            if found is not None:
+                built = self.builds.for_target(built.target, found)
+                proof = self.builds.prove(built, None, native=native)
+        if isinstance(proof, NotFiniteError):
+            tried = f"; {len(record.steps)} builds were no better" if record is not None else ""
+            raise NotFiniteError(f"{proof.problem}{tried}", proof.fix) from proof
+        return built, replace(proof, repair=record)
+
+    def _climbed(
+        self, built: Built, scheme: Scheme, limit: float, effort: Effort, destination: Path | None
+    ) -> tuple[Built | None, Repair | None]:
+        """Return what `climb` does, once for builds that are alike."""
         key = json.dumps([artifact_key(built.target, scheme), built.artifact.proof_options], sort_keys=True)
         if key not in self._found:
             job = self.builds.job
@@ -59,12 +82,8 @@ class Repairer:
                 scheme,
                 destination or Path(tempfile.mkdtemp(prefix="repaired-", dir=job.folder)) / "model.onnx",
                 max_drop=limit,
-                effort=self.effort,
+                effort=effort,
                 chosen=self.chosen,
                 engine=built.artifact.plugin,
             )
-        found, record = self._found[key]
-        if found is not None:
-            built = self.builds.for_target(built.target, found)
-            proof = self.builds.prove(built, None, native=native)
-        return built, replace(proof, repair=record)
+        return self._found[key]

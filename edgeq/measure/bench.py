@@ -22,11 +22,11 @@ from edgeq_device.select import precision_of
 from edgeq_device.sessions import read_device
 from edgeq_device.variants import EXTERNAL_FOLDER, Variant
 
-from edgeq.data.open_source import Data
-from edgeq.data.samples import open_samples
+from edgeq.data.open_source import Data, as_data
 from edgeq.errors import BundleError, UsageError
 from edgeq.measure.agreement import Session
 from edgeq.measure.latency import Measurement, bench_model, measure_models
+from edgeq.measure.preprocess_search import open_or_search
 from edgeq.model.clean import is_named_bundle
 from edgeq.model.load import (
     check_declared_sizes,
@@ -39,7 +39,7 @@ from edgeq.model.load import (
     signature_of,
 )
 from edgeq.run.engines import EngineChoice, as_engines
-from edgeq.run.session import Engines, SessionSettings, with_carried
+from edgeq.run.session import Engines, SessionSettings, open_session, with_carried
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.registry import device_errors
@@ -384,9 +384,10 @@ def _refuse_unused(data: BenchData) -> None:
 
 
 def _samples(data: BenchData, signature: Signature, model: Path, progress: Progress) -> Sequence[Feed]:
-    samples = open_samples(
-        data.source,
+    samples = open_or_search(
+        as_data(data.source) or Data(data.source),
         signature,
+        session=lambda: open_session(model),
         preprocess=data.preprocess,
         count=data.count or SAMPLES,
         model=model,

@@ -17,7 +17,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.data.samples import Samples, open_samples, spread_over
+from edgeq.data.open_source import Data, as_data
+from edgeq.data.samples import Samples, spread_over
 from edgeq.errors import ModelError, UsageError
 from edgeq.measure.accuracy import evaluate_sessions
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, Closeness, Outputs, closeness, infer
@@ -35,6 +36,7 @@ from edgeq.measure.match_layers import (
     match_activations,
     match_weights,
 )
+from edgeq.measure.preprocess_search import open_or_search
 from edgeq.model.edit import Editor
 from edgeq.model.graph import GraphIndex, is_constant, is_op, name_of
 from edgeq.model.load import is_quantized, path_of, read_model, save_model
@@ -294,9 +296,10 @@ def debug(
             raise UsageError(f"{loaded.name} holds no quantized operator", ORDER)
         graph = GraphIndex(loaded.graph)
         reference = find_reference(float_model, graph, loaded.name, Path(workdir), progress)
-        samples = open_samples(
-            data,
+        samples = open_or_search(
+            as_data(data) or Data(data),
             loaded.signature,
+            session=lambda: open_session(reference.path),
             preprocess=preprocess if preprocess is not None else loaded.preprocess,
             count=count,
             start=start,

@@ -15,7 +15,7 @@ from edgeq.errors import DataError, EdgeqError, RuntimeUnavailableError
 from edgeq.measure.agreement import Session, infer
 from edgeq.measure.boxes import load_annotations, load_package
 from edgeq.measure.comparison import rows
-from edgeq.measure.decoders import recognise
+from edgeq.measure.decoders import Decoder, recognise
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.measure.tasks import infer_task
 from edgeq.signature import Signature
@@ -55,10 +55,8 @@ def annotations_beside(source: Any) -> Path | None:
 
 def find_detection(data: Data, signature: Signature, session: Session, progress: Progress = SILENT) -> Task | None:
     """Return the task of a detector whose images have a COCO file beside them; None for any other model or data."""
-    if score_count(signature) is not None or not _is_detector(signature, session):
-        return None
-    path = annotations_beside(data.source)
-    if path is None:
+    path = annotations_beside(data.source) if score_count(signature) is None else None
+    if path is None or not detector_heads(signature, session):
         return None
     try:
         load_package()
@@ -69,17 +67,20 @@ def find_detection(data: Data, signature: Signature, session: Session, progress:
     return make_task("detection", TaskOptions(annotations=path))
 
 
-def _is_detector(signature: Signature, session: Session) -> bool:
-    """Return whether the model makes of a black image what some decoder reads."""
-    if len(signature.inputs) != 1 or (size := model_size(signature.inputs[0])) is None:
-        return False
+def detector_heads(signature: Signature, session: Session) -> list[Decoder]:
+    """Return the decoders that read what the model makes of a black image; nothing for any other model than a
+    detector."""
+    if score_count(signature) is not None or len(signature.inputs) != 1:
+        return []
     spec = signature.inputs[0]
+    if (size := model_size(spec)) is None:
+        return []
     shape = tuple(side if isinstance(side, int) else 1 for side in spec.shape or ())
     try:
         outputs = infer(session, Sample("a black image", {spec.name: np.zeros(shape, spec.dtype)}))
     except EdgeqError:  # it takes something else than one image
-        return False
-    return bool(recognise(outputs, size))
+        return []
+    return recognise(outputs, size)
 
 
 def find_classification(samples: Samples, session: Session, progress: Progress = SILENT) -> Task | None:

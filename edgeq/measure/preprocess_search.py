@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from edgeq.data.open_source import Data
 from edgeq.data.preprocess import NoPreprocessingError, Preprocess, candidates, choices, load_preprocess
 from edgeq.data.samples import Samples, open_samples
-from edgeq.errors import CheckFailedError, DataError, EdgeqError
+from edgeq.errors import CheckFailedError, DataError, EdgeqError, UsageError
 from edgeq.measure.agreement import Outputs, Session, infer, probabilities
 from edgeq.measure.comparison import rows
+from edgeq.measure.find_task import detector_heads, find_detection
 from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
 from edgeq.measure.tasks import infer_task
 from edgeq.signature import Signature
@@ -61,6 +62,7 @@ class Search:
         usual: the preprocessing that goes with the model's head; "" where none is known.
         fitting: the names that fit the data and the model.
         doubt: why the labels decide nothing; "" where they do.
+        heads: the decoders that read the model's outputs, where those are a detector's and nothing labels the images.
     """
 
     metric: str
@@ -70,6 +72,7 @@ class Search:
     usual: str = ""
     fitting: tuple[str, ...] = ()
     doubt: str = ""
+    heads: tuple[str, ...] = ()
 
     @property
     def decided(self) -> str | None:
@@ -99,6 +102,13 @@ class Search:
             return choices()
         if self.doubt:
             return f"None of {len(self.fitting)} preprocessings fits the labels: with the best of them, {self.doubt}"
+        if self.heads:
+            several = f"NAME, as one of {', '.join(map(_typed, self.fitting[:_SHOWN]))}"
+            first = f"{_typed(self.usual)} if the model was trained so" if self.usual else several
+            return (
+                f"Type --preprocess {first} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
+                "annotations of the images beside them, as a .json file: mAP then decides"
+            )
         if not self.ranked or self.ranked[0].value <= 0:
             listed = ", ".join(map(_typed, self.fitting[:_SHOWN]))
             usual = f"; {_typed(self.usual)} goes with outputs like these" if self.usual else ""
@@ -143,9 +153,9 @@ def search(
     seen: list[list[Mapping[str, NDArray[Any]]]] = []
     doubts: dict[str, str] = {}
     failure: EdgeqError | None = None
-    usual, metric, found, count = "", BITS, dict[str, Measured](), 0
+    usual, metric, sign, found, count = "", BITS, 1, dict[str, Measured](), 0
     for size in _ROUNDS:
-        found = {}
+        found, taken, settled = {}, dict[str, Samples](), dict[str, Task | None]()
         with progress.stage("Trying preprocessings", len(left)) as advance:
             for name, preprocess in left.items():
                 advance(1)
@@ -155,25 +165,33 @@ def search(
                 if task is None:
                     task = infer_task(sample := next(iter(samples)), infer(session, sample))
                 try:
-                    found[name], made, doubts[name] = _measure(session, samples, task)
-                except (DataError, CheckFailedError) as error:
+                    found[name], settled[name], doubts[name] = _measure(session, samples, task)
+                except (DataError, CheckFailedError, UsageError) as error:  # no head is known for such outputs
                     failure = failure or error
                     continue
-                usual, count = getattr(made, "usual", "") or usual, len(samples)
+                usual, count = getattr(settled[name], "usual", "") or usual, len(samples)
+                taken[name] = samples
+            metric = task.primary if task is not None else BITS
+            sign = 1 if task is None or task.higher_is_better else -1
+            known = [one for one in settled if one in found and settled[one] != task]
+            if known:  # a class offset that shows under the right preprocessing counts for the others, too
+                task = settled[max(known, key=lambda one: sign * found[one].metrics[metric])]
+                for name in [one for one in found if settled[one] != task]:
+                    found[name], _, doubts[name] = _measure(session, taken[name], task)
         if failure is not None and not found:
             raise failure
         fitting = fitting or tuple(found)
-        metric = task.primary if task is not None else BITS
         tied = _tied(found, task, metric, count)
         left = {name: left[name] for name in tied}
         if len(left) < 2 or count < size or (size > _ROUNDS[0] and all(doubts[name] for name in left)):
             break
-    sign = 1 if task is None or task.higher_is_better else -1
     # Without labels more bits do not mean that it is right: of those that are tied, the common ones come first.
     order = {name: place if metric == BITS and name in left else 0 for place, name in enumerate(found)}
     ranked = sorted(found, key=lambda name: (name not in left, order[name], -sign * found[name].metrics[metric]))
     chosen = tuple(Candidate(name, found[name].metrics[metric]) for name in ranked)
-    doubt = doubts[ranked[0]] if ranked else ""
+    # One of many that are alike may be right more often than a guess, and by luck.
+    doubtful = [doubts[name] for name in ranked[: len(left)] if doubts[name]]
+    doubt = doubtful[0] if 2 * len(doubtful) > len(left) else ""
     return Search(metric, count, chosen, len(left), usual if usual in fitting else "", fitting, doubt)
 
 
@@ -199,19 +217,18 @@ def _same(samples: Samples, seen: list[list[Mapping[str, NDArray[Any]]]]) -> boo
 
 
 def _measure(session: Session, samples: Samples, task: Task | None) -> tuple[Measured, Task | None, str]:
-    """Return how the model does on samples, the task with everything chosen that it left open, and what makes the
+    """Return how the model does on samples, the task with what it left open as far as these show it, and what makes the
     labels doubtful."""
     made = ((row, out[""]) for sample in samples for row, out in rows(sample, {"": infer(session, sample)}))
     if task is None:
         return _information([scores for _, outputs in made if (scores := _scores(outputs)) is not None]), None, ""
     first = list(islice(made, _SETTLED_ON))
-    if hasattr(task, "settled"):
-        task, _ = task.settled(iter(first))
-    meter = ResampledMeter(task)
+    settled, shown = task.settled(iter(first)) if hasattr(task, "settled") else (task, "")
+    meter = ResampledMeter(settled)
     for pairs in (first, made):
         for row, outputs in pairs:
             meter.update(outputs, row)
-    return meter.measured(), task, " ".join(meter.notes())
+    return meter.measured(), settled if shown else task, " ".join(meter.notes())
 
 
 def _tied(found: Mapping[str, Measured], task: Task | None, metric: str, count: int) -> list[str]:
@@ -260,7 +277,8 @@ def open_or_search(
     progress: Progress = SILENT,
     **how: Any,
 ) -> Samples:
-    """Open samples; where no preprocessing is named for images, by the one that labels decide on.
+    """Open samples; where no preprocessing is named for images, by the one that labels decide on: a COCO file beside
+    the images of a detector, if `task` names nothing else.
 
     Args:
         session: opens the float model.
@@ -275,9 +293,20 @@ def open_or_search(
     try:
         return open_samples(data, signature, progress=progress, **how)
     except NoPreprocessingError as error:
+        if len(signature.inputs) > 1:
+            fix = "Give .npz files with an array for each, or --preprocess file.py:function, which makes them of one"
+            inputs = "; ".join(map(str, signature.inputs))
+            raise DataError(f"{data.source} holds images, and the model takes {inputs}", fix) from error
         if known is not None:
             return open_samples(data, signature, progress=progress, **{**how, "preprocess": known})
-        tried = search(session(), signature, judged or data, task=task, progress=progress)
+        opened, labelled = session(), judged or data
+        task = task or find_detection(labelled, signature, opened)
+        tried = search(opened, signature, labelled, task=task, progress=progress)
+        if task is None and tried.decided is None and (heads := detector_heads(signature, opened)):
+            usual = heads[0].preprocess if len(heads) == 1 else ""
+            if usual and _opened(labelled, signature, load_preprocess(usual), 1) is None:
+                usual = ""
+            tried = replace(tried, usual=usual, heads=tuple(head.name for head in heads))
         if tried.decided is None:
             raise DataError(error.problem, tried.question) from error
         progress.note(f"found: {tried.found}")

@@ -9,7 +9,7 @@ COCO's mean average precision of a detector head's boxes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -34,7 +34,7 @@ from edgeq.measure.boxes import (
     suppress,
 )
 from edgeq.measure.decoders import REGISTRY as HEADS
-from edgeq.measure.decoders import Decode, load_decoder, recognise
+from edgeq.measure.decoders import Decode, Decoder, load_decoder, recognise
 from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
 from edgeq.util.display import Displayed
 from edgeq.util.registry import DECODERS, names_function
@@ -182,7 +182,7 @@ class ClassificationMeter:
         return (
             f"top-1 is {right / rows:.4f} on {rows} rows, no better than a guess ({guessed:.4f}): a loss against it "
             f"proves nothing. The labels are of {seen} classes, the scores of {self._classes}; `--classes FILE` names "
-            "them, `--class-offset` skips some, and `edgeq eval --try-preprocess` finds the preprocessing",
+            "them (a name a line in the order of the scores), `--class-offset` skips some",
         )
 
     def scores(self) -> NDArray[np.float64]:
@@ -445,21 +445,40 @@ class Detection(Displayed):
                 raise UsageError(f"--{option} is {value}", "It lies between 0 and 1")
 
     def settled(self, pairs: Iterable[tuple[Sample, Outputs]]) -> tuple[Detection, str]:
-        """Return the task with the decoder whose head gives outputs as the first sample's, and what was found.
+        """Return the task with the decoder whose head gives outputs as the first sample's, and what was found: where
+        several do, the one with which the boxes are right.
 
         Raises:
-            UsageError: no decoder is known for such outputs, or several.
+            UsageError: no decoder is known for such outputs, or several are alike.
         """
         if self.decoder is not None:
             return self, ""
-        sample, outputs = next(iter(pairs))
+        sample, outputs = first = next(iter(pairs))
         known = recognise(outputs, input_size(sample))
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+        decided = f"the outputs {shapes}"
+        if len(known) > 1:
+            rows = [first, *pairs]
+            values = {decoder.name: self._precision(decoder, rows) for decoder in known}
+            best, second, *_ = sorted(values.values(), reverse=True)
+            if best > 2 * second:
+                known = [decoder for decoder in known if values[decoder.name] == best]
+                decided = f"its mAP of {best:.4f} on {len(rows)} samples (the next {second:.4f})"
         if len(known) != 1:
             several = f"{' and '.join(one.name for one in known)} both fit" if known else "no decoder is known for"
             raise UsageError(f"{several} the outputs {shapes}", f"Choose {_DECODERS}")
         chosen = replace(self, decoder=known[0].decode, usual=known[0].preprocess)
-        return chosen, f"decoder {known[0].name}, by the outputs {shapes}; --decoder sets another"
+        return chosen, f"decoder {known[0].name}, by {decided}; --decoder sets another"
+
+    def _precision(self, decoder: Decoder, rows: Sequence[tuple[Sample, Outputs]]) -> float:
+        """Return the mean average precision under one decoder; 0 where some outputs are not of its head."""
+        meter = replace(self, decoder=decoder.decode).start()
+        try:
+            for sample, outputs in rows:
+                meter.update(outputs, sample)
+            return meter.result()[self.primary]
+        except (DataError, UsageError):
+            return 0.0
 
     def start(self) -> DetectionMeter:
         """A meter of mean average precision."""
@@ -474,7 +493,8 @@ _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 def detection(options: TaskOptions) -> Detection:
     """Return the task of the command line's options. Annotations are needed."""
     if options.annotations is None:
-        raise UsageError("detection needs annotations", "Give a COCO instances file with --annotations")
+        fix = "Give a COCO instances file with --annotations, or put it beside the images; the rest is found by it"
+        raise UsageError("detection needs annotations", fix)
     thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
     annotations = load_annotations(options.annotations)
     if options.decoder is None:

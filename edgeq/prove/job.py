@@ -487,7 +487,8 @@ class Request:
                 f"the overrides are given as {type(overrides).__name__}", 'Give a dict such as {"weight_type": "int8"}'
             )
         if max_drop is not None and self.task is None and self.validation is None:
-            raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
+            fix = "Give labelled --val data: class folders, --labels FILE, or --annotations FILE for a detector"
+            raise UsageError("a bound on the accuracy drop needs labels", fix)
         schemes = [target.profile.scheme.replace(**(overrides or {})) for target in targets]
         for target, scheme in zip(targets, schemes, strict=True):
             backend_for(target).check(scheme)

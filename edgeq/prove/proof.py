@@ -44,6 +44,10 @@ _LEAST_CHANGED = 3
 _POOR_COVERAGE = 0.25
 
 
+class NotFiniteError(CheckFailedError):
+    """An output is NaN or infinite where the float model's is a number."""
+
+
 @dataclass(frozen=True)
 class Speed:
     """float32 against the artifact on this machine, interleaved.
@@ -233,7 +237,7 @@ class Proof(Displayed):
         has one and is only a forecast."""
         lost = self.drop
         if max_drop is not None and lost is None:
-            raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
+            raise UsageError("a bound on the accuracy drop needs labels", "Give labelled --val data")
         if max_drop is not None and lost is not None and lost > max_drop:
             raise CheckFailedError(
                 f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
@@ -306,8 +310,9 @@ def prove(
 
     Raises:
         RuntimeUnavailableError: it does not load.
-        CheckFailedError: it gives NaN or infinities where the float model does not, the file answers otherwise when it
-            is opened as devices open it, or it is wrong at another size that the model takes.
+        NotFiniteError: it gives NaN or infinities where the float model does not.
+        CheckFailedError: the file answers otherwise when it is opened as devices open it, or it is wrong at another
+            size that the model takes.
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
     opened = {FLOAT: SessionSettings(intra_op_threads=threads), INT8: artifact.proof_settings(threads=threads)}
@@ -334,7 +339,7 @@ def prove(
         agreement = evaluation.agreement[INT8]
         broken = [output.name for output in agreement.outputs if output.nonfinite]
         if broken:
-            raise CheckFailedError(
+            raise NotFiniteError(
                 f"{artifact.model.name}: output {broken[0]!r} is not finite where the float model's is",
                 "Keep what makes it so in float with --min-sqnr 20, or look at the ranges with `edgeq calibrate show`",
             )

@@ -143,7 +143,7 @@ def assess(
     known: dict[str, Any] = {
         "samples": compared.count,
         "complete": complete,
-        "basis": "labels" if labels else "agreement",
+        "basis": "labels" if labels else "noise" if held == "noise" else "agreement",
         "sqnr_db": compared.sqnr_db,
         "cosine": min((o.least_cosine for o in compared.outputs if o.compared), default=0.0),
         "disagreement": regret.changed / regret.rows if regret else None,
@@ -164,7 +164,6 @@ def assess(
         return Assessment(**known, drop=drop, low=low, high=high, expected=expected, doubt=doubt)
     if held == "noise":
         noise = 10 ** (-worst_db(compared) / 10)
-        known["basis"] = "noise"
         return Assessment(**known, drop=noise, low=noise / _STEADY, high=noise * _STEADY, expected=noise)
     if held == "seen":
         top1 = compared.top1

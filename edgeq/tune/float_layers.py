@@ -17,6 +17,8 @@ from typing import Literal, Protocol
 
 WIDE: Literal["wide"] = "wide"
 """The field of a scheme that names the nodes whose results are raised from 8 to 16 bits."""
+EIGHT_BIT: Literal["eight_bit"] = "eight_bit"
+"""The field of a scheme that names the products in blocks of 8 bits instead of 4."""
 REFINEMENTS = 4
 # Sizes tried beyond the powers of two, where more layers in float lost more than fewer did.
 _BETWEEN = 6
@@ -221,12 +223,13 @@ def _between(tried: Mapping[int, float]) -> int | None:
 
 
 def affordable(ranking: Ranking, headroom: float) -> tuple[RankedLayer, ...]:
-    """Return the longest beginning of the ranking that costs at most `headroom` of the span; never all layers, which
-    would be the float model."""
+    """Return the longest beginning of the ranking that costs at most `headroom` of the span; all layers only where they
+    get 8 bits: in float they would be the float model."""
     limit = ranking.slack * headroom * ranking.costs.span if headroom < math.inf else math.inf
     kept: set[str] = set()
     spent, count = 0.0, 0
-    for position, layer in enumerate(ranking.layers[:-1], 1):
+    most = len(ranking.layers) - (ranking.field != EIGHT_BIT)
+    for position, layer in enumerate(ranking.layers[:most], 1):
         spent += ranking.costs.further(layer.name, kept)
         kept.add(layer.name)
         if spent <= limit:

@@ -8,7 +8,7 @@ from edgeq_device.claim import SLOWER, UNKNOWN
 
 from edgeq.hardware.profile import Profile
 from edgeq.scheme import ALL_NODES
-from edgeq.tune.float_layers import WIDE, select_float_layers
+from edgeq.tune.float_layers import EIGHT_BIT, REFINEMENTS, WIDE, select_float_layers
 from edgeq.tune.judge import build_and_assess, in_full, in_simulation
 from edgeq.tune.race import RACE_S, race_new, race_until_claimed
 from edgeq.tune.trials import WIDE_COST, Trial, Trials
@@ -101,6 +101,11 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
         return
     ranking = trials.evaluator.rank(base.candidate, headroom=headroom, seconds=trials.deadline.left_s())
     field, scheme, most = ranking.field, base.candidate.scheme, trials.goal.max_drop
+    refinements = REFINEMENTS
+    if field != EIGHT_BIT:
+        headroom = min(headroom, trials.pace.most_float)
+    elif trials.pace.few_sets:  # a product less in 8 bits saves some bytes, and takes a build to find
+        refinements = 0
     trials.progress.note(f"looking for the fewest {_SPARED[field]} that let {base.name} qualify")
     named: Counter[int] = Counter()
 
@@ -120,7 +125,8 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     # Where few sets are built, the first is the one that should do.
     share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
     hopeless = trials.pace.hopeless * most
-    select_float_layers(ranking, loss, most, expired, share=share, headroom=headroom, hopeless=hopeless)
+    how = {"share": share, "headroom": headroom, "hopeless": hopeless}
+    select_float_layers(ranking, loss, most, expired, refinements=refinements, **how)
 
 
 def _bases(trials: Trials) -> list[Trial]:
@@ -186,7 +192,7 @@ def _headroom(trials: Trials, trial: Trial, widens: bool) -> float:
     rivals = [] if trials.objective in ("size", "memory") else trials.qualified()[:1]
     limits = [1 - trials.pace.equal] if trials.by_time else []
     most = min([whole, *limits, *(cost(rival) for rival in rivals)])
-    return min(trials.pace.most_float, max(0.0, (most - own) / (whole - own))) if own < whole else 0.0
+    return max(0.0, (most - own) / (whole - own)) if own < whole else 0.0
 
 
 def _reconsidered(trials: Trials, trial: Trial) -> Trial:

@@ -158,7 +158,7 @@ def test_inputs_in_the_tuning_folder_survive(workspace: Workspace, options: tupl
     says = "holds the input out.tuning/x.npz"
     shutil.copy(workspace.path / "x.npz", workspace.path / "out.tuning")
     workspace.refused(OUTPUT, "tune", "net.onnx", "--data", "out.tuning/x.npz", "-o", "out", *options, says=says)
-    from edgeq.calibrate.run import calibrate
+    from edgeq.jobs.calibrate import calibrate
 
     shutil.rmtree(workspace.path / "out.tuning")
     calibrate(workspace.path / "net.onnx", workspace.path / "x.npz", workspace.path / "out.tuning" / "statistics")
@@ -192,7 +192,7 @@ def test_a_foreign_file_in_a_calibration_survives(workspace: Workspace) -> None:
 
 
 def test_a_file_that_comes_while_calibrating_survives(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeq.calibrate import run
+    from edgeq.jobs import calibrate as run
 
     assert workspace.run(*CALIBRATE, "-o", "cal").code == 0
     real = run.collect

@@ -152,7 +152,7 @@ def test_workers_are_checked_before_anything_is_read(workspace: Workspace, comma
         (("--op-type", "Covn"), USAGE, "no operator 'Covn' has an int8 form on the cpu backend. Did you mean Conv"),
         (("--decoder", "yolox", "--val", "x.npz"), USAGE, "task options without a task. Give a --task"),
         (("--labels", "absent.csv"), USAGE, "--labels says where the labels of --val are. Give --val"),
-        (("--max-drop", "1pt"), USAGE, "needs a task"),
+        (("--max-drop", "1pt"), USAGE, "needs labels"),
         (("--max-drop", "much"), USAGE, "--max-drop 'much' is not a number"),
         (("--require-coverage", "200%"), USAGE, "--require-coverage '200%' is not between 0 and 1"),
         (("--percentile", "99"), USAGE, "--percentile goes with --method percentile"),

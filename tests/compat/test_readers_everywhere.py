@@ -8,7 +8,7 @@ import numpy as np
 
 import edgeq
 from compat.networks import Reader, images
-from edgeq.calibrate.run import calibrate
+from edgeq.jobs.calibrate import calibrate
 from edgeq.model.load import model_signature
 from edgeq.util.records import plain
 

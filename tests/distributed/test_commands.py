@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
 from edgeq import demo
-from edgeq.calibrate.run import calibrate
 from edgeq.cli import group
 from edgeq.data.open_source import Data
 from edgeq.data.samples import Samples, Sharded, open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import DataError, UsageError
 from edgeq.hardware.target import resolve
+from edgeq.jobs.calibrate import calibrate
 from edgeq.jobs.quantize import quantize
 from edgeq.measure.accuracy import RunningEvaluation
 from edgeq.measure.agreement import infer

@@ -10,10 +10,10 @@ import pytest
 
 from edgeq.calibrate.files import save_statistics
 from edgeq.calibrate.hazards import NONFINITE
-from edgeq.calibrate.run import calibrate
 from edgeq.data.open_source import Data
 from edgeq.errors import CalibrationError, ModelError, UsageError
 from edgeq.hardware.target import resolve
+from edgeq.jobs.calibrate import calibrate
 from edgeq.model.prepare import prepare_model
 from edgeq.prove import job as job_module
 from edgeq.prove.job import build

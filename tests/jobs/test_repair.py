@@ -19,7 +19,7 @@ from edgeq.errors import CheckFailedError, UsageError
 from edgeq.jobs.package import package
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.measure.agreement import HEALTHY_DB
-from edgeq.prove.proof import INT8
+from edgeq.prove.proof import INT8, NotFiniteError
 from edgeq.util.records import plain
 from tests.graphs import proto
 
@@ -183,3 +183,61 @@ def test_what_the_target_cannot_run_is_no_candidate(monkeypatch: pytest.MonkeyPa
     assert repair is not None
     assert repair.chosen == "the plain build"
     assert not repair.steps
+
+
+# One more than what is positive: 8 bits may round it to less than one, of which Acosh is NaN.
+NOT_A_NUMBER = """
+rounded (float[N, 8, 6, 6] x) => (float[N, 8, 6, 6] y) {
+    [first] a = Conv <pads = [1, 1, 1, 1]> (x, w1)
+    [relu] b = Relu (a)
+    [shift] c = Conv (b, same, one)
+    [arch] y = Acosh (c)
+}
+"""
+
+
+@pytest.fixture
+def not_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write `net.onnx`, whose plain build gives NaN, and `calib.npz`."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    model = proto(NOT_A_NUMBER)
+    weights = {"w1": random.normal(0, 0.35, (8, 8, 3, 3)), "same": np.eye(8)[:, :, None, None], "one": np.ones(8)}
+    for name, values in weights.items():
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+    onnx.save(model, "net.onnx")
+    np.savez("calib.npz", x=np.random.default_rng(1).normal(size=(32, 8, 6, 6)).astype(np.float32))
+
+
+@pytest.mark.usefixtures("not_a_number")
+@pytest.mark.parametrize("method", [None, "minmax"])
+def test_outputs_that_are_not_finite_become_so(method: str | None) -> None:
+    how: dict[str, Any] = {"overrides": {"method": method} if method else {}}
+    with pytest.raises(NotFiniteError, match="output 'y' is not finite where the float model's is"):
+        quantized(effort=None, **how)
+    proof = quantized(**how).proof
+    assert proof.repair is not None
+    assert proof.repair.met
+    assert proof.agreement.sqnr_db >= HEALTHY_DB
+
+
+@pytest.mark.usefixtures("not_a_number")
+def test_outputs_that_stay_infinite_are_refused_with_what_was_tried() -> None:
+    with pytest.raises(NotFiniteError, match=r"not finite where the float model's is; \d+ builds were no better"):
+        quantized(effort="quick", overrides={"method": "minmax"})
+
+
+def test_weights_in_blocks_are_repaired_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(2)
+    model = proto("mlp (float[N, 64] x) => (float[N, 64] y) { [one] a = MatMul (x, w1) [two] y = MatMul (a, w2) }")
+    for name in ("w1", "w2"):
+        values = random.standard_t(3, (64, 64)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(model, "net.onnx")
+    np.savez("calib.npz", x=random.normal(size=(64, 64)).astype(np.float32))
+    blocks = {"overrides": {"mode": "weight-only", "weight_bits": 4}}
+    assert quantized(effort=None, **blocks).proof.agreement.sqnr_db < HEALTHY_DB, "the case must be poor"
+    proof = quantized(**blocks).proof
+    assert proof.repair is not None
+    assert proof.repair.met

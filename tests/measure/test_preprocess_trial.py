@@ -154,3 +154,96 @@ def test_older_names_are_not_proposed() -> None:
     assert not any(name in choices() for name in ("preprocess_method1", "caffe2"))
     assert "yolox" in candidates("detection")
     assert "yolox" not in candidates("classification")
+
+
+def test_every_command_finds_the_same(eval_request: EvalRequest, folders: Path) -> None:
+    model, data = str(eval_request.model), ("--data", str(folders))
+    quantized, statistics = f"{folders}.int8.onnx", f"{folders}.cal"
+    few = ("--duration", "0.01", "--queries", "1")
+    for line in (
+        ("quantize", model, *data, "--as-is", "--no-timing", "-o", quantized),
+        ("calibrate", model, *data, "-o", statistics),
+        ("debug", model, quantized, *data),
+        ("bench", model, *data, *few),
+        ("eval", model, *data),
+    ):
+        ran = CliRunner().invoke(group, line)
+        assert ran.exit_code == 0, ran.output
+        assert "found: preprocessing bgr-mean: top1 1.0000 on 16 samples" in ran.output.replace("\n", " "), line
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "one file"])
+def test_arrays_of_images_are_searched_as_images_are(eval_request: EvalRequest, tmp_path: Path, form: str) -> None:
+    with np.load(eval_request.data) as held:
+        images, labels = held["X"], held["Y"]
+    root = tmp_path / "arrays"
+    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
+        folder = root / ("blue", "red")[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        if form == "npy":
+            np.save(folder / f"{number}.npy", pixels)
+        else:
+            np.savez(folder / f"{number}.npz", pixels=pixels)
+    data = Data(tmp_path / "d.npz" if form == "one file" else root)
+    signature = model_signature(eval_request.model)
+    samples = open_or_search(data, signature, session=lambda: open_session(eval_request.model))
+    assert isinstance(samples, SourceSamples)
+    assert samples.preprocess is not None
+    assert samples.preprocess.name == "bgr-mean"
+    assert sorted(int(sample.label) for sample in samples) == sorted(labels.tolist())
+
+
+def test_a_class_offset_that_one_preprocessing_shows_counts_for_all(tmp_path: Path) -> None:
+    # Class 0 is the background. Only with colours in their order are enough of the first samples right to show it.
+    body = f"""g (float[N, 3, {SIZE}, {SIZE}] x) => (float[N, 4] y) <float[3, 4] w = {{0,1,0,0, 0,0,1,0, 0,0,0,1}}> {{
+        p = GlobalAveragePool(x)
+        f = Flatten(p)
+        y = MatMul(f, w)
+    }}"""
+    onnx.save(proto(body), tmp_path / "m.onnx")
+    random = np.random.default_rng(1)
+    labels = random.integers(0, 3, 48)
+    images = random.integers(0, 100, (48, SIZE, SIZE, 3)).astype(np.uint8)
+    images[np.arange(48), ..., labels] += 60
+    np.savez(tmp_path / "d.npz", image=images, label=labels)
+    session, signature = open_session(tmp_path / "m.onnx"), model_signature(tmp_path / "m.onnx")
+    found = search(session, signature, Data(tmp_path / "d.npz"), names=["unit", "unit-bgr", "bgr", "rgb"])
+    values = {one.preprocess: one.value for one in found.ranked}
+    assert values["unit"] == 1.0
+    assert set(values) == {"unit", "rgb"}
+
+
+def test_a_detector_gets_one_question(tmp_path: Path) -> None:
+    cells = 12 * 12 + 6 * 6 + 3 * 3
+    body = f"""g (float[1, 3, 96, 96] x) => (float[1, {cells}, 85] y) {{
+        m = ReduceMax <keepdims = 0> (x)
+        z = Mul(m, m)
+        s = Tanh(z)
+        y = Add(w, s)
+    }}"""
+    boxes = np.zeros((1, cells, 85), np.float32)
+    boxes[..., :4] = -1
+    onnx.save(proto(body, {"w": boxes}), tmp_path / "m.onnx")
+    (tmp_path / "images").mkdir()
+    for number in range(3):
+        Image.fromarray(np.full((64, 64, 3), 60 * number, np.uint8)).save(tmp_path / "images" / f"{number}.png")
+    line = ("quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "images"), "-o", str(tmp_path / "q.onnx"))
+    ran = CliRunner().invoke(group, line)
+    assert ran.exit_code == DataError.exit_code
+    asked = ran.output.replace("\n", " ")
+    assert "Type --preprocess yolox if the model was trained so (its outputs are those of yolox)" in asked
+    assert "or put the COCO annotations of the images beside them" in asked
+
+
+def test_images_for_a_model_of_two_inputs_are_refused(tmp_path: Path) -> None:
+    body = """g (float[N, 3, 4, 4] x, float[N, 3] s) => (float[N, 3] y) {
+        p = GlobalAveragePool(x)
+        f = Flatten(p)
+        y = Add(f, s)
+    }"""
+    onnx.save(proto(body), tmp_path / "m.onnx")
+    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "a.png")
+    model = tmp_path / "m.onnx"
+    with pytest.raises(DataError, match=r"holds images, and the model takes x: float32\[N, 3, 4, 4\]; s: ") as caught:
+        open_or_search(Data(tmp_path), model_signature(model), session=lambda: open_session(model))
+    assert "Give .npz files with an array for each" in caught.value.fix

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from edgeq.calibrate.run import calibrate, merge_to, parse_bytes
 from edgeq.cli.calibrate import calibrate_command
 from edgeq.errors import CalibrationError, DataError, OutputError, UsageError
+from edgeq.jobs.calibrate import calibrate, merge_to, parse_bytes
 from edgeq.model.prepare import prepare_model
-
-from .models import images, small_cnn, write
+from tests.calibrate.models import images, small_cnn, write
 
 
 @pytest.fixture

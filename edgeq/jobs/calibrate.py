@@ -14,11 +14,12 @@ from edgeq.calibrate.files import check_directory, check_regular, load_statistic
 from edgeq.calibrate.ranges import quantizable_tensors
 from edgeq.calibrate.statistics import Statistics
 from edgeq.data.open_source import Data, as_data, in_role
-from edgeq.data.samples import open_samples
 from edgeq.distributed.workers import Workers, open_workers
 from edgeq.errors import CalibrationError, UsageError
+from edgeq.measure.preprocess_search import open_or_search
 from edgeq.model.load import model_files, path_of
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.run.session import open_session
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import check_apart, recover
 
@@ -87,9 +88,10 @@ def calibrate(
         check_apart(directory, [*model_files(model), *_existing(data)])
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder, open_workers(workers) as opened:
         prepared = prepare_model(model, Path(folder), fix=fix, progress=progress)
-        samples = open_samples(
+        samples = open_or_search(
             in_role(as_data(data) or Data(data), "calibration"),
             prepared.signature,
+            session=lambda: open_session(prepared.path),
             preprocess=preprocess,
             count=count,
             start=first,
