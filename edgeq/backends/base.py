@@ -215,14 +215,18 @@ class Backend:
         del artifact, scheme, destination
         return None
 
-    def convert(self, model: Path, destination: Path) -> None:
+    def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
         """Write an ONNX model, float or with Q/DQ pairs, to `destination` in the format of the engine that names this
         backend (`[int8] backend`), which opens no ONNX files. The session of the file takes and gives what the model
         does.
 
+        Args:
+            options: the engine's.
+
         Raises:
             ModelError: the format cannot express it; names the node.
         """
+        del model, destination, options
         raise UsageError(f"the {self.name} backend converts no models", "Choose another engine")
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:

@@ -265,13 +265,14 @@ _CONVERTERS: Registry[Any] = Registry(
 )
 
 
-def converter_of(engine: EngineSpec) -> Callable[[Path, Path], None]:
+def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]], None]:
     """Return what makes a file of the format of `engine` of an ONNX file: see `edgeq.backends.base.Backend.convert`.
 
     Raises:
         HardwareError: no backend does.
     """
-    convert: Callable[[Path, Path], None] = _CONVERTERS.load(load_engines()[engine.name].int8.backend).convert
+    found: Any = _CONVERTERS.load(load_engines()[engine.name].int8.backend)
+    convert: Callable[[Path, Path, Mapping[str, Any]], None] = found.convert
     return convert
 
 

@@ -339,10 +339,10 @@ class EngineFiles:
         if engine is None or not engine.suffix or model.suffix == engine.suffix:
             return model
         state = model.stat()
-        key = engine.name, model.resolve(), (state.st_size, state.st_mtime_ns)
+        key = repr(engine), model.resolve(), (state.st_size, state.st_mtime_ns)
         if key not in self._made:
             made = self._folder / f"{len(self._made)}-{engine.name}{engine.suffix}"
-            converter_of(engine)(model, made)
+            converter_of(engine)(model, made, engine.options)
             self._made[key] = made
         return self._made[key]
 
