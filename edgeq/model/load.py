@@ -177,9 +177,12 @@ def model_signature(path: Path) -> Signature:
     return signature
 
 
+_OWN_FORMAT = "edgeq.own_format"
+
+
 def load_runnable(path: Path) -> onnx.ModelProto:
-    """Load a model that is to run, without its weights; of a file in the format of an engine, a model without nodes
-    that has its inputs and outputs.
+    """Load a model that is to run, without its weights; of a file in the format of an engine, a model of one unknown
+    node that has its inputs and outputs.
 
     Raises:
         ModelError: as `load_model`; or it does not state its inputs and outputs.
@@ -203,7 +206,10 @@ def _stated(path: Path) -> onnx.ModelProto | None:
         raise ModelError(f"{path} states its inputs and outputs wrongly: {one_line(error)}", DAMAGED) from error
     if not (graph.input and graph.output):
         raise ModelError(f"{path} does not state its inputs and outputs", "Name a file that edgeq wrote")
-    return onnx.ModelProto(ir_version=8, graph=graph, opset_import=[onnx.helper.make_opsetid("", 17)])
+    names = ([one.name for one in values] for values in (graph.input, graph.output))
+    graph.node.append(onnx.helper.make_node("Whole", *names, name="whole", domain=_OWN_FORMAT))
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(_OWN_FORMAT, 1)]
+    return onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
 
 
 def own_runnable(path: Path) -> onnx.ModelProto:

@@ -70,11 +70,15 @@ class Port:
     Attributes:
         name: the ONNX name.
         order: the file's axes by their numbers in the ONNX model: (0, 2, 3, 1) for NCHW stored as NHWC.
+        type, shape: of the ONNX model, as onnxruntime has them, with open sizes by name; "" and None where the file
+            does not state them.
     """
 
     name: str
     tensor: Tensor
     order: tuple[int, ...]
+    type: str = ""
+    shape: tuple[int | str | None, ...] | None = None
 
 
 @dataclass(frozen=True)

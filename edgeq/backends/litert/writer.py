@@ -41,14 +41,18 @@ def schema() -> Any:
     return schema_py_generated
 
 
-def write(network: Network) -> bytes:
-    """Return the file of a network; the same network gives the same bytes."""
-    return _File(network).pack()
+def write(network: Network, *, nodes: bool = False) -> bytes:
+    """Return the file of a network; the same network gives the same bytes.
+
+    Args:
+        nodes: whether it names the ONNX node of each operator, by which a profile is read.
+    """
+    return _File(network, nodes=nodes).pack()
 
 
 class _File:
-    def __init__(self, network: Network) -> None:
-        self._schema, self._network = schema(), network
+    def __init__(self, network: Network, *, nodes: bool) -> None:
+        self._schema, self._network, self._nodes = schema(), network, nodes
         self._tensors = {tensor: place for place, tensor in enumerate(network.tensors())}
         self._buffers: list[Any] = [self._buffer(b"")]
         self._codes: dict[tuple[str, int], int] = {}
@@ -130,7 +134,9 @@ class _File:
         made = self._schema.MetadataT()
         made.name = METADATA
         network = self._network
-        text = {"inputs": _ports(network.inputs), "outputs": _ports(network.outputs)}
+        text: dict[str, Any] = {"inputs": _ports(network.inputs), "outputs": _ports(network.outputs)}
+        if self._nodes:
+            text["nodes"] = [operator.node for operator in network.operators]
         made.buffer = self._add(json.dumps(text, sort_keys=True).encode())
         return made
 
@@ -156,7 +162,12 @@ def version(operator: Operator) -> int:
 
 
 def _ports(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
-    return [{"name": port.name, "order": list(port.order)} for port in ports]
+    return [_stated(port) for port in ports]
+
+
+def _stated(port: Port) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": port.name, "order": list(port.order)}
+    return found if port.shape is None else {**found, "type": port.type, "shape": list(port.shape)}
 
 
 def _packed(schema_: Any, builder: Any, data: bytes) -> Any:

@@ -228,6 +228,8 @@ class LiteRtSession:
             )
         )
         self._places = {port.info.name: place for place, port in enumerate(self._outputs)}
+        nodes = stated.get("nodes", [])
+        self._nodes = {place: name for place, name in enumerate(nodes if isinstance(nodes, list) else []) if name}
         self._one_by_one = all(port.batched for port in (*self._inputs, *self._outputs))
 
     def get_inputs(self) -> Sequence[Any]:
@@ -268,7 +270,8 @@ class LiteRtSession:
         return [port.decoded(self._interpreter.get_tensor(port.index)) for port in self._outputs]
 
     def end_profiling(self) -> str:
-        """Write a file with the operators of the file as events of a profile, each named by its output.
+        """Write a file with the operators of the file as events of a profile, each named by the node that it was made
+        of where the file says so, else by its output.
 
         LiteRT's Python interface gives no times.
         """
@@ -277,7 +280,7 @@ class LiteRtSession:
         events = [
             {
                 "cat": "Kernel",
-                "name": names.get(int(operator["outputs"][0]), ""),
+                "name": self._nodes.get(place) or names.get(int(operator["outputs"][0]), ""),
                 "dur": 0,
                 "args": {
                     "provider": self._provider,
@@ -285,7 +288,7 @@ class LiteRtSession:
                     "kernel": f"{operator['op_name']}_{types.get(int(operator['inputs'][0]), '')}",
                 },
             }
-            for operator in self._interpreter._get_ops_details()
+            for place, operator in enumerate(self._interpreter._get_ops_details())
             if operator["op_name"] != "DELEGATE" and len(operator["inputs"]) and len(operator["outputs"])
         ]
         file = Path(f"{self._profile}.json")
