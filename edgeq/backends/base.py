@@ -153,10 +153,12 @@ class Backend:
         recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
         runs_engines: whether plug-in engines run what is built for its targets.
         modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
+        suffix: of the files that its targets run, as their engine has it; "" where those are ONNX files.
     """
 
     name: str = ""
     title: str = ""
+    suffix: str = ""
     adopts_quantized: bool = False
     targeted: bool = False
     simulated: bool = False
@@ -214,6 +216,20 @@ class Backend:
         alone; None where that has to be built."""
         del artifact, scheme, destination
         return None
+
+    def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
+        """Write an ONNX model, float or with Q/DQ pairs, to `destination` in the format of the engine that names this
+        backend (`[int8] backend`), which opens no ONNX files. The session of the file takes and gives what the model
+        does.
+
+        Args:
+            options: the engine's.
+
+        Raises:
+            ModelError: the format cannot express it; names the node.
+        """
+        del model, destination, options
+        raise UsageError(f"the {self.name} backend converts no models", "Choose another engine")
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
         """Return `artifact` with the files that travel with it in a bundle alone.

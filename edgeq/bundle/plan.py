@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from edgeq_device.arrays import write_npz
-from edgeq_device.engines import installed_versions, plugin_of
+from edgeq_device.engines import engine_of_file, installed_versions, plugin_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import (
     BUNDLE_SCHEMA,
@@ -100,7 +100,7 @@ class VariantSpec:
 
     Attributes:
         name: letters, digits and `._+-`.
-        model: ONNX file; its external data files travel with it.
+        model: an ONNX file, whose external data files travel with it, or one in the format of an engine.
         ep, device: execution provider, and "cpu", "gpu" or "npu".
         session_options: session configuration entries that the artifact needs to be right.
         provider_options: options of `ep`. Both only as edgeq_device/options.json allows; what refers to files of the
@@ -210,7 +210,7 @@ def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, s
         if spec.metadata.get(key)
     ]
     built = [
-        _component("machine-learning-model" if path.endswith(".onnx") else "data", path, digest)
+        _component("machine-learning-model" if _is_model(path) else "data", path, digest)
         for path, digest in sorted(models.items())
     ]
     licence = spec.metadata.get("license")
@@ -239,6 +239,10 @@ def make_sbom(spec: BundleSpec, models: Mapping[str, str], tools: Mapping[str, s
     }
 
 
+def _is_model(path: str) -> bool:
+    return path.endswith(".onnx") or engine_of_file(path) is not None
+
+
 def _component(kind: str, name: str, digest: str) -> dict[str, Any]:
     return {"type": kind, "bom-ref": name, "name": name, "hashes": [{"alg": "SHA-256", "content": digest}]}
 
@@ -256,15 +260,21 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """An ONNX file and its external data, the latter by their names relative to the model."""
+    """A model file and its external data, the latter by their names relative to the model."""
 
     model: StoredFile
     external: Mapping[str, StoredFile]
 
     @property
+    def name(self) -> str:
+        """Return the model's name in a bundle."""
+        own = engine_of_file(self.model.path.name)
+        return MODEL_FILE if own is None else f"model{own.suffix}"
+
+    @property
     def together(self) -> dict[str, StoredFile]:
         """Return the model under its name in a bundle and its external data, by path relative to the model."""
-        return {MODEL_FILE: self.model, **self.external}
+        return {self.name: self.model, **self.external}
 
 
 @dataclass(frozen=True)
@@ -292,13 +302,14 @@ def share(variants: Mapping[str, ModelFiles]) -> tuple[dict[str, Placement], dic
     assets: dict[str, StoredFile] = {}
     for names, weights in _groups(variants):
         models: dict[str, list[str]] = {}
+        file = variants[names[0]].name
         for name in names:
             models.setdefault(variants[name].model.sha256, []).append(name)
         if len(names) == 1:
-            placements[names[0]] = Placement(MODEL_FILE, "", variants[names[0]].together)
+            placements[names[0]] = Placement(file, "", variants[names[0]].together)
         elif len(models) == 1:
             reference = _add_asset(variants[names[0]].together, assets)
-            placements.update({name: Placement(f"{reference}/{MODEL_FILE}", "", {}) for name in names})
+            placements.update({name: Placement(f"{reference}/{file}", "", {}) for name in names})
         else:
             folder = _add_asset(weights, assets)
             for same in models.values():

@@ -199,12 +199,13 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Device:
-    """[device]: cores, memory in MiB, the GPU's compute capability, and what a compiler or simulator of the device is
-    set to."""
+    """[device]: cores, memory in MiB, the GPU's compute capability, the engine that runs models there where its backend
+    builds for several, and what a compiler or simulator of the device is set to."""
 
     cores: Above0 | None = None
     memory_mib: Above0 | None = None
     compute_capability: Version | None = None
+    engine: Text | None = None
     engine_options: Mapping[str, Text] | None = None
 
 

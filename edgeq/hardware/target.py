@@ -36,8 +36,9 @@ class Target(Displayed):
         features: CPU features that the device is known to have; at least those that the profile requires.
         runtime: the versions of "onnxruntime", "tensorrt", "cuda", "python" that the device has, as far as known.
         emulate: how to run the device's kernels elsewhere; see `Profile.emulate`.
-        device: what is known of the hardware: "cores", "memory_mib", "compute_capability"; "engine_options", provider
-            options by which its engine compiles for it, or simulates it, elsewhere.
+        device: what is known of the hardware: "cores", "memory_mib", "compute_capability"; "engine", the one that runs
+            models there, where its backend builds for several; "engine_options", provider options by which its engine
+            compiles for it, or simulates it, elsewhere.
         systolic: the array's parameters, in a target that is one.
     """
 

@@ -23,6 +23,7 @@ from edgeq.prove.job import Built, Job
 from edgeq.prove.variants import Variant, alternative_spec, selftest_cases, variant_spec
 from edgeq.report.layers import layer_record, quantized_tensors, worst_tensors
 from edgeq.report.page import DEVICE_COMMANDS, TUNING, make_record, report_files
+from edgeq.run.session import EngineFiles
 from edgeq.util.records import plain
 
 
@@ -117,7 +118,7 @@ def bundle_variants(
     builds = {name: variant.built for name, variant in variants.items()}
     used = variant_ranges(job, builds)
     extras = report_files(_report_record(job, variants, used, command, notes), tuning)
-    models = share_weights({name: v.built.artifact.model for name, v in variants.items()}, workdir / "shared")
+    models = shipped_files({name: variant.built for name, variant in variants.items()}, workdir)
     cases = {
         key: selftest_cases(variant.built.artifact, job.validation, selftest)
         for key, variant in {_answers(variant): variant for variant in variants.values()}.items()
@@ -147,6 +148,21 @@ def bundle_variants(
         extras=extras,
     )
     write_bundle(spec, output, force=force)
+
+
+def shipped_files(builds: Mapping[str, Built], workdir: Path) -> dict[str, Path]:
+    """Return the file of each variant: in the format of the engine that runs it, or the model, whose weights are shared
+    with those of others.
+
+    Args:
+        workdir: a private folder, for what is written.
+    """
+    folder = workdir / "converted"
+    folder.mkdir()
+    files = EngineFiles(folder)
+    made = {name: files.file(one.artifact.model, one.artifact.settings().engine) for name, one in builds.items()}
+    whole = {name: file for name, file in made.items() if file == builds[name].artifact.model}
+    return {**made, **share_weights(whole, workdir / "shared")}
 
 
 def as_text(name: str) -> str:

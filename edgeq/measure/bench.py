@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import onnx
 import onnx_ir as ir
 from edgeq_device.bench import BenchSettings
 from edgeq_device.bench_models import Shapes, bundle_feeds, bundle_models, bundle_variants
@@ -32,14 +31,15 @@ from edgeq.model.load import (
     check_declared_sizes,
     data_folder,
     in_memory,
-    load_model,
+    load_runnable,
     model_signature,
+    own_runnable,
     own_signature,
     path_of,
     signature_of,
 )
 from edgeq.run.engines import EngineChoice, as_engines
-from edgeq.run.session import Engines, SessionSettings, open_session, with_carried
+from edgeq.run.session import Engines, SessionSettings, in_own_engine, open_session, with_carried
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Displayed, Progress
 from edgeq.util.registry import device_errors
@@ -136,9 +136,9 @@ def open_model(
         return
     if variant is not None:
         raise UsageError(f"{path} is a model, which has no variants", "Leave --variant out")
-    proto = load_model(path, external_data="none")
+    proto = load_runnable(path)
     check_declared_sizes(proto, path.parent, path)
-    settings = with_carried(path, settings)
+    settings = with_carried(path, in_own_engine(path, settings))
     with Engines() as engines:
         yield LoadedModel(
             path=path,
@@ -168,7 +168,7 @@ def _open_variant(
             chosen = next(variant for variant in bundle.components[MAIN] if variant.name == taken)
         assert chosen.model is not None, "select() takes no variant that ONNX Runtime does not run"
         # The bundle's files were checked when it was opened. External weights may lie elsewhere in it.
-        model = onnx.load(chosen.model, load_external_data=False)
+        model = own_runnable(chosen.model)
         settings = variant_settings(chosen, settings)
         yield LoadedModel(
             path=path,
@@ -191,7 +191,7 @@ def check_models(bundle: Bundle) -> None:
     variants = [variant for variants in bundle.components.values() for variant in variants]
     places = {v.model: Path(v.session_options.get(EXTERNAL_FOLDER, v.model.parent)) for v in variants if v.model}
     for model, folder in places.items():
-        check_declared_sizes(onnx.load(model, load_external_data=False), folder, bundle.source)
+        check_declared_sizes(own_runnable(model), folder, bundle.source)
 
 
 def variant_settings(variant: Variant, settings: SessionSettings | None = None) -> SessionSettings:
@@ -325,6 +325,7 @@ def bench(
         models[other] = (against, plain)
     in_engines = {f"{name}, {e.name}": replace(plain, engine=e.engine, precision=e.precision) for e in engines}
     models |= {label: (path, how) for label, how in (in_engines or {name: plain}).items()}
+    models = {label: (file, in_own_engine(file, how)) for label, (file, how) in models.items()}
     if against is not None or len(models) > 1:
         settings = replace(settings, baseline=next(iter(models)))
     samples = _samples(data, signature, path, progress) if data.source is not None else None

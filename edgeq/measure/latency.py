@@ -19,7 +19,7 @@ from edgeq_device.memory import MemoryUse, measure_memory
 from edgeq_device.scenarios import Feed
 
 from edgeq.model.load import model_bytes
-from edgeq.run.session import SessionSettings, onnxruntime, open_request, open_session, with_carried
+from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_request, open_session, with_carried
 from edgeq.util.display import SILENT, Page, Progress
 from edgeq.util.registry import device_errors
 
@@ -112,7 +112,8 @@ def session_memory(model: Path, settings: SessionSettings, shapes: Mapping[str, 
     Raises:
         RuntimeUnavailableError: the process failed, or the system does not report a process's memory.
     """
-    return measure_memory(open_request(str(model), settings), shapes)
+    with Engines() as engines:
+        return measure_memory(open_request(str(engines.file(model, settings.engine)), settings), shapes)
 
 
 def measure_models(

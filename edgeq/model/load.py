@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import onnx
 import onnx_ir as ir
+from edgeq_device.engines import engine_of_file, stated_signature
 from edgeq_device.errors import BundleError
-from edgeq_device.onnxfile import is_name, read_onnx
+from edgeq_device.onnxfile import DTYPES, is_name, read_onnx
 from numpy.typing import NDArray
 
 from edgeq.errors import ModelError, OutputError, UsageError, one_line
@@ -42,6 +43,7 @@ from edgeq.model.tensors import (
     weight_tensors,
 )
 from edgeq.signature import Dimension, Signature, TensorSpec
+from edgeq.util.registry import device_errors
 
 INLINE_LIMIT = 2**30
 """Bytes of tensors up to which a saved model is one file. Half of protobuf's limit, so that Q/DQ nodes, shapes and a
@@ -169,10 +171,50 @@ def model_signature(path: Path) -> Signature:
     Raises:
         ModelError: as `load_model` and `check_declared_sizes`.
     """
-    model = load_model(path, external_data="none")
+    model = load_runnable(path)
     signature = signature_of(model, path)
     check_declared_sizes(model, path.parent, path)
     return signature
+
+
+_OWN_FORMAT = "edgeq.own_format"
+
+
+def load_runnable(path: Path) -> onnx.ModelProto:
+    """Load a model that is to run, without its weights; of a file in the format of an engine, a model of one unknown
+    node that has its inputs and outputs.
+
+    Raises:
+        ModelError: as `load_model`; or it does not state its inputs and outputs.
+    """
+    return _stated(path) or load_model(path, external_data="none")
+
+
+def _stated(path: Path) -> onnx.ModelProto | None:
+    """Return the inputs and outputs that an engine's own file states, as a model; None where `path` is an ONNX file."""
+    with device_errors():
+        found = stated_signature(path) if path.is_file() else None
+    if found is None:
+        return None
+    graph = onnx.GraphProto(name="stated")
+    try:
+        for key, place in (("inputs", graph.input), ("outputs", graph.output)):
+            for one in found[key]:
+                kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(DTYPES[one["type"]]))
+                place.append(onnx.helper.make_tensor_value_info(one["name"], kind, one["shape"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} states its inputs and outputs wrongly: {one_line(error)}", DAMAGED) from error
+    if not (graph.input and graph.output):
+        raise ModelError(f"{path} does not state its inputs and outputs", "Name a file that edgeq wrote")
+    read, made = ([one.name for one in values] for values in (graph.input, graph.output))
+    graph.node.append(onnx.helper.make_node("Whole", read, made, name="whole", domain=_OWN_FORMAT))
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(_OWN_FORMAT, 1)]
+    return onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
+
+
+def own_runnable(path: Path) -> onnx.ModelProto:
+    """`load_runnable` of a file that need not be checked again, as for `read_own`."""
+    return _stated(path) or onnx.load(path, load_external_data=False)
 
 
 def own_signature(model: Path | bytes, where: Path) -> Signature:
@@ -181,8 +223,7 @@ def own_signature(model: Path | bytes, where: Path) -> Signature:
     Args:
         where: names it in messages.
     """
-    content = model if isinstance(model, bytes) else model.read_bytes()
-    return signature_of(onnx.load_model_from_string(content), where)
+    return signature_of(onnx.load_model_from_string(model) if isinstance(model, bytes) else own_runnable(model), where)
 
 
 def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
@@ -204,6 +245,8 @@ def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
     Raises:
         ModelError: it is no model, or its external data are not where they may be.
     """
+    if engine_of_file(path.name) is not None:
+        return (path,)
     locations = {external_span(tensor, path, folder).location for tensor in _external_tensors(path)}
     return (path, *((folder or path.parent) / location for location in sorted(locations)))
 

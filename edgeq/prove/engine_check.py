@@ -16,7 +16,7 @@ from edgeq.errors import CheckFailedError, EdgeqError
 from edgeq.measure.comparison import decibels
 from edgeq.model.edit import bytes_of_text
 from edgeq.run.engines import Engine
-from edgeq.run.session import Guest, SessionSettings, open_session, start_engine
+from edgeq.run.session import EngineFiles, Guest, SessionSettings, open_session, start_engine
 
 LEAST_DB = 90.0
 """How close f32 must come to ONNX Runtime's float32: what rounding in another order leaves, and bf16 does not."""
@@ -54,7 +54,7 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
     Args:
         precisions: those to try besides f32.
     """
-    if _CPU not in engine.devices:
+    if _CPU not in engine.devices or engine.suffix:
         return _check_elsewhere(engine, precisions)
     try:
         with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
@@ -75,9 +75,9 @@ def check_engine(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str
 
 
 def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool, str]:
-    """Check an engine for other hardware, which need not round as CPUs do: a convolution between Q/DQ pairs, held
-    against ONNX Runtime's kernels, and the float demo model, unless the engine runs only what a backend has built for
-    it."""
+    """Check an engine for other hardware, which need not round as CPUs do, or of a format of its own: a convolution
+    between Q/DQ pairs, held against ONNX Runtime's kernels, and the float demo model, unless the engine runs only what
+    a backend has built for it."""
     random = np.random.default_rng(0)
     x = random.normal(size=(1, 16, 8, 8)).astype(np.float32)
     model = bytes_of_text(_PAIRS, {"w": random.integers(-127, 128, (16, 16, 3, 3)).astype(np.int8)})
@@ -85,7 +85,8 @@ def _check_elsewhere(engine: Engine, precisions: tuple[str, ...]) -> tuple[bool,
         with start_engine(engine) as guest, tempfile.TemporaryDirectory(prefix="edgeq-doctor-") as folder:
             file = Path(folder) / "pairs.onnx"
             file.write_bytes(model)
-            found = guest.open(file, SessionSettings(engine=engine)).run(None, {"x": x})[0]
+            session = guest.open(EngineFiles(Path(folder)).file(file, engine), SessionSettings(engine=engine))
+            found = session.run(None, {"x": x})[0]
             right = open_session(file).run(None, {"x": x})[0].astype(np.float64)
             floats = () if engine.int8.backend else dict.fromkeys((FLOAT, *precisions))
             db = {name: _agreement(guest, engine, name) for name in floats}

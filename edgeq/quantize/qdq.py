@@ -112,6 +112,8 @@ def lasting_clamps(graph: ir.Graph, params_of: Callable[[ir.Value], QuantParams 
 
 QUANTIZE, DEQUANTIZE = "_QuantizeLinear", "_DequantizeLinear"
 _SELECTING = DATA_MOVEMENT | {"ReduceMax", "ReduceMin", "GatherElements", "TopK"}
+RESULTS: Mapping[str, Range] = {"Softmax": Range(0.0, 1.0)}
+"""Operator type → range of what it makes, whatever the samples gave."""
 # The largest integer of a bias, less what the rounding of float32 scales may add.
 _BIAS_LEVELS = (2**31 - 1) / 1.0001
 
@@ -125,6 +127,7 @@ def write_qdq(
     source: Path,
     weight_bounds: Mapping[str, NDArray[np.floating]] | None = None,
     float_results: Collection[str] = (),
+    results: Mapping[str, Range] = RESULTS,
 ) -> None:
     """Quantize `nodes` of a model in place.
 
@@ -138,11 +141,13 @@ def write_qdq(
         weight_bounds: weight → `bound` of `weight_params`, for weights with a wider range than their own.
         float_results: operator types whose integer kernels give floats as well: what they make stays in float where
             only float nodes read it.
+        results: operator type → range of what it makes, in place of that of the samples; but for a Softmax over so much
+            that this would leave it few levels.
 
     Raises:
         CalibrationError: an activation has no range.
     """
-    chosen = _choose(model.graph, ranges, scheme, nodes, source)
+    chosen = _choose(model.graph, ranges, scheme, nodes, source, results)
     _drop_clamps(model.graph, chosen)
     _Writer(model, chosen, scheme, weight_bounds or {}, float_results).write()
     drop_unused_initializers(model.graph)
@@ -158,7 +163,12 @@ class _Chosen:
 
 
 def _choose(
-    graph: ir.Graph, ranges: Mapping[str, Range], scheme: Scheme, names: Collection[str], source: Path
+    graph: ir.Graph,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    names: Collection[str],
+    source: Path,
+    results: Mapping[str, Range],
 ) -> _Chosen:
     chosen = _Chosen({}, {})
     among = frozenset(names)
@@ -180,8 +190,10 @@ def _choose(
         if found is None:
             problem = f"{source}: tensor {name_of(value)!r} has no range"
             raise CalibrationError(problem, "The calibration is of another model: calibrate this one again")
-        if is_op(value.producer(), "Softmax") and not spreads_thin(found):
-            found = Range(0.0, 1.0)
+        maker = value.producer()
+        fixed = results.get(maker.op_type) if maker is not None and is_op(maker, maker.op_type) else None
+        if fixed is not None and not (is_op(maker, "Softmax") and spreads_thin(found)):
+            found = fixed
         chosen.tensors[value] = scheme_params(found, scheme)
 
     for node in graph:

@@ -120,8 +120,11 @@ class BoardClock:
 
         def run(ready: _Ready) -> Ranking:
             requests = [
-                {**open_request(ready.session.send_model(model), with_carried(model, settings)), "name": name}
-                for name, (model, settings) in models.items()
+                {
+                    **open_request(ready.session.send_model(model, how.engine), with_carried(model, how)),
+                    "name": name,
+                }
+                for name, (model, how) in models.items()
             ]
             request = {"do": "race", "models": requests, "feed": ready.session.send_samples([feed])[0], **asdict(rules)}
             guest = ready.models.guest()
@@ -142,7 +145,8 @@ class BoardClock:
         """See `Clock.peak_memory`."""
 
         def run(ready: _Ready) -> int:
-            request = {"do": "peak", **open_request(ready.session.send_model(model), settings), "shapes": dict(shapes)}
+            opened = open_request(ready.session.send_model(model, settings.engine), settings)
+            request = {"do": "peak", **opened, "shapes": dict(shapes)}
             reply, _ = ready.models.guest().exchange(request)
             return parse(reply, _Peak, ready.session.board.name, BoardError).session_peak_bytes
 

@@ -51,7 +51,9 @@ class BoardBench:
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """See `BenchPlace.models`."""
         requests = [
-            open_request(self._session.send_model(path, self._progress), with_carried(path, how), name)
+            open_request(
+                self._session.send_model(path, how.engine, progress=self._progress), with_carried(path, how), name
+            )
             for name, (path, how) in models.items()
         ]
         return self._bench({"models": requests, "bundle": ""}, work, models)
@@ -64,7 +66,8 @@ class BoardBench:
     def _request(self, one: LoadedModel) -> dict[str, Any]:
         if one.variant is not None:
             return {"bundle": self._session.send_bundle(one.path), "variant": one.variant}
-        return open_request(self._session.send_model(one.path, self._progress), one.settings)
+        place = self._session.send_model(one.path, one.settings.engine, progress=self._progress)
+        return open_request(place, one.settings)
 
     def bundle(self, bundle: Path, variant: str | None, work: Workload) -> Measurement:
         """See `BenchPlace.bundle`; the bundle is sent, unless it lies there already."""

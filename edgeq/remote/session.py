@@ -19,17 +19,25 @@ import numpy as np
 import onnx
 from edgeq_device.arrays import FrameLimits, LargeFrameError, read_frame, write_npz
 from edgeq_device.budget import VARIABLE, largest_sample
-from edgeq_device.engines import parse_version
+from edgeq_device.engines import EngineSpec, parse_version
 from edgeq_device.package import MAIN
 from edgeq_device.serve import GuestSession, TensorInfo
 from msgspec import Meta
 
 from edgeq.bundle.verify import contents, opened
 from edgeq.errors import BoardError
-from edgeq.model.load import model_files
+from edgeq.model.load import model_files, own_runnable
 from edgeq.remote import link as bounds
 from edgeq.remote.devices import Board
-from edgeq.run.session import Array, Guest, SessionSettings, guest_environment, open_request, with_carried
+from edgeq.run.session import (
+    Array,
+    EngineFiles,
+    Guest,
+    SessionSettings,
+    guest_environment,
+    open_request,
+    with_carried,
+)
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import sha256
 from edgeq.util.records import Count, parse
@@ -158,16 +166,22 @@ class BoardSession:
             raise BoardError(f"{self.board.name}: files do not stay there as they were sent", "Check its disk")
         return path
 
-    def send_model(self, model: Path, progress: Progress = SILENT) -> str:
+    def send_model(self, model: Path, engine: EngineSpec | None = None, *, progress: Progress = SILENT) -> str:
         """The path on the board of `model`, which is sent with its external data for as long as the session lasts.
+
+        Args:
+            engine: what opens it there; a file in its own format is sent.
 
         Raises:
             BoardError: as `send`.
         """
-        files = {file.relative_to(model.parent).as_posix(): file for file in model_files(model)}
-        # Its own name may be anything.
-        files["model.onnx"] = files.pop(model.name)
-        return f"{self.send(files, keep=False, progress=progress)}/model.onnx"
+        with tempfile.TemporaryDirectory(prefix="edgeq-converted-") as folder:
+            sent = EngineFiles(Path(folder)).file(model, engine)
+            files = {file.relative_to(sent.parent).as_posix(): file for file in model_files(sent)}
+            # Its own name may be anything.
+            name = f"model{engine.suffix if engine is not None and engine.suffix else '.onnx'}"
+            files[name] = files.pop(sent.name)
+            return f"{self.send(files, keep=False, progress=progress)}/{name}"
 
     def send_samples(self, samples: Sequence[Mapping[str, Any]], progress: Progress = SILENT) -> list[str]:
         """Send samples, inputs by name, for as long as the session lasts, and return the path of each on the board.
@@ -420,7 +434,7 @@ class BoardModels:
             RuntimeUnavailableError: the runtime there refuses it.
         """
         settings = with_carried(model, settings)
-        request = open_request(self._session.send_model(model, self._progress), settings)
+        request = open_request(self._session.send_model(model, settings.engine, progress=self._progress), settings)
         engine = settings.engine.name if settings.engine and settings.engine.module else ""
         return self._model(self.guest(engine), request, model)
 
@@ -442,7 +456,7 @@ class BoardModels:
 
     def _model(self, guest: BoardGuest, request: Mapping[str, Any], model: Path) -> GuestSession:
         session = guest.opened(request)
-        graph = onnx.load(model, load_external_data=False).graph
+        graph = own_runnable(model).graph
         outputs = [output.name for output in session.outputs]
         if outputs != [output.name for output in graph.output] or not (
             {one.name for one in session.inputs} <= {one.name for one in graph.input}

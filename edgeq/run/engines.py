@@ -7,7 +7,7 @@ matters for building and choosing. `engines.json` beside that module is what dev
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from edgeq_device.engines import FLOAT, EngineSpec
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.util.records import parse, toml_table
-from edgeq.util.registry import data_folders, shipped
+from edgeq.util.registry import BACKENDS, Registry, data_folders, shipped
 
 DEFAULT = "onnxruntime"
 """The engine that runs wherever edgeq does."""
@@ -255,6 +255,25 @@ def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
     if found is None:
         raise HardwareError(f"no engine in targets/engines has int8.backend = {backend!r}", "Install edgeq again")
     return replace(found, options={**found.options, **options})
+
+
+_CONVERTERS: Registry[Any] = Registry(
+    BACKENDS,
+    lambda found: callable(getattr(found, "convert", None)),
+    "backend with `convert`",
+    make=lambda found: found() if isinstance(found, type) else found,
+)
+
+
+def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]], None]:
+    """Return what makes a file of the format of `engine` of an ONNX file: see `edgeq.backends.base.Backend.convert`.
+
+    Raises:
+        HardwareError: no backend does.
+    """
+    found: Any = _CONVERTERS.load(load_engines()[engine.name].int8.backend)
+    convert: Callable[[Path, Path, Mapping[str, Any]], None] = found.convert
+    return convert
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import edgeq_device.serve
-from edgeq_device.engines import FLOAT, EngineSpec, find_library, open_engine
+from edgeq_device.engines import FLOAT, EngineSpec, engine_of_file, find_library, open_engine
 from edgeq_device.options import (
     BRIEF_SPIN,
     ignore_options_in_models,
@@ -28,7 +28,7 @@ from edgeq_device.serve import GuestSession, import_path
 from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
-from edgeq.run.engines import Engine
+from edgeq.run.engines import Engine, converter_of, load_engines
 from edgeq.util.records import NOT_WRITTEN
 from edgeq.util.registry import device_errors, shipped
 
@@ -139,9 +139,26 @@ def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSetti
     Raises:
         BundleError: an option that a model may not set.
     """
+    if isinstance(model, Path) and engine_of_file(model.name) is not None:
+        return settings
     with device_errors():
         carried = model_options(model, "the model" if isinstance(model, bytes) else str(model))
     return replace(settings, config={**carried, **settings.config}) if carried else settings
+
+
+def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
+    """Return `settings`, with the engine whose own format a file has where it is no ONNX file.
+
+    Raises:
+        UsageError: they name another engine.
+    """
+    own = engine_of_file(model.name)
+    if own is None:
+        return settings
+    if settings.engine is not None and settings.engine.name != own.name:
+        problem = f"{model} is a {own.suffix} file, which {settings.engine.name} does not open"
+        raise UsageError(problem, f"Give the ONNX model, or --engine {own.name}")
+    return replace(settings, engine=load_engines()[own.name])
 
 
 def given_options(texts: Iterable[str]) -> dict[str, str]:
@@ -302,6 +319,34 @@ def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, "ORT_DISABLE_TELEMETRY": "1", "TMPDIR": tempfile.gettempdir()}
 
 
+class EngineFiles:
+    """Model files as engines open them: what an engine's own format is for is converted, once for each file.
+
+    Args:
+        folder: a private one, for what is converted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[tuple[str, Path, tuple[int, int]], Path] = {}
+
+    def file(self, model: Path, engine: EngineSpec | None) -> Path:
+        """Return the file of `model` for `engine`; `model` itself where that is of the engine's format.
+
+        Raises:
+            EdgeqError: it cannot be converted; as the backend has it.
+        """
+        if engine is None or not engine.suffix or model.suffix == engine.suffix:
+            return model
+        state = model.stat()
+        key = repr(engine), model.resolve(), (state.st_size, state.st_mtime_ns)
+        if key not in self._made:
+            made = self._folder / f"{len(self._made)}-{engine.name}{engine.suffix}"
+            converter_of(engine)(model, made, engine.options)
+            self._made[key] = made
+        return self._made[key]
+
+
 ANSWER_S = 600.0
 """An engine that has not answered by then hangs: compiling a large model takes a minute or two."""
 _KEPT_BYTES = 2**26
@@ -347,6 +392,14 @@ class Engines:
         self._running: dict[str, Guest] = {}
         made = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-compiled-")) if keep else None
         self._folder = Path(made) if made is not None else None
+        self._files: EngineFiles | None = None
+
+    def file(self, model: Path, engine: EngineSpec | None) -> Path:
+        """Return `EngineFiles.file`, there until the block ends."""
+        if self._files is None:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-converted-"))
+            self._files = EngineFiles(Path(folder))
+        return self._files.file(model, engine)
 
     def open(self, model: Path, settings: SessionSettings) -> Any:
         """An `onnxruntime.InferenceSession`, or what is used like one.
@@ -357,6 +410,7 @@ class Engines:
         engine = settings.engine
         if engine is None or not engine.module:
             return open_session(model, settings)
+        model = self.file(model, engine)
         if self._folder is not None and isinstance(engine, Engine) and model.stat().st_size <= _KEPT_BYTES:
             settings = replace(settings, engine=engine.keeping(self._folder / f"{engine.name}-{settings.precision}"))
         return self._guest(engine).open(model, with_carried(model, settings))

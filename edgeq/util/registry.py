@@ -213,6 +213,7 @@ BACKENDS = Group(
     "edgeq.backends",
     own={
         "cpu": "edgeq.backends.cpu:CpuBackend",
+        "litert": "edgeq.backends.litert.backend:LitertBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
         "systolic": "edgeq.backends.systolic.compile:SystolicBackend",
         "tensorrt": "edgeq.backends.tensorrt:TensorrtBackend",

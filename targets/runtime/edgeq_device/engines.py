@@ -109,6 +109,7 @@ class EngineSpec:
         options: provider options. A table is given as JSON. "{precision}" stands for the precision's value, "{threads}"
             for the threads inside an operator: without a number of them that entry is left out.
         adapter: the module of edgeq_device that opens models without onnxruntime; "" where onnxruntime does.
+        suffix: of the files that it opens, as ".tflite"; "" where they are ONNX files.
         direct: what serves where the plug-in does not, with the same options; see `serving`.
     """
 
@@ -132,6 +133,7 @@ class EngineSpec:
     precisions: Mapping[str, Precision] = field(default_factory=lambda: {FLOAT: Precision(FLOAT)})
     options: Mapping[str, Any] = field(default_factory=dict)
     adapter: str = ""
+    suffix: str = ""
     direct: Optional[Direct] = None
 
     @property
@@ -196,6 +198,26 @@ def plugin_of(provider: str) -> Optional[EngineSpec]:
     """The plug-in engine with that execution provider; None where there is none: it is one of onnxruntime's own."""
     registered = (engine for engine in engines().values() if engine.module and not engine.by_name)
     return next((engine for engine in registered if engine.provider == provider), None)
+
+
+def engine_of_file(name: str) -> Optional[EngineSpec]:
+    """Return the engine whose own files end as `name` does; None where it is an ONNX file's name, or unknown."""
+    own = (engine for engine in engines().values() if engine.suffix)
+    return next((engine for engine in own if name.endswith(engine.suffix)), None)
+
+
+def stated_signature(model: Path) -> Optional[Dict[str, List[Dict[str, Any]]]]:
+    """Return the "inputs" and "outputs", each with its "name", "type" and "shape", that an engine's own file states;
+    None where `model` is an ONNX file.
+
+    Raises:
+        BundleError: the file is damaged.
+    """
+    engine = engine_of_file(model.name)
+    if engine is None:
+        return None
+    found = import_module(f"{__package__}.{engine.adapter}").read_signature(model.read_bytes(), str(model))
+    return {key: list(found.get(key, ())) for key in ("inputs", "outputs")}
 
 
 def this_platform() -> str:

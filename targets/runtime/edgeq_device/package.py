@@ -60,7 +60,10 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
             named = variant.session_options.get(EXTERNAL_FOLDER, variant.model.parent)
             model, folder = (Path(place).relative_to(root).as_posix() for place in (variant.model, named))
             engine = plugin_of(variant.ep)
-            found[model, folder, engine is not None and engine.compiled] = None
+            if engine is None or not engine.suffix:
+                found[model, folder, engine is not None and engine.compiled] = None
+            elif not model.endswith(engine.suffix):
+                raise BundleError(f"{where}: {model} is not named as a file of {engine.name} ({engine.suffix})", AGAIN)
     for model, folder, compiled in found:
         _check_model(model, folder, root, files, f"{where}: {model}", compiled)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from edgeq_device.engines import engine_of_file
 from edgeq_device.errors import BundleError
 from edgeq_device.manifest import (
     FileRecord,
@@ -222,7 +223,7 @@ def _variant(component: str, place: str, name: str, values: object, files: _File
         ep=ep,
         model=model,
         session_options={
-            **(model_options(model, where) if model is not None else {}),
+            **(model_options(model, where) if model is not None and engine_of_file(model.name) is None else {}),
             **read_session_options(session_options, where, resolve),
         },
         provider_options=read_provider_options(ep, provider_options, where, resolve),

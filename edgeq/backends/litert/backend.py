@@ -1,0 +1,183 @@
+"""Build int8 .tflite files for LiteRT and TFLite Micro.
+
+The artifact is a Q/DQ model with the ranges that the file's kernels need. What opens it in an engine of .tflite files
+converts it first (`LitertBackend.convert`), so that the file itself is proven, in the kernels of the target's engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
+from edgeq.backends.litert.convert import lower
+from edgeq.backends.litert.dialect import results, tied
+from edgeq.backends.litert.interface import stating, with_own_interface
+from edgeq.backends.litert.network import Network
+from edgeq.backends.litert.rules import check
+from edgeq.backends.litert.writer import schema, write
+from edgeq.calibrate.ranges import Range, share_ranges
+from edgeq.data.samples import Samples
+from edgeq.errors import UsageError
+from edgeq.hardware.target import Target
+from edgeq.measure.agreement import Session
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
+from edgeq.model.graph import is_op, name_of
+from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.load import read_model, read_own, save_model
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.products import node_macs
+from edgeq.quantize.qdq import write_qdq
+from edgeq.quantize.quantizer import spreads_thin
+from edgeq.run.engines import Engine, EngineChoice, load_engines
+from edgeq.run.session import Engines, SessionSettings
+from edgeq.scheme import Scheme
+
+_SUFFIX = ".tflite"
+_DEFAULT_ENGINE = "litert"
+_INTERFACE, _INTEGERS = "interface", "integers"
+_FIELDS: Mapping[str, Any] = {
+    "mode": "static",
+    "format": "QDQ",
+    "activation_type": "int8",
+    "activation_symmetric": False,
+    "weight_type": "int8",
+    "weight_symmetric": True,
+    "rest": "float32",
+    "fit_pairs": False,
+}
+_NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations, symmetric int8 weights"
+
+
+@dataclass(frozen=True)
+class LitertBackend(Backend):
+    """Attributes:
+    target: what it builds for, whose [device] engine proves the file; None: LiteRT with XNNPACK.
+    """
+
+    name = "litert"
+    title = "LiteRT and TFLite Micro (.tflite)"
+    suffix = _SUFFIX
+    targeted = True
+    simulated = True
+    runs_engines = False
+    target: Target | None = None
+
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> LitertBackend:
+        """Return the backend for one target."""
+        del observed, cut
+        return dataclasses.replace(self, target=target)
+
+    def check(self, scheme: Scheme) -> None:
+        """Refuse a scheme that the file's kernels cannot do. See `Backend.check`."""
+        refuse_wide(scheme, self.title)
+        require_fields(scheme, _FIELDS, self.name, _NEEDS)
+
+    def build(
+        self,
+        prepared: PreparedModel,
+        ranges: Mapping[str, Range],
+        scheme: Scheme,
+        destination: Path,
+        *,
+        samples: Samples | None = None,
+    ) -> Artifact:
+        """Write the Q/DQ model that the file is made of to `destination`. See `Backend.build`.
+
+        Raises:
+            RuntimeUnavailableError: ai-edge-litert is not installed.
+        """
+        schema()
+        self.check(scheme)
+        check_names(prepared, scheme.exclude)
+        left = _float_nodes(prepared, ranges, scheme)
+        model = prepared.model.clone()
+        shared = share_ranges(model, ranges, tied())
+        types = {op_type for op_type, rule in int8_rules(self.name).items() if rule.int8}
+        wanted = types if scheme.op_types is None else types.intersection(scheme.op_types)
+        nodes = {str(node.name) for node in model.graph if node.op_type in wanted} - left.keys()
+        write_qdq(model, shared, scheme, nodes, source=prepared.source, results=results())
+        save_model(model, destination)
+        network = lower(read_own(destination), prepared.source)
+        engine = self.engine
+        return Artifact(
+            model=destination,
+            scheme=scheme,
+            provider="CPUExecutionProvider",
+            notes=(f"answers are those of {engine.title} on this machine",),
+            coverage=_coverage(prepared.model, network, left),
+            engine=EngineChoice(engine),
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine of the target, whose files take and give integers."""
+        name = self.target.device.get("engine", _DEFAULT_ENGINE) if self.target is not None else _DEFAULT_ENGINE
+        found = load_engines().get(name)
+        if found is None or found.int8.backend != self.name:
+            raise UsageError(f"{name} runs no {_SUFFIX} files", "Correct [device] engine of the target's file")
+        return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
+
+    def simulator(self) -> DeviceSimulator:
+        """Return what opens models in the kernels of a target's engine."""
+        return _simulated
+
+    def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
+        """Write a model as a .tflite file. See `Backend.convert`.
+
+        Args:
+            options: `interface`: "integers" for a file that takes and gives int8 tensors in the order of axes of its
+                operators, as applications feed them; else it takes and gives what the model does.
+        """
+        source = read_model(model)
+        network = stating(lower(source, model), source)
+        own = options.get(_INTERFACE) != _INTEGERS
+        network = with_own_interface(network) if own else network
+        check(network)
+        destination.write_bytes(write(network, nodes=own))
+
+
+@contextmanager
+def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
+    engine = LitertBackend(target).engine
+    with Engines() as engines:
+        yield lambda model, settings: engines.open(model, dataclasses.replace(settings, engine=engine))
+
+
+def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, str]:
+    """Return the nodes that stay in float, each with the reason."""
+    predicted = predict_int8(prepared.graph, int8_rules("litert"), scheme, hazards=prepared.hazards)
+    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    for node in prepared.model.graph:
+        found = ranges.get(name_of(node.outputs[0]))
+        if is_op(node, "Softmax") and found is not None and spreads_thin(found):
+            left[str(node.name)] = "it is over so many elements that steps of 1/256 would leave it few levels"
+    return left
+
+
+def _coverage(source: ir.Model, network: Network, left: Mapping[str, str]) -> Coverage:
+    """Return what runs on integers, by the operators of the file."""
+    floats = {
+        operator.node
+        for operator in network.operators
+        if operator.kind != "DEQUANTIZE"
+        and any(tensor is not None and tensor.type == "float32" for tensor in operator.inputs)
+    }
+    floats -= {operator.node for operator in network.operators if operator.kind == "QUANTIZE"}
+    macs = node_macs(source)
+    runs = [
+        NodeRun(str(n.name), str(n.name), n.op_type, "float" if n.name in floats else "int8", macs.get(n.name or "", 0))
+        for n in source.graph
+    ]
+    return coverage_of(
+        runs,
+        lambda run: left.get(run.name, "what it reads or makes is not quantized"),
+        basis="modelled",
+        how="the operators of the .tflite file",
+    )

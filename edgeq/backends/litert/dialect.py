@@ -1,0 +1,53 @@
+"""What a .tflite file can hold: the rows of targets/litert/operators.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from edgeq.calibrate.ranges import SHARING, Range
+from edgeq.errors import HardwareError
+from edgeq.util.records import read_toml
+from edgeq.util.registry import shipped
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator of the file; targets/litert/operators.toml says what the fields are."""
+
+    kind: str
+    float32: int
+    int8: int
+    options: str = ""
+    rules: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Table:
+    source: str
+    tied: tuple[str, ...]
+    results: Mapping[str, Range]
+    operator: tuple[Row, ...]
+
+
+@cache
+def _table() -> _Table:
+    return read_toml(shipped("targets") / "litert" / "operators.toml", _Table, HardwareError, "Install edgeq again")
+
+
+@cache
+def dialect() -> Mapping[str, Row]:
+    """Return the operators by their names in the schema."""
+    return {row.kind: row for row in _table().operator}
+
+
+def tied() -> frozenset[str]:
+    """Return the operators of ONNX of which one range serves for all that they read and make."""
+    return SHARING | frozenset(_table().tied)
+
+
+def results() -> Mapping[str, Range]:
+    """Return the ranges of what operators of ONNX make, where the kernels have scales of their own."""
+    return _table().results

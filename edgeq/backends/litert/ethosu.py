@@ -1,0 +1,195 @@
+"""Compile a .tflite file for Arm's Ethos-U with vela, in a process, and read what vela estimates.
+
+What vela writes runs on the NPU alone: no interpreter here takes its operator. The uncompiled file travels beside it,
+and is what answers are proven with.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from edgeq.errors import EngineError, HardwareError, RuntimeUnavailableError
+from edgeq.util.display import Displayed
+from edgeq.util.records import Amount, Count
+
+PROGRAM = "vela"
+_INSTALL = (
+    "Install it: python -m pip install ethos-u-vela; or in an environment of its own, whose bin folder is in PATH"
+)
+_OPTIONS = ("accelerator-config", "config", "system-config", "memory-mode")
+_SECONDS = 600
+_MOST_TEXT = 1 << 22
+_VERSION_S = 60
+Text = Annotated[str, Meta(max_length=4096)]
+
+
+@dataclass(frozen=True)
+class CpuOperator:
+    """An operator that stays on the CPU: its type, the tensor that it gives, and vela's reason."""
+
+    operator: Text
+    output: Text
+    reason: Text
+
+
+@dataclass(frozen=True)
+class Estimate(Displayed):
+    """What vela estimates of one inference; nothing of it was measured.
+
+    Attributes:
+        basis: whose word it is.
+        accelerator, config, system_config, memory_mode: what vela was given, which decides the figures.
+        cycles: of one inference, all memory accesses included; `npu_cycles`: of the NPU's own work.
+        ms: of one inference at the clock of `system_config`.
+        sram_kib, dram_kib, flash_kib: memory that is used, KiB.
+        npu_operators, cpu_operators: how many operators of the compiled graph run where.
+        on_cpu: those that stay on the CPU, each with the reason.
+    """
+
+    basis: Text
+    accelerator: Text
+    config: Text
+    system_config: Text
+    memory_mode: Text
+    cycles: Count
+    npu_cycles: Count
+    ms: Amount
+    sram_kib: Amount
+    dram_kib: Amount
+    flash_kib: Amount
+    macs: Count
+    npu_operators: Count
+    cpu_operators: Count
+    on_cpu: tuple[CpuOperator, ...] = field(default=())
+
+    def __str__(self) -> str:
+        memory = f"SRAM {self.sram_kib:.0f} KiB"
+        memory += f", DRAM {self.dram_kib:.0f} KiB" if self.dram_kib else ""
+        memory += f", flash {self.flash_kib:.0f} KiB" if self.flash_kib else ""
+        where = f"{self.accelerator}, {self.system_config}, {self.memory_mode}"
+        return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms, {memory} ({where})"
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the estimate, and what stays on the CPU, one sentence each."""
+        if self.cpu_operators and not self.on_cpu:
+            return str(self), f"{self.cpu_operators} operators stay on the CPU"
+        listed = (f"{one.operator} ({one.output}) stays on the CPU: {one.reason}" for one in self.on_cpu)
+        return str(self), *listed
+
+
+def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> Estimate:
+    """Write `model` as vela compiles it to `destination`.
+
+    Args:
+        options: vela's "accelerator-config", "config", "system-config" and "memory-mode", all of them: vela's own
+            defaults decide the result, and are those of no chip in particular.
+
+    Raises:
+        RuntimeUnavailableError: vela is not installed.
+        HardwareError: an option is missing.
+        EngineError: vela fails, crashes, does not end, or writes something else than it does today.
+    """
+    missing = [name for name in _OPTIONS if not options.get(name)]
+    if missing:
+        problem = f"vela needs {', '.join(missing)}"
+        raise HardwareError(problem, "Set it in [device] engine_options of the target's file")
+    program = find_vela()
+    with tempfile.TemporaryDirectory(prefix="edgeq-vela-") as place:
+        folder = Path(place)
+        network = folder / "model.tflite"
+        shutil.copyfile(model, network)
+        given = [part for name in _OPTIONS for part in (f"--{name}", options[name])]
+        text = _run([program, network.name, "--output-dir", "out", "--show-cpu-operations", *given], folder, _SECONDS)
+        made = folder / "out" / "model_vela.tflite"
+        summaries = sorted((folder / "out").glob("model_summary_*.csv"))
+        if not made.is_file() or len(summaries) != 1:
+            raise EngineError(f"{version()} ended without a compiled file or its summary", "Try vela 5.2.0")
+        estimate = _read(summaries[0], text, options)
+        shutil.copyfile(made, destination)
+    return estimate
+
+
+def find_vela() -> str:
+    """Return the path of vela: beside this Python, else in PATH.
+
+    Raises:
+        RuntimeUnavailableError: it is in neither.
+    """
+    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(PROGRAM, path=beside)
+    if found is None:
+        raise RuntimeUnavailableError("vela, which compiles for Ethos-U, is not installed", _INSTALL)
+    return found
+
+
+def version() -> str:
+    """Return "vela 5.2.0".
+
+    Raises:
+        RuntimeUnavailableError: it is not installed; EngineError: it does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgeq-vela-") as folder:
+        text = _run([find_vela(), "--version"], Path(folder), _VERSION_S)
+    return f"vela {text.strip().splitlines()[-1]}" if text.strip() else "vela"
+
+
+def _run(command: list[str], folder: Path, seconds: float) -> str:
+    """Return what the command prints."""
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True}
+    try:
+        done = subprocess.run(command, cwd=folder, timeout=seconds, check=False, **streams)  # type: ignore[call-overload]
+    except OSError as error:
+        raise RuntimeUnavailableError(f"vela cannot be started ({error.strerror})", _INSTALL) from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"vela did not end within {seconds:g} s", "Compile a smaller model") from error
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1].strip()[:300] if lines else ""
+        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+        raise EngineError(f"vela failed ({how}): {last}", "Run it by hand on the uncompiled file to see all it says")
+    text: str = done.stdout[:_MOST_TEXT].decode("utf-8", "replace")
+    return text
+
+
+_COUNTS = re.compile(r"^(CPU|NPU) operators = (\d{1,9})", re.MULTILINE)
+_ON_CPU = re.compile(r"operator: (\S+), (?:\w+: )?'([^'\n]*)'[^\n]*\n\s*(?:- )?(?:Reason: )?([^\n]*)")
+
+
+def _read(summary: Path, text: str, options: Mapping[str, str]) -> Estimate:
+    """Return what the summary, one row, and the log say."""
+    counts = dict(_COUNTS.findall(text))
+    try:
+        with summary.open(encoding="utf-8", newline="") as file:
+            row = next(csv.DictReader(file))
+        return Estimate(
+            basis=f"{version()}'s estimate",
+            accelerator=options["accelerator-config"],
+            config=options["config"],
+            system_config=row["system_config"],
+            memory_mode=row["memory_mode"],
+            cycles=round(float(row["cycles_total"])),
+            npu_cycles=round(float(row["cycles_npu"])),
+            ms=1e3 * float(row["inference_time"]),
+            sram_kib=float(row["sram_memory_used"]),
+            dram_kib=float(row["dram_memory_used"]),
+            flash_kib=float(row["off_chip_flash_memory_used"]) + float(row["on_chip_flash_memory_used"]),
+            macs=round(float(row["nn_macs"])),
+            npu_operators=int(counts["NPU"]),
+            cpu_operators=int(counts["CPU"]),
+            on_cpu=tuple(CpuOperator(*found) for found in _ON_CPU.findall(text)),
+        )
+    except (KeyError, ValueError, StopIteration) as error:
+        problem = f"{version()} writes another summary than version 5.2.0 ({type(error).__name__}: {error})"
+        raise EngineError(problem, "Try vela 5.2.0") from error

@@ -1,0 +1,99 @@
+"""Give a file the inputs and outputs of the model that it was made of: numbers in the model's order of axes.
+
+A deployed file takes and gives integers in the order that its operators read. One that is to stand in for the model,
+in an engine that is raced with others, quantizes and moves what it takes itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from edgeq.backends.litert.layout import Order, keeps_elements, moves, plain, stored_shape
+from edgeq.backends.litert.network import Network, Operator, Port, Tensor
+
+_NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
+
+
+def stating(network: Network, source: ir.Model) -> Network:
+    """Return the network whose file states the types and the sizes of the model's inputs and outputs: an open batch is
+    run sample by sample."""
+    values = {value.name: value for value in (*source.graph.inputs, *source.graph.outputs)}
+    inputs, outputs = (
+        [_stating(port, values[port.name]) for port in ports] for ports in (network.inputs, network.outputs)
+    )
+    return replace(network, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def _stating(port: Port, value: ir.Value) -> Port:
+    if value.shape is None or value.dtype is None or len(value.shape) != len(port.order):
+        return port
+    fixed = stored_shape(port.tensor.shape, moves(port.order, plain(len(port.order))))
+    shape = (own if isinstance(own, int) else own.value for own in value.shape)
+    # Only the first size may stay open: all others are fixed in the file.
+    sizes = tuple(own if place == 0 else have for place, (own, have) in enumerate(zip(shape, fixed, strict=True)))
+    return replace(port, type=f"tensor({_NAMES.get(value.dtype, value.dtype.name.lower())})", shape=sizes)
+
+
+def with_own_interface(network: Network) -> Network:
+    """Return the network between operators that quantize what it takes, restore what it gives, and move both."""
+    inputs, ahead = [], []
+    for port in network.inputs:
+        taken, operators = _ahead(port)
+        inputs.append(taken)
+        ahead += operators
+    outputs, behind = [], []
+    for port in network.outputs:
+        given, operators = _behind(port)
+        outputs.append(given)
+        behind += operators
+    return replace(
+        network,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        operators=(*ahead, *network.operators, *behind),
+    )
+
+
+def _ahead(port: Port) -> tuple[Port, list[Operator]]:
+    """Return an input of the model's form, and what makes the network's of it: integers are moved, not numbers."""
+    shape = stored_shape(port.tensor.shape, moves(port.order, plain(len(port.order))))
+    taken = current = Tensor(f"{port.name}/model", shape, "float32" if port.tensor.type == "int8" else port.tensor.type)
+    operators = []
+    moved = plain(len(shape)) != port.order
+    if port.tensor.type == "int8":
+        current = replace(taken, name=f"{port.name}/integers", type="int8", scales=port.tensor.scales)
+        current = current if moved else port.tensor
+        operators.append(Operator("QUANTIZE", (taken,), (current,)))
+    if moved:
+        operators.append(_move(current, port.tensor, port.order))
+    own = replace(port, tensor=taken, order=plain(len(shape)))
+    return (own, operators) if operators else (port, [])
+
+
+def _behind(port: Port) -> tuple[Port, list[Operator]]:
+    """Return an output of the model's form, and what makes it of the network's."""
+    current, operators = port.tensor, []
+    order = plain(len(port.order))
+    if port.order != order:
+        permutation = moves(port.order, order)
+        made = replace(current, name=f"{port.name}/moved", shape=stored_shape(current.shape, permutation), values=None)
+        operators.append(_move(current, made, permutation))
+        current = made
+    if current.type == "int8":
+        made = Tensor(f"{port.name}/model", current.shape, "float32")
+        operators.append(Operator("DEQUANTIZE", (current,), (made,)))
+        current = made
+    return replace(port, tensor=current, order=order), operators
+
+
+def _move(source: Tensor, made: Tensor, permutation: Order) -> Operator:
+    """Return the operator that stores `source` with its axes permuted."""
+    if keeps_elements(source.shape, permutation):
+        values = np.array(made.shape, np.int32)
+        shape = Tensor(f"{made.name}/shape", values.shape, "int32", values=values)
+        return Operator("RESHAPE", (source, shape), (made,), {"newShape": list(made.shape)})
+    values = np.array(permutation, np.int32)
+    return Operator("TRANSPOSE", (source, Tensor(f"{made.name}/axes", values.shape, "int32", values=values)), (made,))

@@ -1,0 +1,85 @@
+"""Axes in another order: which order a file stores them in, and how Reshape goes through it.
+
+A tensor of the ONNX model is stored with its axes in some order: axis i of the file is axis order[i] of the model. A
+Transpose then costs nothing, and a convolution's NCHW is stored as NHWC, (0, 2, 3, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+Order = tuple[int, ...]
+
+
+def plain(rank: int) -> Order:
+    """Return the order of the model itself."""
+    return tuple(range(rank))
+
+
+def channels_last(rank: int) -> Order:
+    """Return the order with the channels, axis 1, behind all others."""
+    return (0, *range(2, rank), 1) if rank > 1 else plain(rank)
+
+
+def stored_shape(shape: Sequence[int], order: Order) -> tuple[int, ...]:
+    """Return the shape of the file's tensor."""
+    return tuple(shape[axis] for axis in order)
+
+
+def moves(source: Order, target: Order) -> Order:
+    """Return the permutation that TRANSPOSE applies to a tensor stored in one order to store it in another."""
+    return tuple(source.index(axis) for axis in target)
+
+
+def keeps_elements(shape: Sequence[int], permutation: Order) -> bool:
+    """Return whether a permutation of a stored tensor leaves its elements where they are in memory."""
+    wide = [axis for axis in permutation if shape[axis] != 1]
+    return wide == sorted(wide)
+
+
+def transposed(order: Order, permutation: Sequence[int]) -> Order:
+    """Return the order of what a Transpose of the model makes, where nothing moves in the file."""
+    return tuple(list(permutation).index(axis) for axis in order)
+
+
+def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return the least sets of axes wider than 1 that a Reshape turns into each other, in order."""
+    left = [axis for axis, size in enumerate(before) if size != 1]
+    right = [axis for axis, size in enumerate(after) if size != 1]
+    found: list[tuple[list[int], list[int]]] = []
+    while left or right:
+        ours, theirs = [left.pop(0)], [right.pop(0)]
+        while prod(before[a] for a in ours) != prod(after[a] for a in theirs):
+            if prod(before[a] for a in ours) < prod(after[a] for a in theirs):
+                ours.append(left.pop(0))
+            else:
+                theirs.append(right.pop(0))
+        found.append((ours, theirs))
+    return found
+
+
+def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple[Order, Order]:
+    """Return the order that a tensor must be stored in for a Reshape to leave its elements in place, and the order of
+    the result: those nearest to `order`.
+
+    Args:
+        before, after: shapes in the model; no size is 0.
+        order: how the tensor is stored.
+    """
+    place = {axis: i for i, axis in enumerate(order)}
+    sets = sorted(groups(before, after), key=lambda pair: min(place[axis] for axis in pair[0]))
+    wide = [axis for ours, _ in sets for axis in ours]
+    needed = _with_units(wide, before, order)
+    made = [axis for _, theirs in sets for axis in theirs]
+    rank = len(after)
+    for candidate in (channels_last(rank) if rank > 2 else plain(rank), plain(rank)):
+        if [axis for axis in candidate if after[axis] != 1] == made:
+            return needed, candidate
+    return needed, _with_units(made, after, plain(rank))
+
+
+def _with_units(wide: Sequence[int], shape: Sequence[int], order: Order) -> Order:
+    """Return the order with the axes wider than 1 as given and those of size 1 in the places that `order` has."""
+    rest = list(wide)
+    return tuple(axis if shape[axis] == 1 else rest.pop(0) for axis in order)

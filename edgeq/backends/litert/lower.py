@@ -1,0 +1,423 @@
+"""Lower a Q/DQ model to the operators of a .tflite file.
+
+A node computes on integers where all activations that it reads come from DequantizeLinear nodes and all that it makes
+goes to QuantizeLinear nodes of one set of parameters. Everything else computes in float, between DEQUANTIZE and
+QUANTIZE. A node that only moves elements keeps the integers and the parameters of its input, and a QuantizeLinear
+moves ahead of it: both change no number.
+
+Each operator of ONNX has a function in `operators`; the tensors' axes are stored in any order (`layout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.backends.litert.layout import (
+    Order,
+    channels_last,
+    keeps_elements,
+    moves,
+    plain,
+    reshaped,
+    stored_shape,
+)
+from edgeq.backends.litert.network import Network, Operator, Port, Scales, Tensor, Type
+from edgeq.errors import ModelError
+from edgeq.model.graph import constant, is_constant, is_op, moves_data, name_of, sizes
+
+_TYPES: dict[ir.DataType, Type] = {
+    ir.DataType.FLOAT: "float32",
+    ir.DataType.INT8: "int8",
+    ir.DataType.UINT8: "int8",
+    ir.DataType.INT32: "int32",
+    ir.DataType.INT64: "int32",
+    ir.DataType.BOOL: "bool",
+}
+
+
+class CannotWriteError(Exception):
+    """A node that the file cannot express; the message is the reason."""
+
+
+class Stored:
+    """A tensor of the file that stands for one of the model, with its axes in `order`.
+
+    Attributes:
+        shape: in the model.
+        features: for a tensor of two axes, the places of its second one in the model; None where they are in order.
+    """
+
+    def __init__(
+        self, tensor: Tensor, order: Order, shape: Sequence[int], features: NDArray[np.int64] | None = None
+    ) -> None:
+        self.tensor, self.order, self.shape, self.features = tensor, order, tuple(shape), features
+
+    @property
+    def scales(self) -> Scales | None:
+        """Return the scales of a tensor of integers."""
+        return self.tensor.scales if self.tensor.type == "int8" else None
+
+
+class Lowering:
+    """The work on one model: what is stored for each of its tensors so far, and the operators."""
+
+    def __init__(self, model: ir.Model, handlers: dict[str, Callable[[Lowering, ir.Node], None]]) -> None:
+        self._graph, self._handlers = model.graph, handlers
+        self._operators: list[Operator] = []
+        self._held: dict[str, Stored] = {}
+        self._floats: dict[str, Stored] = {}
+        self._arranged: dict[tuple[Tensor, Order], Stored] = {}
+        self._names: set[str] = set()
+        self._shared: dict[Any, Tensor] = {}
+        self._node = ""
+        self.integer = False
+
+    def run(self) -> Network:
+        """Lower the whole model.
+
+        Raises:
+            ModelError: names the node, its operator and why it cannot be lowered.
+        """
+        inputs = tuple(self._input(value) for value in self._graph.inputs if not value.is_initializer())
+        for node in self._graph:
+            self._node = str(node.name)
+            try:
+                self._lower(node)
+            except CannotWriteError as refusal:
+                raise ModelError(
+                    f"node {node.name!r} ({node.op_type}) cannot be written to a .tflite file: {refusal}",
+                    "Export the model without it",
+                ) from refusal
+        outputs = tuple(self._output(value) for value in self._graph.outputs)
+        return Network(inputs, outputs, tuple(self._operators)).without_unused()
+
+    # What goes in and out.
+
+    def _input(self, value: ir.Value) -> Port:
+        shape = sizes(value)
+        if shape is None:
+            raise ModelError(f"input {value.name!r} has no fixed sizes", "Fix them with --fix NAME=SIZE")
+        order = channels_last(len(shape)) if _wants_channels_last(value) else plain(len(shape))
+        params = self._only_parameters(value)
+        type_ = "int8" if params is not None else _TYPES.get(value.dtype or ir.DataType.FLOAT)
+        if type_ is None:
+            raise ModelError(f"input {value.name!r} is of type {value.dtype}", "Export the model with another type")
+        tensor = self._fresh(name_of(value), stored_shape(shape, order), type_, params)
+        self._held[name_of(value)] = Stored(tensor, order, shape)
+        return Port(name_of(value), tensor, order)
+
+    def _output(self, value: ir.Value) -> Port:
+        found = self.stored(value)
+        if found.features is not None:
+            found = self._in_order(found)
+        tensor = found.tensor
+        return Port(name_of(value), tensor, found.order)
+
+    def _only_parameters(self, value: ir.Value) -> Scales | None:
+        """Return what a tensor is quantized with, where nothing reads it but QuantizeLinear nodes of one set, ahead of
+        which nodes that move its elements may stand."""
+        if value.is_graph_output() or not value.uses():
+            return None
+        found: Scales | None = None
+        for use in value.uses():
+            if is_op(use.node, "QuantizeLinear") and use.idx == 0:
+                params: Scales | None = _parameters(use.node)
+            elif (moves_data(use.node) and use.idx == 0) or is_op(use.node, "Concat"):
+                params = self._only_parameters(use.node.outputs[0])
+            else:
+                return None
+            if params is None or (found is not None and not found.equals(params)):
+                return None
+            found = params
+        return found
+
+    # Nodes.
+
+    def _lower(self, node: ir.Node) -> None:
+        if is_op(node, "QuantizeLinear"):
+            self._quantize(node)
+        elif is_op(node, "DequantizeLinear"):
+            if not is_constant(node.inputs[0]):
+                self._held[name_of(node.outputs[0])] = self.stored(node.inputs[0])
+        elif is_op(node, "Constant"):
+            return
+        else:
+            handler = self._handlers.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            if handler is None:
+                raise CannotWriteError("it has no form in the file")
+            self.integer = self._computes_on_integers(node)
+            handler(self, node)
+
+    def _computes_on_integers(self, node: ir.Node) -> bool:
+        data = [v for v in node.inputs if v is not None and not self.is_constant(v)]
+        if not data or any(self.stored(v).tensor.type != "int8" for v in data):
+            return False
+        if moves_data(node) or is_op(node, "Flatten", "Identity", "Dropout", "MaxPool"):
+            return True
+        return all(self._only_parameters(v) is not None for v in node.outputs if v.uses() or v.is_graph_output())
+
+    def _quantize(self, node: ir.Node) -> None:
+        source, params = self.stored(node.inputs[0]), _parameters(node)
+        self._held[name_of(node.outputs[0])] = self.requantized(source, params)
+
+    def requantized(self, source: Stored, params: Scales, name: str = "") -> Stored:
+        """Return a tensor as integers with these scales."""
+        if source.scales is not None and source.scales.equals(params):
+            return source
+        key = ("quantized", source.tensor, params.scale.tobytes(), params.zero.tobytes())
+        made = self._shared.get(key)
+        if made is None:
+            made = self._fresh(name or f"{source.tensor.name}/quantized", source.tensor.shape, "int8", params)
+            self._emit("QUANTIZE", (source.tensor,), (made,))
+            self._shared[key] = made
+        return Stored(made, source.order, source.shape, source.features)
+
+    # What handlers ask for.
+
+    def is_constant(self, value: ir.Value | None) -> bool:
+        """Return whether a value is constant, or restored from constant integers."""
+        return is_constant(value) or (
+            value is not None
+            and is_op(value.producer(), "DequantizeLinear")
+            and is_constant(value.producer().inputs[0])  # type: ignore[union-attr]
+        )
+
+    def constant(self, value: ir.Value | None) -> tuple[NDArray[Any], Scales | None]:
+        """Return the values of a constant: integers with their scales, or as they are with None."""
+        maker = value.producer() if value is not None else None
+        if maker is not None and is_op(maker, "DequantizeLinear"):
+            values, params = constant(maker.inputs[0]), _parameters(maker)
+            assert values is not None
+            if values.dtype == np.uint8:
+                values = (values.astype(np.int16) - 128).astype(np.int8)
+            return values, params
+        values = constant(value)
+        if values is None:
+            raise CannotWriteError(f"{name_of(value)} is computed, not constant")
+        return values, None
+
+    def floats(self, value: ir.Value | None) -> NDArray[np.float32]:
+        """Return the values of a constant as numbers."""
+        values, params = self.constant(value)
+        if params is None:
+            return values
+        shape = [1] * values.ndim
+        if params.scale.size > 1:
+            shape[params.axis % values.ndim] = -1
+        scale, zero = params.scale.reshape(shape), params.zero.reshape(shape)
+        return ((values.astype(np.int64) - zero).astype(np.float32) * scale).astype(np.float32)
+
+    def stored(self, value: ir.Value | None) -> Stored:
+        """Return what is stored for a tensor: integers where there are any."""
+        found = self._held.get(name_of(value))
+        if found is None:
+            if value is None or not self.is_constant(value):
+                raise CannotWriteError(f"it reads {name_of(value)!r}, which nothing made")
+            values, params = self.constant(value)
+            return Stored(self.fixed(name_of(value), values, params), plain(values.ndim), values.shape)
+        return found
+
+    def read(self, value: ir.Value | None) -> Stored:
+        """Return an activation as the node at hand computes: integers, or floats."""
+        found = self.stored(value)
+        if self.integer or found.tensor.type != "int8":
+            return found
+        key = found.tensor.name
+        if key not in self._floats:
+            made = self._fresh(f"{key}/dequantized", found.tensor.shape, "float32")
+            self._emit("DEQUANTIZE", (found.tensor,), (made,))
+            self._floats[key] = Stored(made, found.order, found.shape, found.features)
+        dequantized = self._floats[key]
+        return Stored(dequantized.tensor, found.order, found.shape, found.features)
+
+    def arranged(self, found: Stored, order: Order) -> Stored:
+        """Return a tensor with its axes in another order."""
+        if found.features is not None:
+            found = self._in_order(found)
+        if found.order == order:
+            return found
+        key = (found.tensor, moves(found.order, order))
+        if key not in self._arranged:
+            shape = stored_shape(found.shape, order)
+            made = self._like(found, f"{found.tensor.name}/{''.join(map(str, order))}", shape)
+            if keeps_elements(found.tensor.shape, key[1]):
+                self.reshape(found.tensor, made)
+            else:
+                permutation = self.fixed("permutation", np.array(key[1], np.int32))
+                self._emit("TRANSPOSE", (found.tensor, permutation), (made,))
+            self._arranged[key] = Stored(made, order, found.shape)
+        made = self._arranged[key].tensor
+        return Stored(made, order, found.shape)
+
+    def _in_order(self, found: Stored) -> Stored:
+        """Return a tensor of two axes whose features are in the model's order again."""
+        assert found.features is not None
+        made = self._like(found, f"{found.tensor.name}/in_order", found.tensor.shape)
+        places = self.fixed("places", np.argsort(found.features).astype(np.int32))
+        self._emit("GATHER", (found.tensor, places), (made,), {"axis": 1, "batchDims": 0})
+        return Stored(made, found.order, found.shape)
+
+    def as_shape(self, found: Stored, shape: Sequence[int], name: str) -> Stored:
+        """Return a tensor reshaped in the model, with as little moved in the file as it takes."""
+        if found.features is not None:
+            found = self._in_order(found)
+        if tuple(shape) == found.shape:
+            return found
+        needed, order = reshaped(found.shape, found.order, tuple(shape))
+        source = self.arranged(found, needed)
+        target = stored_shape(shape, order)
+        if target == source.tensor.shape:
+            return Stored(source.tensor, order, shape)
+        made = self._like(source, name, target)
+        self.reshape(source.tensor, made)
+        return Stored(made, order, shape)
+
+    def flattened(self, found: Stored, name: str) -> Stored:
+        """Return a tensor as [N, features] in the order in which it is stored."""
+        order = found.order
+        shape = found.shape
+        if found.features is not None or order[0] != 0 or len(shape) < 2:
+            return self.as_shape(found, (shape[0], int(np.prod(shape[1:]))), name)
+        places = np.arange(int(np.prod(shape[1:]))).reshape(shape[1:]).transpose([a - 1 for a in order[1:]]).ravel()
+        flat = (shape[0], places.size)
+        made = self._like(found, name, flat)
+        self.reshape(found.tensor, made)
+        in_order = bool(np.all(places == np.arange(places.size)))
+        return Stored(made, plain(2), flat, None if in_order else places)
+
+    def reshape(self, source: Tensor, made: Tensor) -> None:
+        """Write a RESHAPE."""
+        shape = np.array(made.shape, np.int32)
+        self._emit("RESHAPE", (source, self.fixed("shape", shape)), (made,), {"newShape": list(made.shape)})
+
+    def fixed(self, name: str, values: NDArray[Any], scales: Scales | None = None) -> Tensor:
+        """Return the tensor of a constant; equal ones are shared."""
+        if values.dtype == np.int64:
+            values = values.astype(np.int32)
+        values = np.ascontiguousarray(values)
+        parameters = (scales.scale.tobytes(), scales.zero.tobytes(), scales.axis) if scales is not None else ()
+        key = ("constant", values.dtype.str, values.shape, values.tobytes(), parameters)
+        if key not in self._shared:
+            made = self._fresh(name, values.shape, values.dtype.name, scales)  # type: ignore[arg-type]
+            self._shared[key] = replace(made, values=values)
+        return self._shared[key]
+
+    def write(
+        self,
+        node: ir.Node,
+        kind: str,
+        inputs: Sequence[Tensor | None],
+        order: Order,
+        options: dict[str, Any] | None = None,
+        *,
+        scales: Scales | None = None,
+        like: Tensor | None = None,
+        output: int = 0,
+    ) -> None:
+        """Write the operator that makes a node's output; `order` is the one in which it makes it.
+
+        Args:
+            scales: with which it makes integers; None takes those of the QuantizeLinear behind it. Where these differ,
+                a QUANTIZE follows.
+            like: a tensor whose type and scales the output keeps.
+        """
+        value = node.outputs[output]
+        shape, name = self.sizes(value), name_of(value)
+        if like is not None:
+            made = self._fresh(name, stored_shape(shape, order), like.type, like.scales)
+        else:
+            made = self.partial(name, stored_shape(shape, order), scales or self._only_parameters(value))
+        self._emit(kind, tuple(inputs), (made,), options)
+        self.hold(value, Stored(made, order, shape))
+
+    def partial(self, name: str, shape: Sequence[int], scales: Scales | None) -> Tensor:
+        """Return a new tensor: integers with these scales where the node at hand computes on integers."""
+        return self._fresh(name, tuple(shape), "int8" if self.integer else "float32", scales if self.integer else None)
+
+    def emit(
+        self, kind: str, inputs: Sequence[Tensor | None], made: Tensor, options: dict[str, Any] | None = None
+    ) -> Tensor:
+        """Write one operator that is a step of the node at hand."""
+        self._emit(kind, tuple(inputs), (made,), options)
+        return made
+
+    def hold(self, value: ir.Value, found: Stored) -> None:
+        """Let a tensor of the file stand for one of the model."""
+        self._held[name_of(value)] = found
+
+    def parameters(self, node: ir.Node) -> Scales | None:
+        """Return what the node's output is quantized with, where it computes on integers."""
+        return self._only_parameters(node.outputs[0]) if self.integer else None
+
+    def sizes(self, value: ir.Value | None) -> tuple[int, ...]:
+        """Return the shape of a tensor in the model."""
+        found = sizes(value)
+        if found is None:
+            raise CannotWriteError(f"the shape of {name_of(value)!r} is not known")
+        return found
+
+    def like(self, source: Tensor, name: str, shape: Sequence[int]) -> Tensor:
+        """Return a new tensor with the type and scales of another."""
+        return self._fresh(name, tuple(shape), source.type, source.scales)
+
+    def _like(self, found: Stored, name: str, shape: Sequence[int]) -> Tensor:
+        return self.like(found.tensor, name, shape)
+
+    def _fresh(self, name: str, shape: tuple[int, ...], type_: Type, scales: Scales | None = None) -> Tensor:
+        free, count = name, 1
+        while free in self._names:
+            count += 1
+            free = f"{name}/{count}"
+        self._names.add(free)
+        return Tensor(free, tuple(int(size) for size in shape), type_, scales)
+
+    def _emit(
+        self,
+        kind: str,
+        inputs: tuple[Tensor | None, ...],
+        outputs: tuple[Tensor, ...],
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self._operators.append(Operator(kind, inputs, outputs, options or {}, self._node))
+
+
+def _parameters(node: ir.Node) -> Scales:
+    """Return the scales of a Q or DQ node; unsigned integers are stored as signed ones, 128 less."""
+    scale, zero = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if scale is None:
+        raise CannotWriteError("its scale is computed")
+    unsigned = zero is None or zero.dtype == np.uint8
+    if zero is None:
+        zero = np.zeros(scale.shape, np.uint8)
+    elif zero.dtype not in (np.uint8, np.int8, np.int32):
+        raise CannotWriteError(f"it has integers of type {zero.dtype}")
+    shifted = zero.astype(np.int64) - 128 * unsigned
+    return Scales(np.atleast_1d(scale.astype(np.float32)), np.atleast_1d(shifted), node.attributes.get_int("axis", 1))
+
+
+_SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "BatchNormalization")
+_PLAIN = ("Transpose", "Reshape", "Flatten", "MatMul", "Gemm", "Gather")
+
+
+def _wants_channels_last(value: ir.Value) -> bool:
+    """Return whether the first node that cares reads a tensor with the channels last."""
+    shape, waiting = sizes(value), [value]
+    seen: set[ir.Value] = set()
+    if shape is None or len(shape) != 4:
+        return False
+    while waiting:
+        current = waiting.pop(0)
+        for use in current.uses():
+            if is_op(use.node, *_SPATIAL):
+                return True
+            if is_op(use.node, *_PLAIN):
+                return False
+            waiting.extend(v for v in use.node.outputs if v not in seen)
+            seen.update(use.node.outputs)
+    return False

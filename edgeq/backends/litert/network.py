@@ -1,0 +1,108 @@
+"""A model as a .tflite file has it: tensors with their quantization, operators in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Type = Literal["float32", "int8", "int32", "int64", "bool", "uint8"]
+
+
+@dataclass(frozen=True, eq=False)
+class Scales:
+    """How the integers of a tensor stand for numbers: x = (q - zero) * scale, one of each or one for each place on
+    `axis`."""
+
+    scale: NDArray[np.float32]
+    zero: NDArray[np.int64]
+    axis: int = 0
+
+    def equals(self, other: Scales | None) -> bool:
+        """Return whether both stand for the same numbers."""
+        return (
+            other is not None
+            and self.scale.shape == other.scale.shape
+            and bool(np.all(self.scale == other.scale) and np.all(self.zero == other.zero))
+        )
+
+    @classmethod
+    def of(cls, scale: float, zero: int) -> Scales:
+        """Return the scales of a tensor with one scale."""
+        return cls(np.array([scale], np.float32), np.array([zero], np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """One tensor. `values` are those of a constant; None for what is computed."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: Type
+    scales: Scales | None = None
+    values: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One operator, by its builtin name in the schema, such as "CONV_2D".
+
+    Attributes:
+        inputs: tensors; None where an input is left out.
+        options: fields of the operator's options, by the name that the schema's object API gives them.
+        node: the ONNX node that it is part of.
+    """
+
+    kind: str
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the file, which stands for one of the ONNX model.
+
+    Attributes:
+        name: the ONNX name.
+        order: the file's axes by their numbers in the ONNX model: (0, 2, 3, 1) for NCHW stored as NHWC.
+        type, shape: of the ONNX model, as onnxruntime has them, with open sizes by name; "" and None where the file
+            does not state them.
+    """
+
+    name: str
+    tensor: Tensor
+    order: tuple[int, ...]
+    type: str = ""
+    shape: tuple[int | str | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Network:
+    """A whole model."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    operators: tuple[Operator, ...]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return every tensor once: inputs first, then by the operators that read or make them."""
+        found: dict[Tensor, None] = {port.tensor: None for port in self.inputs}
+        for operator in self.operators:
+            found.update({t: None for t in (*operator.inputs, *operator.outputs) if t is not None})
+        found.update({port.tensor: None for port in self.outputs})
+        return tuple(found)
+
+    def without_unused(self) -> Network:
+        """Return the network without operators whose results nothing reads."""
+        wanted = {port.tensor for port in self.outputs}
+        kept: list[Operator] = []
+        for operator in reversed(self.operators):
+            if wanted.intersection(operator.outputs):
+                kept.append(operator)
+                wanted.update(t for t in operator.inputs if t is not None)
+        return replace(self, operators=tuple(reversed(kept)))

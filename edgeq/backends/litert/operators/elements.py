@@ -1,0 +1,237 @@
+"""Operators that work element by element, along one axis, or over a whole image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.backends.litert.layout import Order, plain
+from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
+from edgeq.backends.litert.network import Scales
+from edgeq.backends.litert.operators.shared import (
+    filler_of,
+)
+from edgeq.model.graph import clamp_bounds, name_of, node_input
+
+
+def write_binary(kind: str) -> Callable[[Lowering, ir.Node], None]:
+    def write(work: Lowering, node: ir.Node) -> None:
+        """Write an operator of two tensors that are broadcast."""
+        left, right, order = _broadcast(work, node)
+        scales = work.parameters(node)
+        if scales is not None and kind in ("MAXIMUM", "MINIMUM"):
+            left, right = work.requantized(left, scales), work.requantized(right, scales)
+        work.write(node, kind, (left.tensor, right.tensor), order, _ACTIVATED.get(kind))
+
+    return write
+
+
+_ACTIVATED: dict[str, dict[str, Any]] = {
+    kind: {"fusedActivationFunction": "NONE"} for kind in ("ADD", "SUB", "MUL", "DIV")
+}
+
+
+def _broadcast(work: Lowering, node: ir.Node) -> tuple[Stored, Stored, Order]:
+    """Return the two inputs of a node in one order of axes, and that order."""
+    rank = len(work.sizes(node.outputs[0]))
+    given: list[Stored | None] = [None if work.is_constant(v) else work.read(v) for v in node.inputs[:2]]
+    found = [_raised(work, value, rank) for value in given if value is not None]
+    moving = [value for value in found if value.order != plain(rank)]
+    # The larger one stays as it is.
+    order = max(moving or found, key=lambda value: int(np.prod(value.shape))).order if found else plain(rank)
+    sides = []
+    for value, stored in zip(node.inputs[:2], given, strict=True):
+        if stored is None:
+            sides.append(_constant_side(work, value, rank, order))
+        else:
+            sides.append(work.arranged(_raised(work, stored, rank), order))
+    return sides[0], sides[1], order
+
+
+def _raised(work: Lowering, found: Stored, rank: int) -> Stored:
+    missing = rank - len(found.shape)
+    return work.as_shape(found, (*[1] * missing, *found.shape), f"{found.tensor.name}/raised") if missing else found
+
+
+def _constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Order) -> Stored:
+    values, scales = work.constant(value) if work.integer else (work.floats(value), None)
+    if work.integer and scales is None:
+        scales = _spread(values)
+        values = np.clip(np.rint(values / scales.scale[0]) + scales.zero[0], -128, 127).astype(np.int8)
+    if scales is not None and scales.scale.size > 1:
+        raise CannotWriteError("it reads a constant with a scale for each channel")
+    raised = values.reshape((1,) * (rank - values.ndim) + values.shape)
+    stored = raised.transpose(order) if values.size > 1 else values.reshape((1,) * rank)
+    return Stored(work.fixed(name_of(value), stored, scales), order, raised.shape)
+
+
+def _spread(values: NDArray[Any]) -> Scales:
+    """Return scales for a constant: its largest magnitude is 127."""
+    return Scales.of(float(np.abs(values).max(initial=0)) / 127 or 1.0, 0)
+
+
+def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None]:
+    def write(work: Lowering, node: ir.Node) -> None:
+        """Write an operator of one tensor."""
+        source = work.read(node.inputs[0])
+        if source.features is not None:
+            source = work.arranged(source, plain(2))
+        work.write(node, kind, (source.tensor,), source.order, dict(options), scales=_FIXED.get(kind))
+
+    return write
+
+
+_FIXED = {"LOGISTIC": Scales.of(1 / 256, -128), "TANH": Scales.of(1 / 128, 0)}
+"""What the file's kernels make, whatever its scales say."""
+
+
+def write_leaky(work: Lowering, node: ir.Node) -> None:
+    write_unary("LEAKY_RELU", alpha=node.attributes.get_float("alpha", 0.01))(work, node)
+
+
+def write_gelu(work: Lowering, node: ir.Node) -> None:
+    approximate = node.attributes.get_string("approximate", "none") == "tanh"
+    write_unary("GELU", approximate=approximate)(work, node)
+
+
+def write_prelu(work: Lowering, node: ir.Node) -> None:
+    source = work.read(node.inputs[0])
+    slope = _constant_side(work, node.inputs[1], len(source.shape), source.order)
+    shape = slope.tensor.shape[1:]
+    values, scales = slope.tensor.values, slope.tensor.scales
+    assert values is not None
+    if slope.shape[0] != 1:
+        raise CannotWriteError("it has a slope for each sample")
+    wide = (
+        np.broadcast_to(values.reshape(shape), (*[1] * (len(shape) - 1), source.tensor.shape[-1]))
+        if (values.size == 1)
+        else values.reshape(shape)
+    )
+    alpha = work.fixed(name_of(node.inputs[1]), np.ascontiguousarray(wide), scales)
+    work.write(node, "PRELU", (source.tensor, alpha), source.order)
+
+
+def write_clamp(work: Lowering, node: ir.Node) -> None:
+    source, bounds = work.read(node.inputs[0]), clamp_bounds(node)
+    if bounds is None:
+        raise CannotWriteError("its bounds are computed")
+    if source.features is not None:
+        source = work.arranged(source, plain(2))
+    kind = {(0.0, np.inf): "RELU", (0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU_N1_TO_1"}.get(bounds)
+    if not work.integer and kind is not None:
+        work.write(node, kind, (source.tensor,), source.order)
+        return
+    current = source
+    for bound, step in zip(bounds, ("MAXIMUM", "MINIMUM"), strict=True):
+        if np.isinf(bound):
+            continue
+        tensor = current.tensor
+        filler = np.array([filler_of(tensor, bound)[0]], np.dtype(tensor.type)).reshape((1,) * len(tensor.shape))
+        limit = work.fixed(f"{node.name}/bound", filler, tensor.scales)
+        made = work.like(tensor, f"{node.outputs[0].name}/{step.lower()}", tensor.shape)
+        work.emit(step, (tensor, limit), made)
+        current = Stored(made, current.order, current.shape)
+    work.hold(node.outputs[0], current)
+
+
+def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
+    """Write clamp(alpha x + beta, 0, 1). Of integers: (x + beta / alpha) with a scale that is 1 / alpha of the
+    result's, whose range clamps, times alpha, which changes no integer."""
+    alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
+    source, scales = work.read(node.inputs[0]), work.parameters(node)
+    ones, name = (1,) * len(source.shape), name_of(node.outputs[0])
+    if scales is None:
+        shape, order, tensor = source.tensor.shape, source.order, source.tensor
+        for kind, number in (("MUL", alpha), ("ADD", beta), ("MAXIMUM", 0.0), ("MINIMUM", 1.0)):
+            constant = work.fixed(f"{name}/{kind.lower()}", np.full(ones, number, np.float32))
+            if kind == "MINIMUM":
+                work.write(node, kind, (tensor, constant), order)
+            else:
+                made = work.partial(f"{name}/{kind.lower()}ed", shape, None)
+                tensor = work.emit(kind, (tensor, constant), made, _ACTIVATED.get(kind))
+        return
+    if alpha <= 0 or beta < 0:
+        raise CannotWriteError(f"its alpha, {alpha:g}, is not positive, or its beta, {beta:g}, is negative")
+    low, high = ((end - int(scales.zero[0])) * float(scales.scale[0]) for end in (-128, 127))
+    if low < -float(scales.scale[0]) / 2 or high > 1 + float(scales.scale[0]) / 2:
+        raise CannotWriteError("the range of its result is wider than 0 to 1")
+    wide = Scales.of(float(scales.scale[0]) / alpha, int(scales.zero[0]))
+    shift = work.fixed(f"{name}/shift", np.full(ones, 127, np.int8), Scales.of(beta / alpha / 127, 0))
+    factor = work.fixed(f"{name}/factor", np.full(ones, 127, np.int8), Scales.of(alpha / 127, 0))
+    moved = work.emit(
+        "ADD", (source.tensor, shift), work.partial(f"{name}/shifted", source.tensor.shape, wide), _ACTIVATED["ADD"]
+    )
+    work.write(node, "MUL", (moved, factor), source.order, _ACTIVATED["MUL"])
+
+
+def write_softmax(work: Lowering, node: ir.Node) -> None:
+    source = work.read(node.inputs[0])
+    rank = len(source.shape)
+    axis = node.attributes.get_int("axis", -1) % rank
+    order = source.order
+    if order[-1] != axis:
+        order = (*[a for a in range(rank) if a != axis], axis)
+    source = work.arranged(source, order)
+    kind = "LOG_SOFTMAX" if node.op_type == "LogSoftmax" else "SOFTMAX"
+    fixed = Scales.of(16 / 256, 127) if kind == "LOG_SOFTMAX" else Scales.of(1 / 256, -128)
+    work.write(node, kind, (source.tensor,), order, {"beta": 1.0} if kind == "SOFTMAX" else {}, scales=fixed)
+
+
+def write_batch_norm(work: Lowering, node: ir.Node) -> None:
+    source = work.read(node.inputs[0])
+    if work.integer:
+        raise CannotWriteError("it stands between integers")
+    gamma, beta, mean, variance = (work.floats(value).astype(np.float64) for value in node.inputs[1:5])
+    factor = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
+    shape = [1] * len(source.shape)
+    if len(shape) > 1:
+        shape[source.order.index(1)] = -1
+    name = name_of(node.outputs[0])
+    scaled = work.partial(f"{name}/scaled", source.tensor.shape, None)
+    for_each = [
+        work.fixed(f"{name}/{i}", v.astype(np.float32).reshape(shape))
+        for i, v in enumerate((factor, beta - mean * factor))
+    ]
+    work.emit("MUL", (source.tensor, for_each[0]), scaled, _ACTIVATED["MUL"])
+    work.write(node, "ADD", (scaled, for_each[1]), source.order, _ACTIVATED["ADD"])
+
+
+def write_cast(work: Lowering, node: ir.Node) -> None:
+    source = work.read(node.inputs[0])
+    made = node.outputs[0].dtype
+    if source.tensor.type == "int32" and made in (ir.DataType.INT32, ir.DataType.INT64):
+        work.hold(node.outputs[0], source)
+        return
+    if source.tensor.type == "int32" and made == ir.DataType.FLOAT:
+        options = {"inDataType": "INT32", "outDataType": "FLOAT32"}
+        work.write(node, "CAST", (source.tensor,), source.order, options)
+        return
+    raise CannotWriteError(f"it makes {made} of {source.tensor.type}")
+
+
+def write_mean(work: Lowering, node: ir.Node) -> None:
+    source = work.read(node.inputs[0])
+    rank = len(source.shape)
+    if node.op_type.startswith("Global"):
+        axes, keeps = list(range(2, rank)), True
+    else:
+        given = work.constant(node.inputs[1])[0] if node_input(node, 1) is not None else None
+        named = given.tolist() if given is not None else list(node.attributes.get_ints("axes", range(rank)))
+        axes, keeps = sorted(axis % rank for axis in named), bool(node.attributes.get_int("keepdims", 1))
+    if source.features is not None:
+        source = work.arranged(source, plain(rank))
+    order = source.order if keeps else _without(source.order, axes)
+    table = work.fixed("axes", np.array(sorted(source.order.index(axis) for axis in axes), np.int32))
+    kind = {"ReduceSum": "SUM", "ReduceMax": "REDUCE_MAX", "GlobalMaxPool": "REDUCE_MAX", "ReduceMin": "REDUCE_MIN"}
+    found = kind.get(node.op_type, "MEAN")
+    like = source.tensor if found.startswith("REDUCE") else None
+    work.write(node, found, (source.tensor, table), order, {"keepDims": keeps}, like=like)
+
+
+def _without(order: Order, axes: Sequence[int]) -> Order:
+    kept = [axis for axis in order if axis not in axes]
+    return tuple(sorted(kept).index(axis) for axis in kept)

@@ -1,0 +1,151 @@
+"""Convolutions and matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.backends.litert.layout import plain
+from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
+from edgeq.backends.litert.network import Scales, Tensor
+from edgeq.backends.litert.operators.shared import (
+    NHWC,
+    SAME,
+    SLICING,
+    VALID,
+    dilations,
+    image,
+    same_pads,
+    slices,
+    strides,
+    with_padding,
+)
+from edgeq.model.graph import geometry, name_of, node_input
+
+
+def write_conv(work: Lowering, node: ir.Node) -> None:
+    source = image(work, node)
+    weights, weight_scales = _weights(work, node.inputs[1])
+    shape = geometry(node, source.shape[2:], weights.shape[2:])
+    padded, padding = with_padding(work, node, source, shape)
+    bias = _bias(work, node, source, weight_scales, weights.shape[0])
+    options: dict[str, Any] = {"padding": padding, **strides(shape), **dilations(shape)}
+    channels = source.shape[1]
+    if shape.group == channels and weights.shape[1] == 1 and (shape.group > 1 or weights.shape[0] == 1):
+        moved = weights.transpose(1, 2, 3, 0)
+        kernel = work.fixed(name_of(node.inputs[1]), moved, _on_axis(weight_scales, 3))
+        options["depthMultiplier"] = weights.shape[0] // channels
+        work.write(node, "DEPTHWISE_CONV_2D", (padded, kernel, bias), NHWC, options)
+        return
+    kernel = work.fixed(name_of(node.inputs[1]), weights.transpose(0, 2, 3, 1), _on_axis(weight_scales, 0))
+    work.write(node, "CONV_2D", (padded, kernel, bias), NHWC, options)
+
+
+def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
+    source = image(work, node)
+    weights, weight_scales = _weights(work, node.inputs[1])
+    shape = geometry(node, source.shape[2:], weights.shape[2:])
+    if shape.group != 1 or shape.dilations != (1, 1):
+        raise CannotWriteError("it has groups or dilations, which TRANSPOSE_CONV has not")
+    kernel = work.fixed(name_of(node.inputs[1]), weights.transpose(1, 2, 3, 0), _on_axis(weight_scales, 0))
+    bias = _bias(work, node, source, weight_scales, weights.shape[1])
+    n, c, *made = work.sizes(node.outputs[0])
+    axes = range(2)
+    full = [(source.shape[2 + a] - 1) * shape.strides[a] + shape.kernel[a] for a in axes]
+    whole = [max(full[a], shape.strides[a] * source.shape[2 + a]) for a in axes]
+    cut = [(shape.pads[a][0], shape.pads[a][0] + made[a]) for a in axes]
+    same = [same_pads(shape.strides[a] * source.shape[2 + a], shape.kernel[a], shape.strides[a]) for a in axes]
+    order = NHWC
+    options: dict[str, Any] = {"padding": VALID, **strides(shape)}
+    is_same = all(made[a] == shape.strides[a] * source.shape[2 + a] and same[a][0] == shape.pads[a][0] for a in axes)
+    if is_same or cut == [(0, size) for size in full]:
+        options["padding"] = SAME if is_same else VALID
+        size = work.fixed("shape", np.array([n, *made, c], np.int32))
+        work.write(node, "TRANSPOSE_CONV", (size, kernel, source.tensor, bias), order, options)
+        return
+    if any(end > size for (_, end), size in zip(cut, full, strict=True)):
+        raise CannotWriteError(f"its output_padding reaches beyond what its kernel makes, {whole}")
+    size = work.fixed("shape", np.array([n, *full, c], np.int32))
+    scales = work.parameters(node)
+    wide = work.partial(f"{node.outputs[0].name}/uncut", (n, *full, c), scales)
+    work.emit("TRANSPOSE_CONV", (size, kernel, source.tensor, bias), wide, options)
+    ends = [(0, n), *cut, (0, c)]
+    work.write(node, "STRIDED_SLICE", (wide, *slices(work, ends, [1] * 4)), order, SLICING, like=wide)
+
+
+def write_gemm(work: Lowering, node: ir.Node) -> None:
+    alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
+    if (alpha, beta, node.attributes.get_int("transA", 0)) != (1, 1, 0):
+        raise CannotWriteError("its alpha or beta is not 1, or it transposes its input")
+    _fully_connected(work, node, transposed_weights=bool(node.attributes.get_int("transB", 0)))
+
+
+def write_matmul(work: Lowering, node: ir.Node) -> None:
+    if work.is_constant(node.inputs[1]) and len(work.sizes(node.inputs[1])) == 2:
+        _fully_connected(work, node, transposed_weights=False)
+        return
+    if work.is_constant(node.inputs[0]) or len(work.sizes(node.inputs[0])) < 2:
+        raise CannotWriteError("its left matrix is constant, or a vector")
+    left, right = (_in_plain_order(work, value) for value in node.inputs[:2])
+    rank = len(work.sizes(node.outputs[0]))
+    if len(right.shape) < 2:
+        raise CannotWriteError("its right side is a vector")
+    options = {"adjX": False, "adjY": False}
+    work.write(node, "BATCH_MATMUL", (left.tensor, right.tensor), plain(rank), options)
+
+
+def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool) -> None:
+    source = work.read(node.inputs[0])
+    weights, scales = _weights(work, node.inputs[1])
+    if not transposed_weights:
+        weights = weights.T
+    if source.features is not None:
+        weights = weights[:, source.features]
+    elif source.order != plain(len(source.shape)):
+        source = work.arranged(source, plain(len(source.shape)))
+    kernel = work.fixed(name_of(node.inputs[1]), weights, _on_axis(scales, 0))
+    bias = _bias(work, node, source, scales, weights.shape[0])
+    rank = len(work.sizes(node.outputs[0]))
+    options = {"keepNumDims": rank != 2}
+    work.write(node, "FULLY_CONNECTED", (source.tensor, kernel, bias), plain(rank), options)
+
+
+def _weights(work: Lowering, value: ir.Value | None) -> tuple[NDArray[Any], Scales | None]:
+    """Return the constant weights of a node: integers where it computes on integers."""
+    if work.integer:
+        values, scales = work.constant(value)
+        if scales is None:
+            raise CannotWriteError(f"its weights {name_of(value)!r} are floats between integers")
+        return values, scales
+    return work.floats(value), None
+
+
+def _on_axis(scales: Scales | None, axis: int) -> Scales | None:
+    return None if scales is None else Scales(scales.scale, scales.zero, axis)
+
+
+def _bias(work: Lowering, node: ir.Node, source: Stored, weights: Scales | None, channels: int) -> Tensor:
+    """Return the bias of a layer: 32-bit integers at scale input x weight, or floats."""
+    value = node_input(node, 2)
+    if value is not None and not work.is_constant(value):
+        raise CannotWriteError("its bias is computed")
+    if source.scales is None or weights is None:
+        numbers = work.floats(value) if value is not None else np.zeros(channels, np.float32)
+        return work.fixed(name_of(value) or f"{node.name}/bias", np.broadcast_to(numbers.ravel(), channels))
+    scale = (source.scales.scale.astype(np.float64) * weights.scale.astype(np.float64)).astype(np.float32)
+    scales = Scales(scale, np.zeros(scale.shape, np.int64), 0)
+    values = np.zeros(channels, np.int32)
+    if value is not None:
+        given, params = work.constant(value)
+        exact = params is not None and given.dtype == np.int32 and np.allclose(params.scale, scale, rtol=1e-6)
+        values = given if exact else np.rint(work.floats(value).ravel() / scale.astype(np.float64)).astype(np.int32)
+    values = np.ascontiguousarray(np.broadcast_to(values.ravel(), channels), np.int32)
+    return work.fixed(name_of(value) or f"{node.name}/bias", values, scales)
+
+
+def _in_plain_order(work: Lowering, value: ir.Value | None) -> Stored:
+    found = work.read(value)
+    return work.arranged(found, plain(len(found.shape)))

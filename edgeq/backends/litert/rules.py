@@ -1,0 +1,148 @@
+"""Check what must be true of the tensors of a .tflite file.
+
+The runtimes accept wrong scales in silence and answer differently, so that loading a file proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from edgeq.backends.litert.dialect import dialect
+from edgeq.backends.litert.network import Network, Operator, Scales, Tensor
+from edgeq.errors import ModelError
+
+_BIAS_TOLERANCE = 1e-6
+
+
+def check(network: Network) -> None:
+    """Refuse a network that breaks a rule of its operators.
+
+    Raises:
+        ModelError: names the first operator that does, the node that it is part of, and the rule.
+    """
+    problem = next(problems(network), None)
+    if problem is not None:
+        raise ModelError(f"the .tflite file would be wrong: {problem}", "Report this: edgeq wrote it so")
+
+
+def problems(network: Network) -> Iterator[str]:
+    """Yield what is wrong with a network, one sentence for each fault."""
+    made = {port.tensor for port in network.inputs}
+    for operator in network.operators:
+        where = f"{operator.kind} of node {operator.node!r}"
+        row = dialect().get(operator.kind)
+        if row is None:
+            yield f"{where}: no row of the dialect has it"
+            continue
+        for tensor in operator.inputs:
+            if tensor is not None and tensor.values is None and tensor not in made:
+                yield f"{where}: it reads {tensor.name!r}, which nothing made before"
+        made.update(operator.outputs)
+        if _integers(operator) and row.int8 == 0:
+            yield f"{where}: no runtime has an int8 kernel"
+        if _integers(operator):
+            for rule in row.rules:
+                yield from (f"{where}: {fault}" for fault in RULES[rule](operator))
+    yield from _tensors(network)
+
+
+def _integers(operator: Operator) -> bool:
+    """Return whether an operator computes on int8: its first input is, apart from shapes."""
+    data = [tensor for tensor in operator.inputs if tensor is not None and tensor.type in ("int8", "float32")]
+    return bool(data) and all(tensor.type == "int8" for tensor in data) and operator.kind != "DEQUANTIZE"
+
+
+def _tensors(network: Network) -> Iterator[str]:
+    names: set[str] = set()
+    for tensor in network.tensors():
+        if tensor.name in names:
+            yield f"two tensors are named {tensor.name!r}"
+        names.add(tensor.name)
+        if tensor.type == "int8":
+            yield from (f"tensor {tensor.name!r}: {fault}" for fault in _scales(tensor))
+        elif tensor.type == "float32" and tensor.scales is not None:
+            yield f"tensor {tensor.name!r}: floats with scales"
+        if tensor.values is not None and tensor.values.shape != tensor.shape:
+            yield f"tensor {tensor.name!r}: its values have the shape {tensor.values.shape}"
+
+
+def _scales(tensor: Tensor) -> Iterator[str]:
+    scales = tensor.scales
+    if scales is None:
+        yield "integers without scales"
+        return
+    if not (np.all(np.isfinite(scales.scale)) and np.all(scales.scale > 0)):
+        yield "a scale is not positive and finite"
+    if np.any(scales.zero < -128) or np.any(scales.zero > 127):
+        yield "a zero point is no int8"
+    if scales.scale.size > 1 and tensor.shape[scales.axis] != scales.scale.size:
+        yield f"{scales.scale.size} scales on an axis of {tensor.shape[scales.axis]}"
+    if scales.scale.size > 1 and tensor.values is None:
+        yield "an activation with a scale for each channel"
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and one.scales is not None and one.scales.equals(other.scales)
+
+
+def _input_as_output(operator: Operator) -> Iterator[str]:
+    if not _same(operator.inputs[0], operator.outputs[0]):
+        yield "its input and output have different scales"
+
+
+def _inputs_as_output(operator: Operator) -> Iterator[str]:
+    for tensor in operator.inputs:
+        if not _same(tensor, operator.outputs[0]):
+            yield f"{tensor.name if tensor else ''!r} has another scale than the output"
+
+
+def _output(scale: float, zero: int) -> Callable[[Operator], Iterator[str]]:
+    def check_output(operator: Operator) -> Iterator[str]:
+        """Yield a fault where the output has other scales than the kernels make."""
+        if not Scales.of(scale, zero).equals(operator.outputs[0].scales):
+            yield f"its output has not the scale {scale:g} and zero point {zero}"
+
+    return check_output
+
+
+def _weights(axis: int) -> Callable[[Operator], Iterator[str]]:
+    def check_weights(operator: Operator) -> Iterator[str]:
+        """Yield what is wrong with the weights, whose output channels are on `axis`."""
+        weights = operator.inputs[1]
+        if weights is None or weights.scales is None or weights.values is None:
+            yield "its weights are not constant integers"
+            return
+        if weights.scales.zero.any():
+            yield "its weights have a zero point"
+        if weights.scales.scale.size > 1 and weights.scales.axis != axis:
+            yield f"its weights have their scales on axis {weights.scales.axis}, not {axis}"
+
+    return check_weights
+
+
+def _bias(operator: Operator) -> Iterator[str]:
+    data = operator.inputs[2] if operator.kind == "TRANSPOSE_CONV" else operator.inputs[0]
+    weights, bias = operator.inputs[1], operator.inputs[-1]
+    if bias is None or data is None or weights is None or data.scales is None or weights.scales is None:
+        return
+    if bias.type != "int32" or bias.scales is None:
+        yield "its bias is not int32"
+        return
+    wanted = data.scales.scale.astype(np.float64) * weights.scales.scale.astype(np.float64)
+    if bias.scales.zero.any() or not np.allclose(bias.scales.scale, wanted, rtol=_BIAS_TOLERANCE, atol=0):
+        yield "the scale of its bias is not that of its input times that of its weights"
+
+
+RULES: Mapping[str, Callable[[Operator], Iterator[str]]] = {
+    "input-as-output": _input_as_output,
+    "inputs-as-output": _inputs_as_output,
+    "output-256ths": _output(1 / 256, -128),
+    "output-128ths": _output(1 / 128, 0),
+    "output-16ths": _output(1 / 16, 127),
+    "weights-0": _weights(0),
+    "weights-3": _weights(3),
+    "bias": _bias,
+}
+"""The rules that targets/litert/operators.toml names."""

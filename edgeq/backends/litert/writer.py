@@ -1,0 +1,181 @@
+"""Write a .tflite file, with the schema that the ai-edge-litert package brings.
+
+The schema asks that the bytes of each constant start at a multiple of 16, which the generated classes do not see to: a
+microcontroller may read them in place.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from edgeq.backends.litert.dialect import dialect
+from edgeq.backends.litert.network import Network, Operator, Port, Scales, Tensor
+from edgeq.errors import RuntimeUnavailableError
+
+ALIGNMENT = 16
+METADATA = "edgeq"
+"""Name of the metadata that says in which order the file stores the axes of its inputs and outputs."""
+_OLD_CODES = 127
+_ENUMS = {
+    "padding": "Padding",
+    "fusedActivationFunction": "ActivationFunctionType",
+    "inDataType": "TensorType",
+    "outDataType": "TensorType",
+    "mode": "MirrorPadMode",
+}
+
+
+def schema() -> Any:
+    """Return the classes of the schema.
+
+    Raises:
+        RuntimeUnavailableError: the package is not installed.
+    """
+    try:
+        from ai_edge_litert import schema_py_generated
+    except ImportError as error:
+        raise RuntimeUnavailableError("ai-edge-litert is not installed", "pip install 'edgeq[litert]'") from error
+    return schema_py_generated
+
+
+def write(network: Network, *, nodes: bool = False) -> bytes:
+    """Return the file of a network; the same network gives the same bytes.
+
+    Args:
+        nodes: whether it names the ONNX node of each operator, by which a profile is read.
+    """
+    return _File(network, nodes=nodes).pack()
+
+
+class _File:
+    def __init__(self, network: Network, *, nodes: bool) -> None:
+        self._schema, self._network, self._nodes = schema(), network, nodes
+        self._tensors = {tensor: place for place, tensor in enumerate(network.tensors())}
+        self._buffers: list[Any] = [self._buffer(b"")]
+        self._codes: dict[tuple[str, int], int] = {}
+
+    def pack(self) -> bytes:
+        """Return the bytes."""
+        import flatbuffers
+
+        s, network = self._schema, self._network
+        graph = s.SubGraphT()
+        graph.name = "main"
+        graph.tensors = [self._tensor(tensor) for tensor in self._tensors]
+        graph.operators = [self._operator(operator) for operator in network.operators]
+        graph.inputs = [self._tensors[port.tensor] for port in network.inputs]
+        graph.outputs = [self._tensors[port.tensor] for port in network.outputs]
+        model = s.ModelT()
+        model.version = 3
+        model.description = "edgeq"
+        model.subgraphs = [graph]
+        model.metadata = [self._metadata()]
+        model.signatureDefs = [self._signature()]
+        model.operatorCodes = [self._code(kind, version) for kind, version in self._codes]
+        model.buffers = self._buffers
+        builder = flatbuffers.Builder(1 << 16)
+        builder.Finish(model.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+    def _buffer(self, data: bytes) -> Any:
+        made = self._schema.BufferT()
+        if data:
+            made.data = data
+            made.Pack = lambda builder: _packed(self._schema, builder, data)
+        return made
+
+    def _add(self, data: bytes) -> int:
+        self._buffers.append(self._buffer(data))
+        return len(self._buffers) - 1
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        made = self._schema.TensorT()
+        made.name = tensor.name
+        made.shape = list(tensor.shape)
+        made.hasRank = True
+        made.type = getattr(self._schema.TensorType, tensor.type.upper())
+        if tensor.values is not None:
+            made.buffer = self._add(np.ascontiguousarray(tensor.values).tobytes())
+        if tensor.scales is not None:
+            made.quantization = self._quantization(tensor.scales)
+        return made
+
+    def _quantization(self, scales: Scales) -> Any:
+        made = self._schema.QuantizationParametersT()
+        made.scale = [float(scale) for scale in scales.scale]
+        made.zeroPoint = [int(zero) for zero in np.broadcast_to(scales.zero, scales.scale.shape)]
+        made.quantizedDimension = scales.axis if scales.scale.size > 1 else 0
+        return made
+
+    def _operator(self, operator: Operator) -> Any:
+        row, made = dialect()[operator.kind], self._schema.OperatorT()
+        made.opcodeIndex = self._codes.setdefault((operator.kind, version(operator)), len(self._codes))
+        made.inputs = [-1 if tensor is None else self._tensors[tensor] for tensor in operator.inputs]
+        made.outputs = [self._tensors[tensor] for tensor in operator.outputs]
+        if row.options:
+            made.builtinOptionsType = getattr(self._schema.BuiltinOptions, row.options)
+            made.builtinOptions = getattr(self._schema, f"{row.options}T")()
+            for name, value in operator.options.items():
+                known = getattr(self._schema, _ENUMS[name]) if name in _ENUMS else None
+                setattr(made.builtinOptions, name, value if known is None else getattr(known, value))
+        return made
+
+    def _code(self, kind: str, version_: int) -> Any:
+        made = self._schema.OperatorCodeT()
+        made.builtinCode = getattr(self._schema.BuiltinOperator, kind)
+        made.deprecatedBuiltinCode = min(made.builtinCode, _OLD_CODES)
+        made.version = version_
+        return made
+
+    def _metadata(self) -> Any:
+        made = self._schema.MetadataT()
+        made.name = METADATA
+        network = self._network
+        text: dict[str, Any] = {"inputs": _ports(network.inputs), "outputs": _ports(network.outputs)}
+        if self._nodes:
+            text["nodes"] = [operator.node for operator in network.operators]
+        made.buffer = self._add(json.dumps(text, sort_keys=True).encode())
+        return made
+
+    def _signature(self) -> Any:
+        made = self._schema.SignatureDefT()
+        made.signatureKey = "serving_default"
+        made.inputs, made.outputs = (
+            [self._named(port) for port in ports] for ports in (self._network.inputs, self._network.outputs)
+        )
+        return made
+
+    def _named(self, port: Port) -> Any:
+        made = self._schema.TensorMapT()
+        made.name, made.tensorIndex = port.name, self._tensors[port.tensor]
+        return made
+
+
+def version(operator: Operator) -> int:
+    """Return the version that a file states for an operator."""
+    row = dialect()[operator.kind]
+    integers = any(tensor is not None and tensor.type == "int8" for tensor in operator.inputs)
+    return row.int8 if integers else row.float32
+
+
+def _ports(ports: tuple[Port, ...]) -> list[dict[str, Any]]:
+    return [_stated(port) for port in ports]
+
+
+def _stated(port: Port) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": port.name, "order": list(port.order)}
+    return found if port.shape is None else {**found, "type": port.type, "shape": list(port.shape)}
+
+
+def _packed(schema_: Any, builder: Any, data: bytes) -> Any:
+    """Pack a Buffer whose bytes start at a multiple of `ALIGNMENT`."""
+    builder.StartVector(1, len(data), ALIGNMENT)
+    builder.head = builder.Head() - len(data)
+    builder.Bytes[builder.Head() : builder.Head() + len(data)] = data
+    vector = builder.EndVector()
+    schema_.BufferStart(builder)
+    schema_.BufferAddData(builder, vector)
+    return schema_.BufferEnd(builder)

@@ -1,0 +1,304 @@
+"""Open .tflite files in LiteRT, whose CPU kernels are XNNPACK's.
+
+A session here has the part of `onnxruntime.InferenceSession` that edgeq uses. Files that edgeq makes state in their
+metadata the inputs and outputs of the model that they were made of; a session takes and gives those. Other files have
+their own.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edgeq_device.engines import EngineSpec
+from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.onnxfile import DTYPES
+from edgeq_device.plainjson import parse_json
+
+SIGNATURE = "edgeq"
+"""The entry of a file's metadata with the model's inputs and outputs."""
+MOST_BYTES = 1 << 20
+_IDENTIFIER = b"TFL3"
+_TYPES = {dtype: name for name, dtype in DTYPES.items()}
+_MOST_AXES = 64
+
+
+def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> LiteRtSession:
+    """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
+
+    Raises:
+        RuntimeUnavailableError: it is no .tflite file.
+        BundleError: its metadata are not as edgeq writes them.
+        Exception: whatever LiteRT raises for the model.
+    """
+    del ort
+    if not isinstance(model, str) or not model.endswith(engine.suffix):
+        raise RuntimeUnavailableError(f"{engine.name} opens {engine.suffix} files alone", "Convert the model")
+    content = Path(model).read_bytes()
+    if content[4:8] != _IDENTIFIER:
+        raise RuntimeUnavailableError(f"{model} is no {engine.suffix} file: it does not have the format's identifier")
+    stated = read_signature(content, model)
+    runtime = import_module(f"{engine.module}.interpreter")
+    threads = int(given["num_threads"]) if "num_threads" in given else None
+    interpreter = runtime.Interpreter(model_content=content, num_threads=threads)
+    interpreter.allocate_tensors()
+    profile = options.profile_file_prefix if options.enable_profiling else ""
+    return LiteRtSession(interpreter, stated, engine.provider, profile)
+
+
+def read_signature(content: bytes, where: str) -> Dict[str, Any]:
+    """Return what a .tflite file's metadata say of the model's inputs and outputs; empty where they say nothing.
+
+    Raises:
+        BundleError: an offset leads out of the file, or the entry is too large or no JSON.
+    """
+    try:
+        found = _Table.root(content).metadata(SIGNATURE)
+    except (struct.error, IndexError, ValueError) as error:
+        raise BundleError(f"{where} is damaged: an offset of its metadata leads out of the file") from error
+    if found is None:
+        return {}
+    if len(found) > MOST_BYTES:
+        raise BundleError(f"{where}: {SIGNATURE} in its metadata is larger than {MOST_BYTES} bytes")
+    return parse_json(found, f"{where}: {SIGNATURE} in its metadata")
+
+
+class _Table:
+    """A table of a FlatBuffer: its fields are found by number, as offsets from its start."""
+
+    # Fields by their number in LiteRT's schema.
+    _MODEL_BUFFERS, _MODEL_METADATA = 4, 6
+    _NAME, _BUFFER, _DATA = 0, 1, 0
+
+    def __init__(self, content: bytes, place: int) -> None:
+        self._content, self._place = content, place
+
+    @classmethod
+    def root(cls, content: bytes) -> _Table:
+        return cls(content, struct.unpack_from("<I", content, 0)[0])
+
+    def metadata(self, name: str) -> Optional[bytes]:
+        """Return the buffer of the entry `name` of a model's metadata."""
+        buffers = self._tables(self._MODEL_BUFFERS)
+        for entry in self._tables(self._MODEL_METADATA):
+            if entry._bytes(self._NAME) == name.encode():
+                place = entry._field(self._BUFFER)
+                number = entry._number(place) if place else 0
+                return buffers[number]._bytes(self._DATA)
+        return None
+
+    def _number(self, place: int) -> int:
+        found: int = struct.unpack_from("<I", self._content, place)[0]
+        return found
+
+    def _field(self, number: int) -> int:
+        """Return the place of a field; 0 where the table does not have it."""
+        layout = self._place - struct.unpack_from("<i", self._content, self._place)[0]
+        if layout < 0:
+            raise ValueError(layout)
+        slot = 4 + 2 * number
+        if slot + 2 > struct.unpack_from("<H", self._content, layout)[0]:
+            return 0
+        offset: int = struct.unpack_from("<H", self._content, layout + slot)[0]
+        return self._place + offset if offset else 0
+
+    def _vector(self, number: int, size: int) -> Tuple[int, int]:
+        """Return the place and the length of a vector whose elements have `size` bytes; of none where it is absent."""
+        field = self._field(number)
+        if not field:
+            return 0, 0
+        place = field + self._number(field)
+        length = self._number(place)
+        if place + 4 + length * size > len(self._content):
+            raise ValueError(length)
+        return place + 4, length
+
+    def _bytes(self, number: int) -> bytes:
+        place, length = self._vector(number, 1)
+        return self._content[place : place + length]
+
+    def _tables(self, number: int) -> List[_Table]:
+        place, length = self._vector(number, 4)
+        places = range(place, place + 4 * length, 4)
+        return [_Table(self._content, at + self._number(at)) for at in places]
+
+
+class _Port:
+    """An input or output of the model, and the tensor of the file that it is made of.
+
+    Args:
+        detail: what the interpreter says of the tensor.
+        stated: what the file's metadata say of it: its "name", and where they differ from the tensor's its "type" and
+            its "shape", and the "order" of the tensor's axes, by their numbers in the model; empty: it is the tensor.
+    """
+
+    def __init__(self, detail: Mapping[str, Any], stated: Mapping[str, Any], provider: str, where: str) -> None:
+        from edgeq_device.serve import TensorInfo  # which imports this module's caller
+
+        self.index: int = detail["index"]
+        self.dtype = np.dtype(detail["dtype"])
+        if self.dtype.name not in _TYPES:
+            raise RuntimeUnavailableError(f"{provider} takes no {self.dtype.name}")
+        shape = [int(size) for size in detail["shape"]]
+        self.axes = _axes(stated, len(shape), where)
+        self.own = self.axes == tuple(range(len(shape)))
+        self.back = tuple(int(axis) for axis in np.argsort(self.axes))
+        self.fixed = tuple(shape[axis] for axis in self.back)
+        scale, self.zero_point = detail["quantization"]
+        self.scale = np.float32(scale)
+        numbers = _TYPES["float32"] if stated and scale and self.dtype.kind in "iu" else _TYPES[self.dtype.name]
+        name, kind = stated.get("name", detail["name"]), stated.get("type", numbers)
+        sizes = stated.get("shape", list(self.fixed))
+        if not isinstance(name, str) or kind not in DTYPES or not _fits(sizes, self.fixed):
+            raise BundleError(f"{where}: name, type or shape is not that of the tensor {detail['name']!r}")
+        self.info = TensorInfo(name, kind, sizes)
+        self.taken = np.dtype(DTYPES[kind])
+        integers = self.dtype.kind in "iu"
+        self.scaled = bool(scale) and integers and self.taken.kind == "f"
+        if self.taken != self.dtype and not self.scaled and not (integers and self.taken.kind in "iu"):
+            raise BundleError(f"{where}: {self.dtype.name} cannot be taken as {self.taken.name}")
+
+    @property
+    def batched(self) -> bool:
+        """Tell whether the model takes any number of samples where the file has one."""
+        return bool(self.fixed) and self.fixed[0] == 1 and not isinstance(self.info.shape[0], int)
+
+    def encoded(self, array: Any) -> Any:
+        """Return the tensor for an array of the model's."""
+        if self.scaled:
+            limits = np.iinfo(self.dtype)
+            array = np.clip(np.rint(array / self.scale) + self.zero_point, limits.min, limits.max)
+        array = array.astype(self.dtype, copy=False)
+        return array if self.own else np.ascontiguousarray(array.transpose(self.axes))
+
+    def decoded(self, array: Any) -> Any:
+        """Return the array of the model's for a tensor."""
+        array = array if self.own else np.ascontiguousarray(array.transpose(self.back))
+        if self.scaled:
+            array = (array.astype(np.float32) - self.zero_point) * self.scale
+        return array.astype(self.taken, copy=False)
+
+    def check(self, feed: Mapping[str, Any]) -> Any:
+        """Return the array of this input among `feed`."""
+        if self.info.name not in feed:
+            raise ValueError(f"input {self.info.name!r} is missing")
+        array = np.asarray(feed[self.info.name], order="C")
+        open_axis = 1 if self.batched else 0
+        fits = len(array.shape) == len(self.fixed) and array.shape[open_axis:] == self.fixed[open_axis:]
+        if array.dtype != self.taken or not fits:
+            have, wanted = f"{array.dtype} {list(array.shape)}", f"{self.taken} {self.info.shape}"
+            raise ValueError(f"input {self.info.name!r} is {have}, the model takes {wanted}")
+        return array
+
+
+def _axes(stated: Mapping[str, Any], rank: int, where: str) -> Tuple[int, ...]:
+    axes = stated.get("order", list(range(rank)))
+    if not isinstance(axes, list) or sorted(map(str, axes)) != sorted(map(str, range(rank))) or rank > _MOST_AXES:
+        raise BundleError(f"{where}: its order is none of the tensor's {rank}")
+    return tuple(int(axis) for axis in axes)
+
+
+def _fits(sizes: Any, fixed: Sequence[int]) -> bool:
+    """Tell whether sizes, some of them open, are those of the tensor."""
+    if not isinstance(sizes, list) or len(sizes) != len(fixed):
+        return False
+    return all(size is None or isinstance(size, str) or size == own for size, own in zip(sizes, fixed))
+
+
+class LiteRtSession:
+    """A model in LiteRT's interpreter.
+
+    Args:
+        stated: the model's inputs and outputs, from the file's metadata.
+        profile: path prefix of what `end_profiling` writes; "" where nothing is.
+    """
+
+    def __init__(self, interpreter: Any, stated: Mapping[str, Any], provider: str, profile: str) -> None:
+        self._interpreter, self._provider, self._profile = interpreter, provider, profile
+        self._inputs, self._outputs = (
+            _ports(details, stated.get(key), provider, key)
+            for key, details in (
+                ("inputs", interpreter.get_input_details()),
+                ("outputs", interpreter.get_output_details()),
+            )
+        )
+        self._places = {port.info.name: place for place, port in enumerate(self._outputs)}
+        nodes = stated.get("nodes", [])
+        self._nodes = {place: name for place, name in enumerate(nodes if isinstance(nodes, list) else []) if name}
+        self._one_by_one = all(port.batched for port in (*self._inputs, *self._outputs))
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Return the inputs."""
+        return [port.info for port in self._inputs]
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Return the outputs."""
+        return [port.info for port in self._outputs]
+
+    def get_providers(self) -> List[str]:
+        """Return the provider's name alone."""
+        return [self._provider]
+
+    def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
+        """Run the model, as onnxruntime's session does; the samples of a batch one after another.
+
+        Raises:
+            ValueError: an input is missing, unknown, or of another type or shape than the model's.
+        """
+        arrays = [port.check(input_feed) for port in self._inputs]
+        if len(input_feed) > len(arrays):
+            raise ValueError(f"the model takes {', '.join(port.info.name for port in self._inputs)} alone")
+        count = len(arrays[0]) if self._one_by_one else 1
+        if count == 1:
+            found = self._run(arrays)
+        else:
+            if count == 0 or any(len(array) != count for array in arrays):
+                raise ValueError("the inputs have different numbers of samples, or none")
+            each = [self._run([array[at : at + 1] for array in arrays]) for at in range(count)]
+            found = [np.concatenate(parts) for parts in zip(*each)]
+        return found if output_names is None else [found[self._places[name]] for name in output_names]
+
+    def _run(self, arrays: Sequence[Any]) -> List[Any]:
+        for port, array in zip(self._inputs, arrays):
+            self._interpreter.set_tensor(port.index, port.encoded(array))
+        self._interpreter.invoke()
+        return [port.decoded(self._interpreter.get_tensor(port.index)) for port in self._outputs]
+
+    def end_profiling(self) -> str:
+        """Write a file with the operators of the file as events of a profile, each named by the node that it was made
+        of where the file says so, else by its output.
+
+        LiteRT's Python interface gives no times.
+        """
+        types = {tensor["index"]: np.dtype(tensor["dtype"]).name for tensor in self._interpreter.get_tensor_details()}
+        names = {tensor["index"]: tensor["name"] for tensor in self._interpreter.get_tensor_details()}
+        events = [
+            {
+                "cat": "Kernel",
+                "name": self._nodes.get(place) or names.get(int(operator["outputs"][0]), ""),
+                "dur": 0,
+                "args": {
+                    "provider": self._provider,
+                    "operator": operator["op_name"],
+                    "kernel": f"{operator['op_name']}_{types.get(int(operator['inputs'][0]), '')}",
+                },
+            }
+            for place, operator in enumerate(self._interpreter._get_ops_details())
+            if operator["op_name"] != "DELEGATE" and len(operator["inputs"]) and len(operator["outputs"])
+        ]
+        file = Path(f"{self._profile}.json")
+        file.write_text(json.dumps(events), encoding="utf-8")
+        return str(file)
+
+
+def _ports(details: Sequence[Mapping[str, Any]], stated: Any, provider: str, key: str) -> Tuple[_Port, ...]:
+    where = f"{SIGNATURE} in the file's metadata, {key}"
+    stated = [{}] * len(details) if stated is None else stated
+    if not isinstance(stated, list) or len(stated) != len(details) or not all(isinstance(one, dict) for one in stated):
+        raise BundleError(f"{where}: there is not one entry for each of the {len(details)} tensors")
+    return tuple(_Port(detail, one, provider, where) for detail, one in zip(details, stated))

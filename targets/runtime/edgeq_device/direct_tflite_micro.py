@@ -1,0 +1,89 @@
+"""Open .tflite files in TFLite Micro, whose kernels are those of microcontrollers, to learn what those answer."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Dict, List, Mapping
+
+import numpy as np
+
+from edgeq_device.direct_litert import LiteRtSession, read_signature
+from edgeq_device.engines import EngineSpec
+from edgeq_device.errors import RuntimeUnavailableError
+
+_INTERPRETER = "python.tflite_micro.runtime"
+_ARENA_TIMES = 10
+_LEAST_ARENA, _MOST_ARENA = 1 << 20, 1 << 30
+
+
+def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> LiteRtSession:
+    """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
+
+    Raises:
+        RuntimeUnavailableError: it is no .tflite file, or TFLite Micro has no kernel for it.
+        BundleError: its metadata are not as edgeq writes them.
+    """
+    del ort, options, given
+    if not isinstance(model, str) or not model.endswith(engine.suffix):
+        raise RuntimeUnavailableError(f"{engine.name} opens {engine.suffix} files alone", "Convert the model")
+    content = Path(model).read_bytes()
+    stated = read_signature(content, model)
+    runtime = import_module(f"{engine.module}.{_INTERPRETER}").Interpreter
+    return LiteRtSession(_Interpreter(_opened(runtime, content, model)), stated, engine.provider, "")
+
+
+def _opened(runtime: Any, content: bytes, model: str) -> Any:
+    """Return an interpreter, with as much memory as it needs: activations may be larger than the file."""
+    arena = max(_LEAST_ARENA, _ARENA_TIMES * len(content))
+    while True:
+        try:
+            return runtime.from_bytes(content, arena_size=arena)
+        except RuntimeError as error:
+            if arena >= _MOST_ARENA:
+                raise RuntimeUnavailableError(f"TFLite Micro refuses {model}: {error}") from error
+            arena *= 8
+
+
+class _Interpreter:
+    """Give TFLite Micro's interpreter the methods of LiteRT's: the place of an input or output is its index."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self._interpreter = interpreter
+
+    def get_input_details(self) -> List[Dict[str, Any]]:
+        """Return the inputs."""
+        return _details(self._interpreter.get_input_details, 0)
+
+    def get_output_details(self) -> List[Dict[str, Any]]:
+        """Return the outputs."""
+        return _details(self._interpreter.get_output_details, _OUTPUTS)
+
+    def set_tensor(self, index: int, array: Any) -> None:
+        """Set an input."""
+        self._interpreter.set_input(array, index)
+
+    def invoke(self) -> None:
+        """Run the model."""
+        self._interpreter.invoke()
+
+    def get_tensor(self, index: int) -> Any:
+        """Return an output."""
+        return self._interpreter.get_output(index - _OUTPUTS)
+
+
+_OUTPUTS = 1 << 16
+
+
+def _details(of: Any, first: int) -> List[Dict[str, Any]]:
+    """Return what an interpreter says of its inputs or outputs, whose number it does not tell."""
+    found: List[Dict[str, Any]] = []
+    while True:
+        try:
+            one = of(len(found))
+        except (IndexError, RuntimeError, ValueError):
+            return found
+        scales, zeros = (one["quantization_parameters"][key] for key in ("scales", "zero_points"))
+        whole = (float(scales[0]), int(zeros[0])) if len(scales) else (0.0, 0)
+        own = {"name": f"{first + len(found)}", "index": first + len(found), "shape": np.asarray(one["shape"])}
+        found.append({**own, "dtype": one["dtype"], "quantization": whole})
