@@ -21,6 +21,7 @@ from edgeq.util.registry import data_folders, shipped
 
 DEFAULT = "onnxruntime"
 """The engine that runs wherever edgeq does."""
+_CPU = "CPU"
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,13 @@ def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
     if found is None:
         raise HardwareError(f"no engine in targets/engines has int8.backend = {backend!r}", "Install edgeq again")
     return replace(found, options={**found.options, **options})
+
+
+def only_engine(backend: str) -> Engine | None:
+    """Return the engine that runs what `backend` builds, and the float model beside it, wherever that is installed;
+    None where onnxruntime's own kernels do, or hardware that may not be here."""
+    engines = (engine for engine in load_engines().values() if engine.module and _CPU in engine.devices)
+    return next((engine for engine in engines if engine.int8.backend == backend != ""), None)
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:
