@@ -257,9 +257,11 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     if parse_version(runtime) < parse_version(engine.min_onnxruntime):
         problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, here is {runtime}"
         raise RuntimeUnavailableError(problem, "Install a newer onnxruntime")
-    spec = PathFinder.find_spec(engine.module) if not engine.foreign else None
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
-    folders += [_adapter(engine).package_folder(engine)] * engine.foreign
+    if engine.foreign:
+        folders = [Path(_adapter(engine).package_folder(engine))]
+    else:
+        spec = PathFinder.find_spec(engine.module)
+        folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     found = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
     if not found:
         problem = f"{installed_package(engine)} has none of {', '.join(engine.libraries)}"
