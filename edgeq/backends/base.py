@@ -94,8 +94,10 @@ class Artifact:
         Raises:
             UsageError: it is for hardware of another kind than the engine's own.
         """
-        if self.simulation is not None or self.device.upper() not in choice.engine.devices:
-            raise UsageError(f"{choice.name} does not run what is built for {self.provider}", "Leave --engine out")
+        bound = self.plugin is not None and self.plugin != choice and bool(self.plugin.engine.int8.backend)
+        if bound or self.simulation is not None or self.device.upper() not in choice.engine.devices:
+            runner = self.plugin.name if bound and self.plugin is not None else self.provider
+            raise UsageError(f"{choice.name} does not run what is built for {runner}", "Leave --engine out")
         return dataclasses.replace(self, engine=choice)
 
     @property

@@ -491,7 +491,7 @@ def _calibration_files(folder: Path, directory: str) -> dict[str, Content]:
 def _runner_files() -> dict[str, Content]:
     runtime = shipped("targets") / "runtime"
     launcher = runtime / "edgeq_run.py"
-    modules = sorted(p for p in (runtime / "edgeq_device").iterdir() if p.suffix in (".py", ".json"))
+    modules = sorted(p for p in (runtime / "edgeq_device").iterdir() if p.suffix in (".py", ".json", ".mjs"))
     # __main__.py is the launcher again: Python runs a zip that has one.
     return {"edgeq_run.py": launcher, "__main__.py": launcher, **{f"edgeq_device/{m.name}": m for m in modules}}
 

@@ -40,6 +40,7 @@ from edgeq.errors import (
     UsageError,
 )
 from edgeq.hardware.detect import Machine, detect_machine
+from edgeq.hardware.profile import ANY
 from edgeq.hardware.target import AUTO, Target, named_target, resolve, runs_natively
 from edgeq.measure.accuracy import Accuracy, evaluate_sessions
 from edgeq.measure.agreement import Agreement, Session
@@ -75,7 +76,7 @@ def route_for(
             return ExecutionRoute(NOT_RUN, "", str(error))
         return route_to(target, machine, simulators=simulators, progress=progress)
     problem = problem_of(engine, str(onnxruntime().__version__))
-    if not problem and target.architecture != machine.architecture:
+    if not problem and target.architecture not in (ANY, machine.architecture):
         problem = f"{engine.name} runs its kernels for {target.architecture} nowhere but there"
     if problem:
         return ExecutionRoute(NOT_RUN, "", problem)

@@ -24,6 +24,7 @@ from msgspec import Meta
 
 from edgeq.errors import HardwareError, UsageError, suggest
 from edgeq.hardware.detect import Machine
+from edgeq.run.engines import only_engine
 from edgeq.scheme import Format, Scheme
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, Positive, is_toml, parse, toml_table, written
@@ -480,7 +481,10 @@ def match_profile(machine: Machine, profiles: Mapping[str, Profile]) -> ProfileM
     Raises:
         HardwareError: none fits; says what the least demanding one lacks.
     """
-    related = [p for p in profiles.values() if p.architecture in (ANY, machine.architecture)]
+    # What runs in an engine that any machine may have is chosen by naming a target.
+    related = [
+        p for p in profiles.values() if p.architecture in (ANY, machine.architecture) and not only_engine(p.backend)
+    ]
     ranked = sorted(related, key=lambda p: p.rank, reverse=True)
     lacking = [(profile, profile.missing(machine)) for profile in ranked]
     winner = next((profile for profile, missing in lacking if not missing), None)

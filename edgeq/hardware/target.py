@@ -16,6 +16,7 @@ from edgeq.errors import HardwareError, suggest
 from edgeq.hardware import profile as schema
 from edgeq.hardware.detect import Machine, detect_machine
 from edgeq.hardware.profile import Document, Profile, build_profile, inherit, load_profiles, match_profile
+from edgeq.run.engines import only_engine
 from edgeq.util.display import Displayed
 from edgeq.util.records import NOT_WRITTEN, is_toml
 
@@ -113,6 +114,8 @@ def runs_natively(target: Target, machine: Machine) -> bool:
 
     A machine that merely has all that an older one needs is not enough: it runs the model on other kernels.
     """
+    if only_engine(target.backend) is not None:  # the same everywhere
+        return True
     return match_profile(machine, load_profiles()).profile.name == target.profile.name
 
 

@@ -104,7 +104,8 @@ def profile(
         for _ in range(runs):
             run_feed(session, None, feed, "one sample", model=str(model))
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-        graph = onnx.load(optimized, load_external_data=False).graph
+        # Some engines write no optimised graph.
+        graph = onnx.load(optimized, load_external_data=False).graph if optimized.exists() else onnx.GraphProto()
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     weights = {
         node.name: max((constants[i] for i in node.input if i in constants), key=math.prod, default=())

@@ -288,10 +288,11 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _File:
-    """What is read here of a backend's file."""
+    """What is read here of a backend's file; `extends`: the backend whose rules hold where it has none."""
 
-    default: _Default
-    rule: tuple[_Entry, ...]
+    default: _Default | None = None
+    rule: tuple[_Entry, ...] = ()
+    extends: str = ""
     slow_fusion: tuple[SlowFusion, ...] = ()
 
 
@@ -307,14 +308,18 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
         HardwareError: no such backend, or its file is malformed.
     """
     content, path = _read(backend, folder)
-    rules = {DEFAULT: Rule(False, "", content.default.reason, content.default.source)}
+    if content.default is None and not content.extends:
+        raise HardwareError(f"{path}: default is missing", "Add it, or extend a backend that has it")
+    rules: dict[str, Rule] = {}
+    if content.default is not None:
+        rules[DEFAULT] = Rule(False, "", content.default.reason, content.default.source)
     for entry in content.rule:
         rule = _rule(entry, path)
         for op_type in entry.operators:
             if op_type in rules:
                 raise HardwareError(f"{path}: {op_type} has two rules", "Remove one")
             rules[op_type] = rule
-    return rules
+    return {**int8_rules(content.extends, folder), **rules} if content.extends else rules
 
 
 def rules_title(backend: str) -> str:

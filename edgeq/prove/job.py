@@ -79,7 +79,7 @@ def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) 
     What saturated sums answer says nothing of a target whose kernels are exact; of one whose own saturate, the audit
     does.
     """
-    runs_here = artifact.device == "cpu" and artifact.simulation is None
+    runs_here = artifact.device == "cpu" and artifact.simulation is None and artifact.plugin is None
     foreign = host is not None and host.name != target.profile.name and _saturates(host, artifact.scheme)
     needed = runs_here and foreign
     if needed and (artifact.proof_options or _LEFT in artifact.notes):

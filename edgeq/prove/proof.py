@@ -25,7 +25,7 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
-from edgeq.run.session import Engines, SessionSettings
+from edgeq.run.session import Engines, float_settings
 from edgeq.util.display import SILENT, Displayed, Progress
 
 FLOAT, INT8 = "float32", "int8"
@@ -299,7 +299,8 @@ def prove(
 ) -> Proof:
     """Load the artifact as it will be loaded where it goes, and measure it against the float model it was made from.
 
-    A plug-in engine runs it in a process of its own; the float model runs in onnxruntime's own kernels.
+    A plug-in engine runs it in a process of its own; the float model runs in onnxruntime's own kernels, unless the
+    target has no others than the engine's.
 
     Args:
         coverage: of the artifact on its target.
@@ -315,7 +316,8 @@ def prove(
             size that the model takes.
     """
     files = {FLOAT: prepared.path, INT8: artifact.proof_model}
-    opened = {FLOAT: SessionSettings(intra_op_threads=threads), INT8: artifact.proof_settings(threads=threads)}
+    backend = artifact.plugin.engine.int8.backend if artifact.plugin is not None else ""
+    opened = {FLOAT: float_settings(backend, threads), INT8: artifact.proof_settings(threads=threads)}
     count = simulated_count(prepared, artifact) if count is None else count
     if count is not None:
         samples = spread_over(samples, count)

@@ -21,6 +21,7 @@ from edgeq.util.registry import BACKENDS, Registry, data_folders, shipped
 
 DEFAULT = "onnxruntime"
 """The engine that runs wherever edgeq does."""
+_CPU = "CPU"
 
 
 @dataclass(frozen=True)
@@ -274,6 +275,13 @@ def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]]
     found: Any = _CONVERTERS.load(load_engines()[engine.name].int8.backend)
     convert: Callable[[Path, Path, Mapping[str, Any]], None] = found.convert
     return convert
+
+
+def only_engine(backend: str) -> Engine | None:
+    """Return the engine that runs what `backend` builds, and the float model beside it, wherever that is installed;
+    None where onnxruntime's own kernels do, or hardware that may not be here."""
+    engines = (engine for engine in load_engines().values() if engine.module and _CPU in engine.devices)
+    return next((engine for engine in engines if engine.int8.backend == backend != ""), None)
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:

@@ -28,7 +28,7 @@ from edgeq_device.serve import GuestSession, import_path
 from numpy.typing import NDArray
 
 from edgeq.errors import EdgeqError, EngineError, RuntimeUnavailableError, UsageError, closest, no_threads
-from edgeq.run.engines import Engine, converter_of, load_engines
+from edgeq.run.engines import Engine, converter_of, load_engines, only_engine
 from edgeq.util.records import NOT_WRITTEN
 from edgeq.util.registry import device_errors, shipped
 
@@ -62,6 +62,11 @@ class SessionSettings:
     def __post_init__(self) -> None:
         # In one order, so that equal settings give the same record.
         object.__setattr__(self, "config", dict(sorted(self.config.items())))
+
+
+def float_settings(backend: str, threads: int = 0) -> SessionSettings:
+    """Return how the float model is run beside what `backend` builds."""
+    return SessionSettings(intra_op_threads=threads, engine=only_engine(backend))
 
 
 def onnxruntime() -> Any:

@@ -29,7 +29,7 @@ from edgeq.prove.builds import runtime_requirements
 from edgeq.prove.job import Built, Job
 from edgeq.prove.proof import simulated_count
 from edgeq.report.tuning_record import Assessment, Screening, Timing
-from edgeq.run.session import Engines, SessionSettings, open_session
+from edgeq.run.session import Engines, SessionSettings, float_settings, open_session
 from edgeq.tune import float_layers
 from edgeq.tune.accuracy import AccuracyMeter, assess_on, assessor
 from edgeq.tune.accuracy_estimate import Held
@@ -230,7 +230,8 @@ class LocalEvaluator:
             return ()
         prepared, opener = self._job.prepared, self._clock.open_profiled
         artifact = self.built(candidate).artifact
-        return slow_layers(prepared, artifact, self._feed()[1], float_threads, candidate.threads, opener=opener)
+        threads = (float_threads, candidate.threads)
+        return slow_layers(prepared, artifact, self._feed()[1], *threads, backend=self._target.backend, opener=opener)
 
     def memory(self, candidate: Candidate | None, threads: int) -> int:
         """Measure memory as `Evaluator.memory` has it; with the first sample."""
@@ -269,7 +270,7 @@ class LocalEvaluator:
 
     def _model(self, candidate: Candidate | None, threads: int) -> Model:
         if candidate is None:
-            return self._job.prepared.path, SessionSettings(intra_op_threads=threads)
+            return self._job.prepared.path, float_settings(self._target.backend, threads)
         artifact = self.built(candidate).artifact
         return artifact.model, artifact.settings(threads=threads)
 
@@ -356,6 +357,7 @@ def slow_layers(
     float_threads: int,
     threads: int,
     *,
+    backend: str = "",
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> tuple[str, ...]:
     """Name the layers of `artifact` that take longer than in `prepared`, which it was made from, worst first.
@@ -363,9 +365,10 @@ def slow_layers(
     Args:
         feed: one query's inputs.
         float_threads, threads: that the float model and the artifact run with.
+        backend: that built the artifact: its engine runs the float model too.
         opener: see `edgeq.measure.node_runs.profile`.
     """
-    settings, quantized = SessionSettings(intra_op_threads=float_threads), artifact.settings(threads=threads)
+    settings, quantized = float_settings(backend, float_threads), artifact.settings(threads=threads)
     spent: list[dict[str, float]] = []
     for path, how in ((prepared.path, settings), (artifact.model, quantized)):
         spent.append({})

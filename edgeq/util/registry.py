@@ -217,6 +217,7 @@ BACKENDS = Group(
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
         "systolic": "edgeq.backends.systolic.compile:SystolicBackend",
         "tensorrt": "edgeq.backends.tensorrt:TensorrtBackend",
+        "web": "edgeq.backends.web.backend:WebBackend",
     },
     error=HardwareError,
 )

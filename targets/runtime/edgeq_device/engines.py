@@ -110,6 +110,8 @@ class EngineSpec:
             for the threads inside an operator: without a number of them that entry is left out.
         adapter: the module of edgeq_device that opens models without onnxruntime; "" where onnxruntime does.
         suffix: of the files that it opens, as ".tflite"; "" where they are ONNX files.
+        foreign: whether the package is none of Python's, so that the adapter finds it: its `package_version`,
+            `package_folder` and `package_problem`.
         direct: what serves where the plug-in does not, with the same options; see `serving`.
     """
 
@@ -134,6 +136,7 @@ class EngineSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     adapter: str = ""
     suffix: str = ""
+    foreign: bool = False
     direct: Optional[Direct] = None
 
     @property
@@ -236,7 +239,14 @@ def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
 
 def installed_version(engine: EngineSpec) -> str:
     """Version of the package that brings `engine`; "" where there is none."""
-    return next(iter(installed_versions(serving(engine).packages).values()), "")
+    form = serving(engine)
+    if form.foreign:
+        return str(_adapter(form).package_version(form))
+    return next(iter(installed_versions(form.packages).values()), "")
+
+
+def _adapter(engine: EngineSpec) -> Any:
+    return import_module(f"{__package__}.{engine.adapter}")
 
 
 def installed_package(engine: EngineSpec) -> str:
@@ -269,8 +279,11 @@ def find_library(engine: EngineSpec, runtime: str) -> Path:
     if parse_version(runtime) < parse_version(engine.min_onnxruntime):
         problem = f"{engine.name} needs onnxruntime {engine.min_onnxruntime}, here is {runtime}"
         raise RuntimeUnavailableError(problem, "Install a newer onnxruntime")
-    spec = PathFinder.find_spec(engine.module)
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
+    if engine.foreign:
+        folders = [Path(_adapter(engine).package_folder(engine))]
+    else:
+        spec = PathFinder.find_spec(engine.module)
+        folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
     found = [folder / name for folder in folders for name in engine.libraries if (folder / name).is_file()]
     if not found:
         problem = f"{installed_package(engine)} has none of {', '.join(engine.libraries)}"
@@ -285,6 +298,9 @@ def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
         return RuntimeUnavailableError(f"there is no {engine.name} for {this_platform()}", other)
     fix = f"Install it: {install_command(engine)}"
     version = installed_version(engine)
+    problem = _adapter(engine).package_problem(engine) if engine.foreign else ""
+    if problem:
+        return RuntimeUnavailableError(problem, fix)
     if not version:
         return RuntimeUnavailableError(f"{engine.name} needs the package {engine.packages[0]}, not installed here", fix)
     if parse_version(version) < parse_version(engine.oldest):
@@ -368,8 +384,7 @@ def open_engine(
     form = serving(engine)
     if form.adapter:
         find_library(form, str(ort.__version__))
-        adapter = import_module(f"{__package__}.{form.adapter}")
-        return adapter.open_model(ort, form, model, options, engine_options(form, precision, threads))
+        return _adapter(form).open_model(ort, form, model, options, engine_options(form, precision, threads))
     add_engine(ort, engine, options, precision=precision, threads=threads)
     session = ort.InferenceSession(model, options)
     if engine.provider not in session.get_providers():

@@ -1,0 +1,105 @@
+"""Write the folder that is put on a web server: model, self-test, page, module, and the pinned runtime's hashes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from edgeq_device.direct_wasm import pins
+from numpy.typing import NDArray
+
+from edgeq.backends.base import Artifact
+from edgeq.data.samples import Samples
+from edgeq.errors import ModelError
+from edgeq.measure.agreement import infer
+from edgeq.model.load import model_files
+from edgeq.run.session import Engines
+from edgeq.util.outputs import sha256
+from edgeq.util.records import plain
+from edgeq.util.registry import shipped
+
+MANIFEST, SELFTEST, MODEL, MODULE = "edgeq-web.json", "selftest.bin", "model.onnx", "edgeq.mjs"
+_ALIGNED = 8
+_TYPES = frozenset(
+    {"float32", "float64", "float16", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))}
+)
+
+
+def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> dict[str, Path]:
+    """Write the files to `folder`, which is made; gives them by name.
+
+    Args:
+        count: how many of `samples` make the self-test; its expected outputs are those of wasm.
+
+    Raises:
+        ModelError: an input or output is of a type that no browser has.
+        EngineError: the runtime refuses the model.
+    """
+    folder.mkdir()
+    copied = [_copied(file, folder / name) for name, file in _model_files(artifact.model)]
+    cases = _write_cases(artifact, samples, folder / SELFTEST, count)
+    known = pins()
+    manifest = {
+        "title": artifact.scheme.title,
+        "package": known["package"],
+        "version": known["version"],
+        "runtimes": {
+            name: [{**file, "path": f"node_modules/{known['package']}/{file['path']}"} for file in files]
+            for name, files in known["runtimes"].items()
+        },
+        "model": [_record(file) for file in copied],
+        "session": {"config": dict(artifact.session_options)},
+        "selftest": {**_record(folder / SELFTEST), "cases": cases},
+        "preprocessing": plain(getattr(samples, "preprocess", None)),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    static = shipped("targets") / "web"
+    for file in (*sorted(static.iterdir()), static.parent / "runtime" / "edgeq_device" / MODULE):
+        shutil.copyfile(file, folder / file.name)
+    return {file.name: file for file in sorted(folder.iterdir())}
+
+
+def _model_files(model: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a model, itself first, with their names in the folder."""
+    yield MODEL, model
+    yield from ((file.name, file) for file in model_files(model) if file != model)
+
+
+def _copied(file: Path, place: Path) -> Path:
+    shutil.copyfile(file, place)
+    return place
+
+
+def _record(file: Path) -> dict[str, Any]:
+    return {"path": file.name, "sha256": sha256(file), "bytes": file.stat().st_size}
+
+
+def _write_cases(artifact: Artifact, samples: Samples, place: Path, count: int) -> list[dict[str, Any]]:
+    """Write the arrays of the self-test one after the other; gives their places."""
+    content = bytearray()
+
+    def put(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        listed = {}
+        for name, array in arrays.items():
+            if array.dtype.name not in _TYPES:
+                raise ModelError(
+                    f"tensor {name!r} is {array.dtype.name}, which browsers have no arrays for", "Export it as a number"
+                )
+            content.extend(b"\0" * (-len(content) % _ALIGNED))
+            listed[name] = {"type": array.dtype.name, "shape": list(array.shape), "offset": len(content)}
+            content.extend(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        return listed
+
+    with Engines() as engines:
+        session = engines.open(artifact.model, artifact.settings())
+        cases = [
+            {"inputs": put(dict(sample.inputs)), "outputs": put(infer(session, sample))}
+            for sample in itertools.islice(samples, count)
+        ]
+    place.write_bytes(content)
+    return cases

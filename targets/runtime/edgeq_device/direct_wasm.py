@@ -1,0 +1,144 @@
+"""Open models in ONNX Runtime Web, in a process of node: the runtime that browsers have, with the same answers.
+
+The package is npm's. It lies in the user's cache, or in the folder that EDGEQ_NODE_MODULES names, and is the pinned
+version alone: node holds the script, its loader and the wasm against their hashes before it runs any of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pkgutil
+import shutil
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+from edgeq_device.engines import EngineSpec
+from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.onnxfile import read_onnx
+from edgeq_device.options import LEVELS, rules
+from edgeq_device.places import own_table, temporary_folder
+from edgeq_device.serve import Guest
+
+FOLDER = "EDGEQ_NODE_MODULES"
+"""The variable that names a node_modules folder with the package; default: `edgeq/npm/node_modules` in the cache."""
+_SCRIPTS = ("edgeq.mjs", "wasm_guest.mjs")
+_RUNTIME = "wasm"
+_ANSWER_S = 600.0
+
+
+@lru_cache(maxsize=1)
+def pins() -> Mapping[str, Any]:
+    """Return web.json: the package, its version, and the files of each runtime in it with their hashes."""
+    found: Mapping[str, Any] = own_table("web.json")
+    return found
+
+
+def modules_folder() -> Path:
+    """Return the node_modules folder that is looked into."""
+    named = os.environ.get(FOLDER, "")
+    if named:
+        return Path(named).absolute()
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "edgeq" / "npm" / "node_modules"
+
+
+def package_folder(engine: EngineSpec) -> Path:
+    """Return the folder of the engine's package, whether it is there or not."""
+    return modules_folder() / engine.module
+
+
+def package_version(engine: EngineSpec) -> str:
+    """Return the version of the installed package; "" where there is none."""
+    try:
+        with (package_folder(engine) / "package.json").open(encoding="utf-8") as file:
+            found = json.loads(file.read(1 << 20)).get("version", "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def package_problem(engine: EngineSpec) -> str:
+    """Return what is in the way of running the package, beside the package itself; "" where nothing is."""
+    version, wanted = package_version(engine), pins()["version"]
+    if shutil.which("node") is None:
+        return f"{engine.name} runs in node, which is not on PATH: install node 20 or newer first"
+    if version and version != wanted:
+        return f"{engine.packages[0]} {version} is not {wanted}, the version whose files are known"
+    return ""
+
+
+def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> Any:
+    """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
+
+    Raises:
+        RuntimeUnavailableError: node cannot be started, or the runtime in it refuses the model.
+        BundleError: external data lie outside the model's folder.
+    """
+    del given
+    if not isinstance(model, str):
+        raise RuntimeUnavailableError(f"{engine.name} opens models from files alone", "Write the model to a file")
+    level = options.graph_optimization_level
+    request = {
+        "model": str(Path(model).absolute()),
+        "data": _external(Path(model)),
+        "provider": engine.provider,
+        "optimization": next(n for n, v in LEVELS.items() if getattr(ort.GraphOptimizationLevel, v) == level),
+        "session_options": _entries(options),
+        "profile": [options.profile_file_prefix] if options.enable_profiling else [],
+    }
+    return _node(package_folder(engine)).opened(request)
+
+
+def _entries(options: Any) -> Dict[str, str]:
+    """Return the session configuration entries that are set."""
+    found = {}
+    for key in rules():
+        with suppress(RuntimeError):  # it is not set
+            found[key] = options.get_session_config_entry(key)
+    return found
+
+
+def _external(model: Path) -> List[Tuple[str, str]]:
+    """Return the files with external data: as the model names them, and where they lie."""
+    folder, found = model.resolve().parent, {}
+    for tensor in read_onnx(model, str(model)).external:
+        name = tensor.entries.get("location", "")
+        file = (folder / name).resolve()
+        if folder not in file.parents:
+            raise BundleError(f"{model}: tensor {tensor.name!r} has its data outside the model's folder")
+        found[name] = str(file)
+    return list(found.items())
+
+
+class Node(Guest):
+    """A process of node with the runtime, which opens any number of models."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
+
+
+def _node(package: Path) -> Node:
+    """Return the process for the package in a folder; a new one where the last has ended."""
+    if _started(package).ended:
+        _started.cache_clear()
+    return _started(package)
+
+
+@lru_cache(maxsize=1)
+def _started(package: Path) -> Node:
+    program = shutil.which("node")
+    if program is None:
+        raise RuntimeUnavailableError("node is not on PATH", "Install node 20 or newer")
+    folder, _ = temporary_folder("edgeq-node-", "node cannot be started")
+    for name in _SCRIPTS:
+        (folder / name).write_bytes(pkgutil.get_data(__package__, name) or b"")
+    files = json.dumps(pins()["runtimes"][_RUNTIME])
+    guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], os.environ, "node", request_s=_ANSWER_S)
+    atexit.register(guest.end)
+    return guest

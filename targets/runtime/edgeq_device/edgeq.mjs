@@ -1,0 +1,267 @@
+// Check, open, run and time a model in ONNX Runtime Web: in a browser and in node, without other packages.
+//
+//   const model = await load(new URL("./", import.meta.url));   every file is held against its SHA-256 first
+//   const report = await verify(model);                         the self-test: outputs equal to the stored ones
+//   const outputs = await run(model, { input: { type: "float32", shape: [1, 3, 32, 32], data } });
+//   const figures = await bench(model);                         milliseconds: first run, p50, p90, p99
+//
+// The bytes that are checked are the bytes that are loaded: nothing is fetched a second time. Whoever can change this
+// file can change the check: it guards what travels and what is cached, and the origin is what is trusted.
+
+const MANIFEST = "edgeq-web.json";
+const MOST_BYTES = 2 ** 31;
+const WARM_RUNS = 20;
+const WINDOW = 10;
+const STEADY = 0.05;
+const LEAST_DB = 20;
+
+/** The element types of tensors: what ONNX Runtime Web calls them, and the array that holds them. */
+export const TYPES = {
+  float32: Float32Array,
+  float64: Float64Array,
+  float16: Uint16Array,
+  int8: Int8Array,
+  uint8: Uint8Array,
+  int16: Int16Array,
+  uint16: Uint16Array,
+  int32: Int32Array,
+  uint32: Uint32Array,
+  int64: BigInt64Array,
+  uint64: BigUint64Array,
+  bool: Uint8Array,
+};
+
+const inNode = typeof process === "object" && Boolean(process.versions?.node);
+
+/** Refuse bytes whose SHA-256 is not the one given. Without crypto.subtle everything is refused. */
+export async function check(name, bytes, sha256) {
+  const subtle = globalThis.crypto?.subtle;
+  if (!subtle) {
+    throw new Error(`${name} cannot be checked: there is no crypto.subtle here. Serve the page over https or from localhost`);
+  }
+  const digest = new Uint8Array(await subtle.digest("SHA-256", bytes));
+  const found = [...digest].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  if (found !== sha256) {
+    throw new Error(`${name} has the SHA-256 ${found.slice(0, 16)}…, not ${sha256.slice(0, 16)}…. Get it again`);
+  }
+}
+
+/** Return the bytes of a file below `base`. */
+async function read(base, path) {
+  if (/^[/\\]|:|(^|[/\\])\.\.([/\\]|$)/.test(path)) throw new Error(`${path} leads out of the folder. Build the bundle again`);
+  const url = new URL(path, base);
+  if (url.protocol === "file:") {
+    const fs = await import("node:fs/promises");
+    return new Uint8Array(await fs.readFile(url)); // a copy: small files share one buffer
+  }
+  const response = await fetch(url, { cache: "no-store" });
+  if (!response.ok) throw new Error(`${path} cannot be read (HTTP ${response.status})`);
+  return new Uint8Array(await response.arrayBuffer());
+}
+
+/** Read and check every listed file; nothing is run before all of them are right. */
+export async function readChecked(base, files) {
+  const found = await Promise.all(
+    files.map(async ({ path, sha256, bytes }) => {
+      if (!(bytes >= 0 && bytes < MOST_BYTES)) throw new Error(`${path} is said to have ${bytes} bytes. Build the bundle again`);
+      const content = await read(base, path);
+      await check(path, content, sha256);
+      return content;
+    }),
+  );
+  return found;
+}
+
+/** Return a URL from which checked code can be imported. Node's loader takes files alone. */
+async function codeUrl(bytes, name) {
+  if (!inNode) return URL.createObjectURL(new Blob([bytes], { type: "text/javascript" }));
+  const [fs, os, path, { pathToFileURL }] = await Promise.all(
+    ["node:fs", "node:os", "node:path", "node:url"].map((module) => import(module)),
+  );
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "edgeq-web-"));
+  process.on("exit", () => fs.rmSync(folder, { recursive: true, force: true }));
+  fs.writeFileSync(path.join(folder, name), bytes, { flag: "wx" });
+  return pathToFileURL(path.join(folder, name)).href;
+}
+
+/** Start ONNX Runtime Web from checked bytes, apart from any other that runs already. */
+export async function startRuntime([script, loader, wasm], threads = 1) {
+  const ort = await import(await codeUrl(script, "ort.mjs"));
+  ort.env.wasm.wasmBinary = wasm;
+  ort.env.wasm.wasmPaths = { mjs: await codeUrl(loader, "loader.mjs") };
+  ort.env.wasm.numThreads = threads;
+  ort.env.logLevel = "error";
+  return ort;
+}
+
+/** Return the options of a session. ONNX Runtime Web adds to what it is given: each session gets its own. */
+export function sessionOptions({ provider = "wasm", optimization = "all", config = {}, externalData, profiled = false } = {}) {
+  const extra = {};
+  for (const [key, value] of Object.entries(config)) {
+    const names = key.split(".");
+    let table = extra;
+    for (const name of names.slice(0, -1)) table = table[name] ??= {};
+    table[names.at(-1)] = value;
+  }
+  return {
+    executionProviders: [provider],
+    graphOptimizationLevel: { none: "disabled" }[optimization] ?? optimization,
+    enableProfiling: profiled,
+    ...(Object.keys(extra).length ? { extra } : {}),
+    ...(externalData?.length ? { externalData } : {}),
+  };
+}
+
+/** Turn {name: {type, shape, data}} into tensors. */
+export function tensors(ort, feeds) {
+  return Object.fromEntries(
+    Object.entries(feeds).map(([name, { type, shape, data }]) => [name, new ort.Tensor(type, data, shape)]),
+  );
+}
+
+/**
+ * Check all files of a bundle's folder, then start the runtime and open the model.
+ *
+ * Options: threads (1), and provider "wasm" or "webgpu", whose answers are close and not the same.
+ */
+export async function load(base, { threads = 1, provider = "wasm" } = {}) {
+  if (!globalThis.crypto?.subtle) await check(MANIFEST, new Uint8Array(), "");
+  const manifest = JSON.parse(new TextDecoder().decode(await read(base, MANIFEST)));
+  const start = performance.now();
+  const runtime = manifest.runtimes[provider];
+  if (!runtime) throw new Error(`the bundle has no runtime for ${provider}. Choose from ${Object.keys(manifest.runtimes)}`);
+  const files = [manifest.selftest, ...manifest.model, ...runtime];
+  const [selftest, ...rest] = await readChecked(base, files);
+  const model = rest.slice(0, manifest.model.length);
+  const checked = performance.now();
+  const ort = await startRuntime(rest.slice(manifest.model.length), threads);
+  const externalData = manifest.model.slice(1).map(({ path }, i) => ({ path: path.split("/").at(-1), data: model[i + 1] }));
+  const options = sessionOptions({ provider, externalData, ...manifest.session });
+  const session = await ort.InferenceSession.create(model[0], options);
+  const timings = { check_ms: checked - start, open_ms: performance.now() - checked, first_run_ms: null };
+  return { manifest, provider, ort, session, timings, cases: casesOf(manifest.selftest.cases, selftest) };
+}
+
+function casesOf(cases, bytes) {
+  const tensor = ({ type, shape, offset }) => {
+    const Array = TYPES[type];
+    const length = shape.reduce((a, b) => a * b, 1);
+    return { type, shape, data: new Array(bytes.slice(offset, offset + length * Array.BYTES_PER_ELEMENT).buffer) };
+  };
+  const all = (table) => Object.fromEntries(Object.entries(table).map(([name, entry]) => [name, tensor(entry)]));
+  return cases.map(({ inputs, outputs }) => ({ inputs: all(inputs), outputs: all(outputs) }));
+}
+
+/** Run the model on {name: {type, shape, data}}; gives its outputs in the same form. */
+export async function run(model, feeds) {
+  const start = performance.now();
+  const results = await model.session.run(tensors(model.ort, feeds));
+  model.timings.first_run_ms ??= performance.now() - start;
+  return Object.fromEntries(
+    Object.entries(results).map(([name, { type, dims, data }]) => [name, { type, shape: [...dims], data }]),
+  );
+}
+
+/**
+ * Run the self-test: each output against the one that is stored, value by value.
+ *
+ * In wasm every value is the same on every machine. Elsewhere (exact: false) outputs must follow the stored ones.
+ */
+export async function verify(model, { exact = model.provider === "wasm" } = {}) {
+  const checks = [];
+  for (const [place, { inputs, outputs }] of model.cases.entries()) {
+    const found = await run(model, inputs);
+    for (const [name, want] of Object.entries(outputs)) checks.push({ case: place, output: name, ...compare(found[name], want, exact) });
+  }
+  const wrong = checks.find((one) => !one.passed);
+  return { passed: checks.length > 0 && !wrong, reason: wrong ? `${wrong.output}: ${wrong.reason}` : "", checks };
+}
+
+function compare(found, want, exact) {
+  const values = want.data.length;
+  const failed = { passed: false, values, equal: 0, largest: null, sqnr_db: null };
+  if (!found) return { ...failed, reason: "it is missing" };
+  const alike = found.type === want.type && String(found.shape) === String(want.shape);
+  if (!alike) return { ...failed, reason: `it is ${found.type} [${found.shape}], not ${want.type} [${want.shape}]` };
+  let [equal, largest, signal, noise] = [0, 0, 0, 0];
+  for (let i = 0; i < values; i++) {
+    const right = Number(want.data[i]);
+    const difference = Object.is(found.data[i], want.data[i]) ? 0 : Number(found.data[i]) - right;
+    equal += Object.is(found.data[i], want.data[i]);
+    largest = Math.max(largest, Math.abs(difference));
+    signal += right * right;
+    noise += difference * difference;
+  }
+  const sqnr_db = noise === 0 ? null : 10 * Math.log10(signal / noise);
+  const passed = equal === values || (!exact && sqnr_db !== null && sqnr_db >= LEAST_DB);
+  const reason = passed ? "" : `${values - equal} of ${values} values differ, by up to ${largest}`;
+  return { passed, reason, values, equal, largest, sqnr_db };
+}
+
+/** Return the smallest step of the clock, in milliseconds. Pages that are not isolated have a coarse one. */
+export function clockStep() {
+  let step = Infinity;
+  for (let i = 0; i < 20; i++) {
+    const start = performance.now();
+    let now = start;
+    while (now === start) now = performance.now();
+    step = Math.min(step, now - start);
+  }
+  return step;
+}
+
+/** Return the value that a share of the sorted others does not exceed: one that was observed. */
+export function percentile(sorted, share) {
+  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length + 1e-9))];
+}
+
+const median = (values) => percentile([...values].sort((a, b) => a - b), 0.5);
+
+/**
+ * Time the model on the first case of its self-test, after a warm-up: 20 runs at least, until their times are steady.
+ *
+ * A sample is as many runs as it takes to be 100 steps of the clock long.
+ */
+export async function bench(model, { seconds = 1, samples = 30, warmSeconds = 5 } = {}) {
+  const feeds = tensors(model.ort, model.cases[0].inputs);
+  const once = async (runs) => {
+    const start = performance.now();
+    for (let i = 0; i < runs; i++) await model.session.run(feeds);
+    return (performance.now() - start) / runs;
+  };
+  const first = await once(1);
+  model.timings.first_run_ms ??= first;
+  const warm = [];
+  const begin = performance.now();
+  let steady = false;
+  while (!steady && performance.now() - begin < 1e3 * warmSeconds) {
+    for (let i = 0; i < WINDOW; i++) warm.push(await once(1));
+    const last = median(warm.slice(-WINDOW));
+    const before = median(warm.slice(-2 * WINDOW, -WINDOW));
+    steady = warm.length >= WARM_RUNS && Math.abs(last - before) <= STEADY * before;
+  }
+  const step = clockStep();
+  const runs = Math.max(1, Math.ceil((100 * step) / Math.max(median(warm.slice(-WINDOW)), step)));
+  const taken = [];
+  const end = performance.now() + 1e3 * seconds;
+  while (taken.length < samples || performance.now() < end) taken.push(await once(runs));
+  taken.sort((a, b) => a - b);
+  return {
+    threads: model.ort.env.wasm.numThreads,
+    first_run_ms: model.timings.first_run_ms,
+    open_ms: model.timings.open_ms,
+    warm_up_runs: warm.length,
+    steady,
+    samples: taken.length,
+    runs_per_sample: runs,
+    clock_step_ms: step,
+    p50_ms: percentile(taken, 0.5),
+    p90_ms: percentile(taken, 0.9),
+    p99_ms: percentile(taken, 0.99),
+  };
+}
+
+/** Give the memory of the model back. */
+export async function close(model) {
+  await model.session.release();
+}
