@@ -214,6 +214,7 @@ BACKENDS = Group(
     own={
         "cpu": "edgeq.backends.cpu:CpuBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
+        "rknn": "edgeq.backends.rknn.backend:RknnBackend",
         "systolic": "edgeq.backends.systolic.compile:SystolicBackend",
         "tensorrt": "edgeq.backends.tensorrt:TensorrtBackend",
     },

@@ -32,7 +32,11 @@ def test_there_are_enough_and_every_file_is_used() -> None:
 
 
 def test_every_profile_but_the_named_accelerators_is_some_machine() -> None:
-    assert set(PROFILES) - {record["profile"] for record in RECORDS.values()} == {"systolic-int8", "qualcomm-htp"}
+    assert set(PROFILES) - {record["profile"] for record in RECORDS.values()} == {
+        "systolic-int8",
+        "qualcomm-htp",
+        "rockchip-npu",
+    }
 
 
 @pytest.mark.parametrize(

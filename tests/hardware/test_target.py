@@ -39,6 +39,9 @@ EXPECTED = {
     **{f"hexagon-v{version}": "qualcomm-htp" for version in (68, 69, 73, 75, 79, 81)},
     **{f"snapdragon-{name}": "qualcomm-htp" for name in ("8-gen-2", "8-gen-3", "8-elite", "x-elite")},
     "qcs6490": "qualcomm-htp",
+    **{f"rk{chip}": "rockchip-npu" for chip in (3588, 3576, 3566, 3568, 3562)},
+    **{f"rv{chip}": "rockchip-npu" for chip in ("1126b", "1103", "1106")},
+    **{board: "rockchip-npu" for board in ("rock-5b", "orange-pi-5", "nanopi-r5s", "luckfox-pico-pro-max")},
 }
 RECORD_OF = {
     "raspberry-pi-4": "cortex-a72",
@@ -169,7 +172,7 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
         ),
         (
             'title = "x"\nextends = "arm64-neon"\nbackend = "gpu9"\n',
-            r"t.toml: unknown backend 'gpu9'. Known: cpu, qnn, systolic, tensorrt",
+            r"t.toml: unknown backend 'gpu9'. Known: cpu, qnn, rknn, systolic, tensorrt",
         ),
         ('title = "x"\nextends = "arm64-neon"\n[systolic]\ndmi = 16\n', r"t.toml: unknown key 'dmi' in \[systolic\]"),
         (
