@@ -23,7 +23,9 @@ from edgeq.model.prepare import PreparedModel
 from edgeq.quantize.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice
 from edgeq.run.session import SessionSettings
+from edgeq.run.toolkit import Toolkit
 from edgeq.scheme import Scheme
+from edgeq.util.display import SILENT, Progress
 from edgeq.util.registry import BACKENDS, Registry
 
 
@@ -243,6 +245,29 @@ class Backend:
         del samples, folder, count
         return artifact
 
+    def finished(
+        self,
+        artifact: Artifact,
+        prepared: PreparedModel,
+        samples: Samples,
+        folder: Path,
+        *,
+        progress: Progress = SILENT,
+    ) -> Artifact:
+        """Return `artifact` as it ships, once it was chosen among what was built: compiled, where that takes a
+        compiler of its own.
+
+        Args:
+            prepared: what was quantized.
+            samples: what the compiled form is held against the file with.
+            folder: for what is made; private and empty.
+
+        Raises:
+            EdgeqError: it cannot be compiled, or what was compiled answers otherwise.
+        """
+        del prepared, samples, folder, progress
+        return artifact
+
     def owns(self, place: Path) -> bool:
         """Return whether `place` is a file that this backend wrote, beside a model or in its place."""
         del place
@@ -250,6 +275,10 @@ class Backend:
 
     def simulator(self) -> DeviceSimulator | None:
         """Return what simulates the device of a target; None where nothing does."""
+        return None
+
+    def toolkit(self) -> Toolkit | None:
+        """Return the vendor's toolkit that it needs; None where it needs none."""
         return None
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
@@ -328,6 +357,12 @@ def _is_backend(found: Backend) -> bool:
     inherited = (Backend.check, Backend.build)
     defined = (getattr(method, "__func__", method) not in inherited for method in (found.check, found.build))
     return bool(found.name and found.title) and all(defined)
+
+
+def toolkits() -> dict[str, Toolkit]:
+    """Return the toolkits of all backends, by the name of each."""
+    found = (backend.toolkit() for _, backend in REGISTRY.items())
+    return {toolkit.name: toolkit for toolkit in found if toolkit is not None}
 
 
 REGISTRY: Registry[Backend] = Registry(BACKENDS, _is_backend, "edgeq.backends.base.Backend", make=as_backend)

@@ -39,6 +39,7 @@ FILES = {
     "info": {
         "detect": "Show this machine and the profile that fits it.",
         "doctor": "Say what is installed and what works; with --gpu, run it.",
+        "toolkit": "List the vendors' toolkits that backends need, or install one.",
         "targets": "List deployment targets, or show one.",
         "profiles": "List hardware profiles, or show one with its reasons.",
         "preprocess": "List preprocessings, or show one's arithmetic.",

@@ -9,7 +9,7 @@ import click
 
 from edgeq.cli._common import Printer, command
 from edgeq.cli._options import board_of, complete_target, on_board
-from edgeq.errors import UsageError
+from edgeq.errors import UsageError, suggest
 
 
 @command("detect")
@@ -69,6 +69,33 @@ def doctor_command(printer: Printer, gpu: bool, on: str | None) -> None:
     width = max(len(check.name) for check in found.checks)
     printer.lines(found, [f"{check.status:8} {check.name:{width}}  {check.detail}" for check in found.checks])
     found.check(gpu=gpu)
+
+
+@command("toolkit")
+@click.argument("name", required=False)
+@click.option("--install", "wanted", is_flag=True, help="Install it, with pip, into a folder of its own in your cache.")
+def toolkit_command(printer: Printer, name: str | None, wanted: bool) -> None:
+    """List the toolkits that backends need, with what installing one brings; or install the one called NAME.
+
+    \b
+    edgeq toolkit
+    edgeq toolkit rknn --install
+    """
+    from edgeq.backends.base import toolkits
+    from edgeq.run.toolkit import install, state_of
+
+    known = toolkits()
+    if name is not None and name not in known:
+        raise UsageError(f"no toolkit is called {name!r}", suggest(name, known))
+    chosen = [known[name]] if name is not None else list(known.values())
+    if wanted:
+        if name is None:
+            raise UsageError("no toolkit is named to install", f"Name one: {', '.join(known)}")
+        printer.progress().note(known[name].plan())
+        install(known[name], progress=printer.progress())
+    states = {toolkit.name: state_of(toolkit) for toolkit in chosen}
+    lines = [f"{t.name:<8} {text}" for t in chosen for text in (t.title, states[t.name], f"--install {t.plan()}")]
+    printer.lines({t.name: {"version": t.version, "state": states[t.name], "plan": t.plan()} for t in chosen}, lines)
 
 
 def _named(what: str, action: str, name: str | None, why: bool) -> str | None:

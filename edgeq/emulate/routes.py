@@ -231,7 +231,10 @@ def route_to(
     if name is not None:
         simulator = (simulators or {}).get(name)
         if simulator is not None:
-            return ExecutionRoute(MODELLED, f"the {name} simulator", start=partial(_simulated, simulator, target))
+            never = f"; never run: {target.profile.never_run}" if target.profile.never_run else ""
+            return ExecutionRoute(
+                MODELLED, f"the {name} simulator{never}", start=partial(_simulated, simulator, target)
+            )
         reasons.append(f"there is no simulator {name!r} here")
     if "mask" in wants and machine.architecture == target.architecture:
         problem = _why_not_masked(target, machine)

@@ -97,6 +97,7 @@ def _variant(
     folder, backend = job.folder / f"companions-{variant_name(target)}", backend_named(target.backend)
     artifact = backend.with_companions(built.artifact, job.validation, folder, count=selftest)
     built = with_compiled(job, replace(built, artifact=artifact))
+    proof = replace(proof, coverage=built.artifact.coverage or proof.coverage)
     needed, runtime = runtime_requirements(job, target, built.artifact)
     refuse_left_out(target, built.artifact)
     return Variant(

@@ -23,7 +23,7 @@ from edgeq.measure.task import Task
 from edgeq.model.clean import check_model_name
 from edgeq.model.load import data_beside, model_bytes, path_of
 from edgeq.prove.block_race import must_race, race_compute
-from edgeq.prove.builds import Builds, check_measurable, must_decide, runtime_requirements
+from edgeq.prove.builds import Builds, check_measurable, finished, must_decide, runtime_requirements
 from edgeq.prove.job import Builder, Built, Job, Request, collect_statistics
 from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, decision_for
@@ -198,9 +198,14 @@ def quantize(
         built = build_at(builds, chosen, scheme, made, builder=builder, engine=engine, raced=timed and there)
         repairer = Repairer(builds, effort if builder is None else None, max_drop, frozenset(overrides or ()))
         built, proof = repairer.proven(built, scheme, native=True, destination=made)
+        built = finished(job, built)
+        proof = replace(proof, coverage=built.artifact.coverage or proof.coverage)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         if made != draft:
             shutil.copyfile(EngineFiles(Path(workdir)).file(made, built.artifact.settings().engine), draft)
+        for name, file in built.artifact.files.items():
+            if file.parent != draft.parent:
+                shutil.copyfile(file, draft.with_name(name))
         beside = {f"{draft.stem}.{file.name}": file for file in built.artifact.tables}
         for name, file in beside.items():
             shutil.copyfile(file, draft.with_name(name))

@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 from edgeq_device.engines import installed_package, known_wrong
 
-from edgeq.backends.base import Alternative, Artifact, backend_named
+from edgeq.backends.base import Alternative, Artifact, backend_for, backend_named
 from edgeq.emulate.check import COMPILED, route_for
 from edgeq.emulate.routes import EMULATED, NATIVE, ExecutionRoute
 from edgeq.errors import BoardError, CheckFailedError, EdgeqError, ModelError, RuntimeUnavailableError
@@ -48,6 +48,14 @@ _TABLE = "targets/onnxruntime/versions.toml"
 _DECIDED = frozenset({"mode", "format", "activation_type", "weight_type", "reduce_range", "fit_pairs"})
 
 
+def finished(job: Job, built: Built) -> Built:
+    """Return `built` as its backend ships it. See `Backend.finished`."""
+    folder = Path(tempfile.mkdtemp(prefix="finished-", dir=job.folder))
+    backend = backend_for(built.target)
+    artifact = backend.finished(built.artifact, job.prepared, job.validation, folder, progress=job.progress)
+    return replace(built, artifact=artifact)
+
+
 def with_compiled(job: Job, built: Built) -> Built:
     """Return `built` with its compiled form among its alternatives, where the engine simulates its hardware here and
     can compile for it: loaded again, its answers are those of the model that it was made from.
@@ -56,6 +64,7 @@ def with_compiled(job: Job, built: Built) -> Built:
         EngineError: the engine refuses the model.
         CheckFailedError: the compiled form answers otherwise.
     """
+    built = finished(job, built)
     artifact, target = built.artifact, built.target
     plugin = artifact.plugin
     if plugin is None or not artifact.in_simulator:

@@ -280,7 +280,9 @@ def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]]
 def only_engine(backend: str) -> Engine | None:
     """Return the engine that runs what `backend` builds, and the float model beside it, wherever that is installed;
     None where onnxruntime's own kernels do, or hardware that may not be here."""
-    engines = (engine for engine in load_engines().values() if engine.module and _CPU in engine.devices)
+    engines = (
+        engine for engine in load_engines().values() if engine.module and _CPU in engine.devices and not engine.suffix
+    )
     return next((engine for engine in engines if engine.int8.backend == backend != ""), None)
 
 

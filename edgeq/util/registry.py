@@ -215,6 +215,7 @@ BACKENDS = Group(
         "cpu": "edgeq.backends.cpu:CpuBackend",
         "litert": "edgeq.backends.litert.backend:LitertBackend",
         "qnn": "edgeq.backends.qnn.backend:QnnBackend",
+        "rknn": "edgeq.backends.rknn.backend:RknnBackend",
         "systolic": "edgeq.backends.systolic.compile:SystolicBackend",
         "tensorrt": "edgeq.backends.tensorrt:TensorrtBackend",
         "web": "edgeq.backends.web.backend:WebBackend",

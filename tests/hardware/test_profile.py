@@ -88,6 +88,9 @@ def test_backends_and_their_shapes(profile: Profile) -> None:
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "U8S8", True)
         case "litert":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
+        case "rknn":
+            assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
+            assert not scheme.activation_symmetric
         case _:
             pytest.fail(f"no backend is called {profile.backend}")
 

@@ -48,6 +48,9 @@ EXPECTED = {
     **{f"ethos-u55-{macs}": "litert-micro" for macs in (32, 64, 128, 256)},
     **{f"ethos-u65-{macs}": "litert-micro" for macs in (256, 512)},
     **{f"ethos-u85-{macs}": "litert-micro" for macs in (128, 256, 512, 1024, 2048)},
+    **{f"rk{chip}": "rockchip-npu" for chip in (3588, 3576, 3566, 3568, 3562)},
+    **{f"rv{chip}": "rockchip-npu" for chip in ("1126b", "1103", "1106")},
+    **{board: "rockchip-npu" for board in ("rock-5b", "orange-pi-5", "nanopi-r5s", "luckfox-pico-pro-max")},
 }
 RECORD_OF = {
     "raspberry-pi-4": "cortex-a72",
@@ -178,7 +181,7 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
         ),
         (
             'title = "x"\nextends = "arm64-neon"\nbackend = "gpu9"\n',
-            r"t.toml: unknown backend 'gpu9'. Known: cpu, litert, qnn, systolic, tensorrt",
+            r"t.toml: unknown backend 'gpu9'. Known: cpu, litert, qnn, rknn, systolic, tensorrt",
         ),
         ('title = "x"\nextends = "arm64-neon"\n[systolic]\ndmi = 16\n', r"t.toml: unknown key 'dmi' in \[systolic\]"),
         (

@@ -163,6 +163,40 @@ def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[b
     return found[0] if found else None
 
 
+_HELD = b"ep_cache_context"
+_TEXT = 4  # of AttributeProto
+
+
+def read_context(path: Path, where: str) -> bytes:
+    """Return what the one node of an ONNX file holds, where that is code compiled for an execution provider.
+
+    Raises:
+        BundleError: it is no such file.
+    """
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = [bytes(data[at:end]) for at, end in _contexts(_Walk(data, where), len(data))]
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{where} cannot be read ({error})") from error
+    if len(found) != 1:
+        raise BundleError(f"{where} holds {len(found)} compiled models in place of one", AGAIN)
+    return found[0]
+
+
+def _contexts(walk: _Walk, size: int) -> Iterator[Tuple[int, int]]:
+    """Yield where each node's compiled code begins and ends."""
+    for at, end in _fields_of(walk, 7, 0, size):
+        for node in _fields_of(walk, 1, at, end):
+            for attribute in _fields_of(walk, _ATTRIBUTE, *node):
+                names = [bytes(walk.data[a:b]) for a, b in _fields_of(walk, _NAME, *attribute)]
+                if names == [_HELD]:
+                    yield from _fields_of(walk, _TEXT, *attribute)
+
+
+def _fields_of(walk: _Walk, number: int, at: int, end: int) -> Iterator[Tuple[int, int]]:
+    return ((a, b) for n, wire, a, b in walk.fields(at, end, _NO_RUNS) if n == number and wire == _BYTES)
+
+
 def _entries(data: Any, key: bytes) -> List[bytes]:
     walk = _Walk(data, "")
     found = []
@@ -189,7 +223,7 @@ def walk_onnx(data: Any, where: str) -> OnnxFile:
 
 class _Walk:
     def __init__(self, data: Any, where: str) -> None:
-        self._data = data
+        self.data = self._data = data
         self._where = where
         self._left = MAX_FIELDS
         self.external: List[ExternalTensor] = []

@@ -1,0 +1,280 @@
+"""Build for Rockchip's NPUs: a Q/DQ file in their compiler's dialect, and what the compiler makes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from edgeq.backends.base import (
+    Alternative,
+    Artifact,
+    Backend,
+    Check,
+    DeviceSimulator,
+    check_names,
+    refuse_wide,
+    require_fields,
+)
+from edgeq.backends.rknn.compile import (
+    PLATFORM,
+    UNFUSED,
+    Compiled,
+    Layer,
+    compare_answers,
+    compile_model,
+    platform_of,
+    simulated_chip,
+    unfused,
+)
+from edgeq.backends.rknn.context import write_context
+from edgeq.backends.rknn.data import Chip, chip_named, dialect, toolkit
+from edgeq.backends.rknn.dialect import write_dialect
+from edgeq.calibrate.ranges import Range
+from edgeq.data.samples import Samples
+from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
+from edgeq.hardware.detect import Machine
+from edgeq.hardware.target import Target
+from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
+from edgeq.model.compatibility import require_fixed_sizes
+from edgeq.model.int8_prediction import int8_rules, predict_int8
+from edgeq.model.load import model_digest, own_signature, save_model
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.products import node_macs
+from edgeq.run.engines import EngineChoice, engine_for
+from edgeq.run.toolkit import Toolkit, find_python
+from edgeq.scheme import Scheme
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.outputs import is_plain
+
+_CPU = "CPUExecutionProvider"
+_FIELDS: Mapping[str, Any] = {
+    "mode": "static",
+    "format": "QDQ",
+    "activation_type": "int8",
+    "weight_type": "int8",
+    "rest": "float32",
+    "fit_pairs": False,
+    "activation_symmetric": False,
+}
+_NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations and weights"
+_MAGIC = b"RKNN"
+_LEAST_SIMULATED, _LISTED = 2, 6
+_APPENDED = re.compile(r"[#_/:]")
+
+
+@dataclass(frozen=True)
+class RknnBackend(Backend):
+    """Attributes:
+    target: what it builds for, whose [device] engine_options name the chip.
+    """
+
+    name = "rknn"
+    title = "Rockchip's NPU"
+    targeted = True
+    simulated = True
+    runs_engines = False
+    target: Target | None = None
+
+    def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> RknnBackend:
+        """Return this backend for one target."""
+        del observed, cut
+        return dataclasses.replace(self, target=target)
+
+    def check(self, scheme: Scheme) -> None:
+        """Refuse a scheme that the compiler does not take. See `Backend.check`."""
+        _check_fields(scheme)
+        find_python(toolkit())
+
+    def build(
+        self,
+        prepared: PreparedModel,
+        ranges: Mapping[str, Range],
+        scheme: Scheme,
+        destination: Path,
+        *,
+        samples: Samples | None = None,
+    ) -> Artifact:
+        """Write the Q/DQ model to `destination`; it takes nothing from samples. See `Backend.build`."""
+        del samples
+        _check_fields(scheme)
+        require_fixed_sizes(prepared.model, prepared.source, self.title)
+        check_names(prepared, scheme.exclude)
+        left = _in_float(prepared, scheme)
+        floats = {n for n in scheme.exclude if node_macs(prepared.model).get(n) and n not in left}
+        chosen = {str(n.name) for n in prepared.model.graph} - left.keys() - (set(scheme.exclude) - floats)
+        if not chosen - floats:
+            reason = next(iter(left.values()), "")
+            raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", reason)
+        if floats and not self._chip.float16:
+            raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", "Leave --exclude out")
+        save_model(write_dialect(prepared, ranges, scheme, chosen, floats), destination)
+        return Artifact(
+            model=destination,
+            scheme=scheme,
+            provider=_CPU,
+            device="npu",
+            simulation=destination,
+            simulation_settings=UNFUSED,
+        )
+
+    def finished(
+        self,
+        artifact: Artifact,
+        prepared: PreparedModel,
+        samples: Samples,
+        folder: Path,
+        *,
+        progress: Progress = SILENT,
+    ) -> Artifact:
+        """Return `artifact` with what the compiler makes of it, which its simulator has proven. See
+        `Backend.finished`."""
+        chip, signature = self._chip, own_signature(artifact.model, artifact.model)
+        few = tuple(itertools.islice(samples, _LEAST_SIMULATED))
+        with progress.stage(f"Compiling for {chip.title}"):
+            names = [spec.name for spec in signature.inputs]
+            compiled = compile_model(artifact.model, chip.name, folder, names, few)
+        answers = compare_answers(compiled, unfused(artifact.model, few), artifact.model)
+        maker, file = toolkit().needs, folder / f"{artifact.model.stem}.onnx"
+        write_context(compiled.file, signature, chip.name, toolkit().version, file)
+        notes = (
+            f"compiled for {chip.title} by {maker}: {answers}; never run on a chip",
+            *placement(compiled.layers),
+            f"the compiler's cycle estimate is {compiled.cycles / 1e6:.3g} million; it orders models on one chip; "
+            "no latency was measured",
+        )
+        found = coverage(prepared.model, compiled, artifact.scheme, f"the compiler's table, {maker}")
+        return dataclasses.replace(
+            artifact,
+            notes=(*artifact.notes, *notes),
+            coverage=found,
+            files={**artifact.files, f"{artifact.model.stem}.rknn": compiled.file},
+            alternatives=(*self._alternatives(artifact, file, maker), *artifact.alternatives),
+        )
+
+    def _alternatives(self, artifact: Artifact, file: Path, maker: str) -> Iterator[Alternative]:
+        """Yield the compiled form, and the same model for any CPU."""
+        assert self.target is not None
+        target, plain = self.target, dataclasses.replace(artifact, alternatives=(), coverage=None, files={})
+        requires = {
+            "target": target.name,
+            "profile": target.profile.name,
+            "compiled_by": maker,
+            "compiled_of": model_digest(artifact.model),
+            PLATFORM: self._chip.name,
+            "optimization_level": str(dialect().level.optimization_level),
+            "disable_rules": " ".join(rule.name for rule in dialect().disable_rule),
+        }
+        made = dataclasses.replace(
+            plain,
+            model=file,
+            requires=requires,
+            simulation=artifact.model,
+            engine=EngineChoice(engine_for(self.name, {})),
+        )
+        title = f"{target.title}, compiled by {maker}"
+        yield Alternative(f"{target.name}-compiled", title, target.profile.rank + 1, made, target.architecture)
+        yield Alternative(
+            f"{target.name}-cpu", "any CPU, the same Q/DQ model", 0, dataclasses.replace(plain, device="cpu")
+        )
+
+    def owns(self, place: Path) -> bool:
+        """Return whether `place` is a compiled file. See `Backend.owns`."""
+        if place.suffix != ".rknn" or not is_plain(place):
+            return False
+        with place.open("rb") as stream:
+            return stream.read(len(_MAGIC)) == _MAGIC
+
+    def simulator(self) -> DeviceSimulator:
+        """Return the compiler's simulator, which is the same for all chips."""
+        return simulated_chip
+
+    def toolkit(self) -> Toolkit:
+        """Return the toolkit with the compiler."""
+        return toolkit()
+
+    def doctor(self, machine: Machine) -> Iterator[Check]:
+        """Yield whether the compiler is there. See `Backend.doctor`."""
+        del machine
+        try:
+            yield Check(f"toolkit {self.name}", "ok", f"{toolkit().needs}: {find_python(toolkit())}")
+        except RuntimeUnavailableError as error:
+            yield Check(f"toolkit {self.name}", "absent", str(error))
+
+    @property
+    def _chip(self) -> Chip:
+        if self.target is None:
+            raise HardwareError(f"the {self.name} backend builds for a chip", "Name a target, as -t rk3588")
+        return chip_named(platform_of(self.target))
+
+
+def _check_fields(scheme: Scheme) -> None:
+    refuse_wide(scheme, RknnBackend.title)
+    require_fields(scheme, _FIELDS, RknnBackend.name, _NEEDS)
+
+
+def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
+    """Return the nodes that get no pairs of their own, each with its reason."""
+    predicted = predict_int8(prepared.model, int8_rules("rknn"), scheme.replace(exclude=()), hazards=prepared.hazards)
+    return {node.name: node.reason for node in predicted if node.verdict == "float"}
+
+
+def placement(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return where the layers run, in sentences."""
+    npu = [layer for layer in layers if layer.place == "NPU"]
+    integer = [layer for layer in npu if layer.dtype == "INT8"]
+    found = [f"{len(integer)} of {len(layers)} layers run on the NPU in int8"]
+    half = [layer for layer in npu if layer.dtype != "INT8"]
+    if half:
+        found.append(f"on the NPU in float16: {_named(half)}")
+    cpu = [layer for layer in layers if layer.place != "NPU"]
+    if cpu:
+        found.append(f"on the board's CPU, by the compiler's choice: {_named(cpu)}")
+    return tuple(found)
+
+
+def _named(layers: Sequence[Layer]) -> str:
+    names = [f"{layer.name} ({layer.op_type})" for layer in layers[:_LISTED]]
+    return ", ".join(names) + (f" and {len(layers) - _LISTED} more" if len(layers) > _LISTED else "")
+
+
+def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> Coverage:
+    """Return what the compiler's layers are of the nodes of `source`."""
+    known = {str(node.name) for node in source.graph}
+    of: dict[str, list[Layer]] = {}
+    for layer in compiled.layers:
+        of.setdefault(origin(layer.name, known), []).append(layer)
+    macs = node_macs(source)
+
+    def kind(name: str) -> str:
+        """Return what computes a node: its layers, or for one that was merged into another its scheme."""
+        own = of.get(name, ())
+        in_float = any(layer.dtype != "INT8" for layer in own) if own else name in scheme.exclude
+        return "float" if in_float else "int8"
+
+    runs = []
+    for node in source.graph:
+        name = str(node.name)
+        found = kind(name)
+        precision = "int8" if found == "int8" else "f16"
+        runs.append(
+            NodeRun(name, name, node.op_type, "int8" if found == "int8" else "float", macs.get(name, 0), precision)
+        )
+    return coverage_of(runs, lambda run: _why(of.get(run.name, ())), basis="modelled", how=how)
+
+
+def _why(layers: Sequence[Layer]) -> str:
+    places = {layer.place for layer in layers}
+    return "the compiler runs it in float on the board's CPU" if places == {"CPU"} else "the NPU computes it in float16"
+
+
+def origin(layer: str, known: set[str]) -> str:
+    """Return the node that a layer was made of: the compiler appends to its name; itself where none is recognised."""
+    ends = [found.start() for found in _APPENDED.finditer(layer)]
+    return next((layer[:end] for end in (len(layer), *reversed(ends)) if layer[:end] in known), layer)

@@ -1,0 +1,312 @@
+"""Compile a Q/DQ file with Rockchip's toolkit, read where each layer runs, and hold its simulator against ONNX Runtime.
+
+The simulator computes the compiler's graph in float and rounds where the file says so. It knows no chip: it proves that
+the import changed nothing, and says nothing of silicon.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from edgeq_device.arrays import write_npz
+from numpy.typing import NDArray
+
+from edgeq.backends.rknn.data import chip_named, dialect, toolkit
+from edgeq.backends.rknn.worker import REASON
+from edgeq.data.samples import Sample
+from edgeq.errors import CheckFailedError, EngineError, HardwareError, ModelError
+from edgeq.hardware.target import Target
+from edgeq.measure.agreement import Session, infer
+from edgeq.model.load import own_signature
+from edgeq.run.session import SessionSettings, open_session
+from edgeq.run.toolkit import Job, Ran
+from edgeq.signature import Signature, TensorSpec
+
+UNFUSED = SessionSettings(optimization="none")
+"""ONNX Runtime's kernels as the file names them, which the simulator equals bit for bit."""
+PLATFORM = "target_platform"
+_JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ROW = re.compile(
+    r"D RKNN: \[[^\]]*\] \d+\s+(?P<op>\S+)\s+(?P<dtype>\S+)\s+(?P<place>\S+)\s+\S+\s+\S+\s+"
+    r"\d+/\d+/(?P<cycles>\d+)\s+(?P<rest>.*\S)"
+)
+_ENDS = ("InputOperator", "OutputOperator")
+_UNKNOWN = re.compile(r"No lowering found for:?\s*(?P<what>.*\S)")
+_PROBLEM = re.compile(r"^E (?:RKNN: )?(?:\[[^\]]*\] )?(?P<text>.*\S)")
+_TRACE = re.compile(r"(Traceback|File \"|=+|.*\^+|-+$|.*begin:|.*catch exception)", re.IGNORECASE)
+_RAISED = re.compile(r"\w*(Error|Exception)\b")
+_LONGEST = 300
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A row of the compiler's table.
+
+    Attributes:
+        name: of the node that it was made of, with what the compiler appends.
+        place: "NPU" or "CPU".
+        dtype: "INT8", "FLOAT16" ...
+        cycles: the compiler's estimate; 0 on the CPU.
+    """
+
+    name: str
+    op_type: str
+    dtype: str
+    place: str
+    cycles: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled file, its layers, and the simulator's answers to each sample."""
+
+    file: Path
+    layers: tuple[Layer, ...]
+    answers: tuple[tuple[NDArray[Any], ...], ...]
+
+    @property
+    def cycles(self) -> int:
+        """Return the compiler's estimate for all layers."""
+        return sum(layer.cycles for layer in self.layers)
+
+
+class Compilation:
+    """The compiler at work on one ONNX file; its simulator answers until the `with` block ends.
+
+    Args:
+        folder: an empty one, where the compiled file and the streams of the process stay.
+        inputs: names of the model's inputs, in their order.
+        quantize: the list of calibration samples for the toolkit's own quantizer; None takes the file's scales.
+
+    Raises:
+        RuntimeUnavailableError: the toolkit is not installed.
+    """
+
+    def __init__(
+        self, model: Path, platform: str, folder: Path, inputs: Sequence[str], *, quantize: Path | None = None
+    ) -> None:
+        self._model, self._folder, self._inputs, self._asked = model, folder, tuple(inputs), 0
+        self._output = folder / "model.rknn"
+        for name in (_SAMPLES, _ANSWERS):
+            (folder / name).mkdir()
+        job = {
+            "config": config_for(platform),
+            "model": str(model.resolve()),
+            "output": str(self._output),
+            "quantize": str(quantize) if quantize is not None else None,
+            "inputs": list(inputs),
+            "answers": str(folder / _ANSWERS),
+        }
+        (folder / _JOB).write_text(json.dumps(job), encoding="utf-8")
+        self._job = Job(toolkit(), Path(__file__).with_name("worker.py"), [_JOB], folder)
+
+    def __enter__(self) -> Compilation:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._job.__exit__()
+
+    def answer(self, inputs: Mapping[str, Any]) -> tuple[NDArray[Any], ...]:
+        """Return the simulator's outputs for one sample.
+
+        Raises:
+            ModelError, EngineError, OutputError: as `finish`.
+        """
+        name = f"{self._asked}.npz"
+        self._asked += 1
+        given, answer = self._folder / _SAMPLES / name, self._folder / _ANSWERS / name
+        with given.open("wb") as file:
+            write_npz(file, {name: np.asarray(inputs[name]) for name in self._inputs})
+        if not self._job.ask(str(given), answer):
+            self.finish()
+            raise EngineError(f"{toolkit().needs} ended before its simulator answered", "Try again")
+        found = _arrays(answer)
+        given.unlink()
+        answer.unlink()
+        return found
+
+    def finish(self) -> tuple[Path, tuple[Layer, ...]]:
+        """Wait for the end, and return the compiled file and its layers.
+
+        Raises:
+            ModelError: the compiler has no form of an operator.
+            EngineError: it refuses the model, crashes or hangs.
+            OutputError: the disk is full.
+        """
+        ran = self._job.finish()
+        layers = layers_of(ran.out)
+        check_ran(ran, self._output, layers, self._model)
+        return self._output, layers
+
+
+def compile_model(
+    model: Path, platform: str, folder: Path, inputs: Sequence[str], samples: Sequence[Sample]
+) -> Compiled:
+    """Compile an ONNX file for a chip, and run it in the simulator. See `Compilation`.
+
+    Raises:
+        RuntimeUnavailableError, ModelError, EngineError, OutputError: as `Compilation`.
+    """
+    with Compilation(model, platform, folder, inputs) as compilation:
+        answers = tuple(compilation.answer(sample.inputs) for sample in samples)
+        file, layers = compilation.finish()
+    return Compiled(file, layers, answers)
+
+
+class SimulatedSession:
+    """Runs a Q/DQ file in the compiler's simulator, as an onnxruntime session does."""
+
+    def __init__(self, compilation: Compilation, signature: Signature) -> None:
+        self._compilation, self._outputs = compilation, signature.outputs
+
+    def get_outputs(self) -> Sequence[TensorSpec]:
+        """Return the outputs of the model, in order."""
+        return self._outputs
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
+        """Simulate one sample; None for all outputs."""
+        found = {}
+        for spec, array in zip(self._outputs, self._compilation.answer(input_feed), strict=True):
+            shape = [size for size in spec.shape or () if isinstance(size, int)]
+            found[spec.name] = array.reshape(shape) if len(shape) == len(spec.shape or ()) else array
+        return [found[name] for name in output_names or found]
+
+
+@contextmanager
+def simulated_chip(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
+    """Give what compiles a model for the chip of a target and runs it in the simulator: `Backend.simulator`."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="edgeq-rknn-")))
+        places = itertools.count()
+
+        def opened(model: Path, settings: SessionSettings) -> Session:
+            """Start the compiler on a model. It takes no session options."""
+            del settings
+            own, signature = folder / str(next(places)), own_signature(model, model)
+            own.mkdir()
+            names = [spec.name for spec in signature.inputs]
+            return SimulatedSession(stack.enter_context(Compilation(model, platform_of(target), own, names)), signature)
+
+        yield opened
+
+
+def platform_of(target: Target) -> str:
+    """Return the chip of a target, as the compiler calls it.
+
+    Raises:
+        HardwareError: its file names none, or sets other options of the compiler.
+    """
+    options = target.device.get("engine_options", {})
+    if set(options) != {PLATFORM}:
+        problem = f"{target.name}: engine_options does not name a chip"
+        raise HardwareError(problem, f'Write {{ {PLATFORM} = "rk3588" }}, and that alone')
+    return chip_named(options[PLATFORM]).name
+
+
+def config_for(platform: str) -> dict[str, Any]:
+    """Return the options of the compiler for a chip."""
+    rules = [rule.name for rule in dialect().disable_rule]
+    return {
+        "target_platform": chip_named(platform).name,
+        "optimization_level": dialect().level.optimization_level,
+        "disable_rules": rules,
+    }
+
+
+def layers_of(log: str) -> tuple[Layer, ...]:
+    """Read the compiler's table, which it prints between the lines of its log."""
+    found = []
+    for row in map(_ROW.match, _lines(log)):
+        if row is not None and row["op"] not in _ENDS:
+            name = row["rest"].partition(f"{row['op']}:")[2]
+            found.append(Layer(name.strip(), row["op"], row["dtype"], row["place"], int(row["cycles"])))
+    return tuple(found)
+
+
+def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> None:
+    """Refuse a job that failed, whatever its exit status says.
+
+    Raises:
+        ModelError: the compiler has no form of an operator.
+        EngineError: all else, with the reason as the toolkit has it.
+    """
+    lines = [*_lines(ran.errors), *_lines(ran.out)]
+    unknown = next((found["what"] for line in lines if (found := _UNKNOWN.search(line))), "")
+    if unknown:
+        raise ModelError(
+            f"{model.name}: {toolkit().needs} has no form of {unknown[:_LONGEST]}",
+            "Export the model without that operator",
+        )
+    fix = "Keep nodes in float with --exclude, or export the model without what it names"
+    if ran.code != 0:
+        raise EngineError(f"{toolkit().needs} {ran.ending}{_reason(lines)}", fix)
+    if not output.is_file() or not layers:
+        what = "wrote no file" if not output.is_file() else "printed no table of layers"
+        raise EngineError(f"{toolkit().needs} {what}{_reason(lines)}", fix)
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """Return what the toolkit says of a failure, behind a colon; "" where it says nothing."""
+    errors = [found["text"] for line in lines if (found := _PROBLEM.match(line))]
+    errors = [text for text in errors if not _TRACE.match(text.partition(": ")[2] or text)]
+    raised = [line for line in lines if _RAISED.match(line)]
+    own = [line.partition(REASON)[2].strip() for line in lines if line.startswith(REASON)]
+    last = next((texts[-1] for texts in (errors, raised, own) if texts), "")
+    return f": {last[:_LONGEST]}" if last else ""
+
+
+def _lines(text: str) -> list[str]:
+    return [_COLOUR.sub("", line).strip() for line in re.split(r"[\r\n]+", text)]
+
+
+def _arrays(file: Path) -> tuple[NDArray[Any], ...]:
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            return tuple(held[name] for name in held.files)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{toolkit().needs} left an answer that cannot be read: {error}", "Try again") from error
+
+
+def unfused(model: Path, samples: Sequence[Sample]) -> list[Mapping[str, NDArray[Any]]]:
+    """Return the answers of ONNX Runtime's unfused kernels."""
+    session = open_session(model, UNFUSED)
+    return [infer(session, sample) for sample in samples]
+
+
+def compare_answers(compiled: Compiled, wanted: Sequence[Mapping[str, NDArray[Any]]], model: Path) -> str:
+    """Hold the simulator's answers against ONNX Runtime's, and say what was found.
+
+    Raises:
+        CheckFailedError: they differ, or by more than float16 layers explain.
+    """
+    equal = total = 0
+    noise = signal = 0.0
+    for found, expected in zip(compiled.answers, wanted, strict=True):
+        for array, right in zip(found, expected.values(), strict=True):
+            if array.size != right.size:
+                raise CheckFailedError(f"{model.name}: the simulator answers in another shape", "Report this model")
+            array, right = array.reshape(-1).astype(np.float64), right.reshape(-1).astype(np.float64)
+            equal, total = equal + int(np.count_nonzero(array == right)), total + right.size
+            noise, signal = noise + float(np.square(array - right).sum()), signal + float(np.square(right).sum())
+    count = f"{len(wanted)} sample{'s' * (len(wanted) != 1)}"
+    if equal == total:
+        return f"its simulator equals ONNX Runtime's unfused kernels bit for bit on {count}"
+    level = 10 * np.log10(signal / noise) if noise and signal else 0.0
+    floating = [layer for layer in compiled.layers if layer.dtype != "INT8"]
+    found_text = f"{100 * (1 - equal / total):.2g} % of values differ, {level:.1f} dB SQNR"
+    if not floating or level < dialect().float16.least_db:
+        raise CheckFailedError(
+            f"{model.name}: the simulator answers otherwise than ONNX Runtime's unfused kernels ({found_text})",
+            "Report this model, and deploy the variant for the CPU",
+        )
+    return f"its simulator follows ONNX Runtime's unfused kernels to {level:.1f} dB on {count}: float16 layers round"

@@ -1,0 +1,61 @@
+"""Wrap a compiled file in the ONNX form of compiled models, a node EPContext that holds it.
+
+So it travels as the model of a variant like any other, with the names, types and shapes of its inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+from edgeq_device.direct_rknn import SIGNATURE, SOURCE
+from onnx import helper
+
+from edgeq.signature import Signature, TensorSpec
+
+
+def write_context(compiled: Path, signature: Signature, platform: str, version: str, destination: Path) -> None:
+    """Write the ONNX file that holds a compiled one.
+
+    Args:
+        signature: of the model that was compiled; its sizes are fixed.
+        platform: the chip, as the compiler calls it.
+        version: of the compiler.
+    """
+    node = helper.make_node(
+        "EPContext",
+        [spec.name for spec in signature.inputs],
+        [spec.name for spec in signature.outputs],
+        name="compiled",
+        domain="com.microsoft",
+        main_context=1,
+        embed_mode=1,
+        ep_cache_context=compiled.read_bytes(),
+        ep_sdk_version=version,
+        hardware_architecture=platform,
+        source=SOURCE,
+    )
+    graph = helper.make_graph(
+        [node], "compiled", [_info(spec) for spec in signature.inputs], [_info(spec) for spec in signature.outputs]
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 13), helper.make_opsetid("com.microsoft", 1)], ir_version=8
+    )
+    held = {"platform": platform, "inputs": _listed(signature.inputs), "outputs": _listed(signature.outputs)}
+    entry = model.metadata_props.add()
+    entry.key, entry.value = SIGNATURE, json.dumps(held, sort_keys=True)
+    destination.write_bytes(model.SerializeToString(deterministic=True))
+
+
+def _info(spec: TensorSpec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(spec.name, _type(spec), list(spec.shape or ()))
+
+
+def _type(spec: TensorSpec) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(spec.dtype))
+
+
+def _listed(specs: tuple[TensorSpec, ...]) -> list[Mapping[str, object]]:
+    return [{"name": s.name, "dtype": str(s.dtype), "shape": list(s.shape or ())} for s in specs]

@@ -1,0 +1,147 @@
+"""Read what is known of Rockchip's compiler from `targets/rknn/*.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from edgeq.errors import HardwareError, suggest
+from edgeq.run.toolkit import Toolkit
+from edgeq.util.records import read_toml
+from edgeq.util.registry import shipped
+
+
+@dataclass(frozen=True)
+class Opset:
+    """The newest opset that the compiler reads, and operators that mean something else in later ones."""
+
+    newest: int
+    changed: tuple[str, ...]
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class ZeroPoint:
+    """The zero point that is not kept, and those that take its place."""
+
+    avoided: int
+    weights: int
+    activations: int
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Swish:
+    """Operators that become one with the Mul behind them."""
+
+    gates: tuple[str, ...]
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Windows of a MaxPool that are written as chains of smaller ones."""
+
+    windows: tuple[int, ...]
+    chained: int
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute that must be written (`write`: its value), or left out where it is 0."""
+
+    operator: str
+    name: str
+    why: str
+    source: str
+    write: float | None = None
+
+
+@dataclass(frozen=True)
+class DisabledRule:
+    """A rule of the compiler that is switched off."""
+
+    name: str
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Float16:
+    """The least SQNR in dB, against kernels that compute them in float32, of a model with layers in float16."""
+
+    least_db: float
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Level:
+    """The compiler's optimization level."""
+
+    optimization_level: int
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The whole of targets/rknn/dialect.toml."""
+
+    verified: str
+    opset: Opset
+    zero_point: ZeroPoint
+    swish: Swish
+    pool: Pool
+    float16: Float16
+    level: Level
+    attribute: tuple[Attribute, ...]
+    disable_rule: tuple[DisabledRule, ...]
+
+
+@cache
+def dialect() -> Dialect:
+    """Return the form that the compiler takes."""
+    return read_toml(shipped("targets") / "rknn" / "dialect.toml", Dialect, HardwareError, "Install edgeq again")
+
+
+@cache
+def toolkit() -> Toolkit:
+    """Return the toolkit that the compiler is a part of."""
+    return read_toml(shipped("targets") / "rknn" / "toolkit.toml", Toolkit, HardwareError, "Install edgeq again")
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip, as targets/rknn/chips.toml has it."""
+
+    name: str
+    title: str
+    cores: int = 1
+    python: bool = True
+    float16: bool = True
+
+
+@dataclass(frozen=True)
+class _Chips:
+    chip: tuple[Chip, ...]
+    source: Mapping[str, str]
+
+
+def chip_named(name: str) -> Chip:
+    """Return the chip that the compiler calls so.
+
+    Raises:
+        HardwareError: there is none, with the nearest name.
+    """
+    table = read_toml(shipped("targets") / "rknn" / "chips.toml", _Chips, HardwareError, "Install edgeq again").chip
+    known = {chip.name: chip for chip in table}
+    if name not in known:
+        raise HardwareError(f"the compiler knows no chip {name!r}", suggest(name, known))
+    return known[name]

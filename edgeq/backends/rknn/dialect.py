@@ -1,0 +1,280 @@
+"""Write a float model as the Q/DQ file that Rockchip's compiler takes over number by number.
+
+The compiler keeps a scale whose zero point is not 0, and rounds every other one anew. So no zero point is 0 here:
+
+    activations     zero point -1 in place of 0, with scale * 128/127, so that the range is no narrower
+    weights         zero point -1 and integers q - 1, which stand for the same numbers
+
+Pairs stand on every tensor but those of `targets/rknn/dialect.toml`. Each change of the file computes in ONNX Runtime's
+unfused kernels what the file before it computed, but for the scales of the activations named above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from edgeq.backends.rknn.data import dialect
+from edgeq.calibrate.ranges import Range
+from edgeq.errors import ModelError
+from edgeq.model.edit import Editor, drop_unused_initializers, replace_node
+from edgeq.model.graph import (
+    channel_axis,
+    constant,
+    constant_values,
+    is_constant,
+    is_op,
+    maker,
+    name_of,
+    node_input,
+    operator_of,
+    opset_of,
+    readers,
+)
+from edgeq.model.prepare import PreparedModel
+from edgeq.model.quant_params import LIMITS
+from edgeq.quantize.qdq import write_qdq
+from edgeq.quantize.quantizer import scheme_params
+from edgeq.scheme import Scheme
+
+_STEPS = 127
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+
+
+def write_dialect(
+    prepared: PreparedModel,
+    ranges: Mapping[str, Range],
+    scheme: Scheme,
+    chosen: Collection[str],
+    floats: Collection[str],
+) -> ir.Model:
+    """Return the quantized model.
+
+    Args:
+        chosen: names of the nodes that get pairs.
+        floats: names of those among them whose weights stay in float.
+
+    Raises:
+        CalibrationError: a tensor has no range.
+        ModelError: the model needs an opset that the compiler does not read.
+    """
+    model = prepared.model.clone()
+    more = split_pools(model)
+    spared = {name_of(value): value for node in model.graph if node.name in floats for value in _constants(node)}
+    write_qdq(
+        model,
+        off_zero({**ranges, **{new: ranges[old] for new, old in more.items() if old in ranges}}, scheme),
+        scheme,
+        {*chosen, *(str(n.name) for n in model.graph if n.outputs and name_of(n.outputs[0]) in more)},
+        source=prepared.source,
+        weight_bounds=dict(weight_bounds(model, scheme)),
+    )
+    restore_floats(model, floats, spared)
+    open_swish(model)
+    shift_constants(model)
+    write_defaults(model)
+    lower_opset(model, prepared.source)
+    drop_unused_initializers(model.graph)
+    return model
+
+
+def off_zero(ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, Range]:
+    """Return the ranges, widened where their zero point would be 0 so that it is -1."""
+    return {name: _off_zero(found, scheme) for name, found in ranges.items()}
+
+
+def _off_zero(found: Range, scheme: Scheme) -> Range:
+    params = scheme_params(found, scheme)
+    if params.scale.size != 1 or int(params.zero_point.reshape(())) != 0:
+        return found
+    step = float(params.scale.reshape(())) * 128 / 127
+    return Range(-127 * step, 128 * step)
+
+
+def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield the weights in which a channel reaches about as far down as up, with the magnitudes that 127 stands for.
+
+    The largest integer is 126 there, so that a shift by 1 takes none beyond 127.
+    """
+    for node in model.graph:
+        for place in operator_of(node).weights:
+            values = constant(node_input(node, place))
+            if values is None or values.dtype != np.float32 or not values.size:
+                continue
+            axis = channel_axis(node) % values.ndim if scheme.per_channel and values.ndim > 1 else None
+            others = None if axis is None else tuple(i for i in range(values.ndim) if i != axis)
+            low, high = -values.min(axis=others, initial=0), values.max(axis=others, initial=0)
+            largest = np.maximum(low, high).astype(np.float64)
+            full = np.minimum(low, high) > largest * (_STEPS - 1) / _STEPS
+            if np.any(full & (largest > 0)):
+                yield name_of(node.inputs[place]), np.where(full, largest * _STEPS / (_STEPS - 1), largest)
+
+
+def split_pools(model: ir.Model) -> dict[str, str]:
+    """Write each MaxPool of stride 1 with a large square window as a chain of small ones, in place.
+
+    Returns:
+        The tensors between them: name → name of the tensor that they pool.
+    """
+    editor, added = Editor(model), {}
+    step = dialect().pool.chained
+    for node in [node for node in model.graph if is_op(node, "MaxPool") and _is_centred(node)]:
+        source, result = name_of(node.inputs[0]), node.inputs[0]
+        count = (node.attributes.get_ints("kernel_shape")[0] - 1) // (step - 1)
+        chain = {"kernel_shape": [step, step], "pads": [(step - 1) // 2] * 4, "strides": [1, 1]}
+        for place in range(count):
+            result = editor.node(
+                "MaxPool", [result], f"{node.name}/{place}", before=node, like=node.outputs[0], attributes=chain
+            )
+            added[name_of(result)] = source
+        assert result is not None
+        del added[name_of(result)]
+        replace_node(node, result)
+        maker(result).name = node.name
+    return added
+
+
+def _is_centred(node: ir.Node) -> bool:
+    """Return whether a MaxPool has stride 1, one output of its input's size, and a window that a chain can pool."""
+    kernel = list(node.attributes.get_ints("kernel_shape"))
+    size, step = kernel[0], dialect().pool.chained
+    wanted = {"kernel_shape": [size] * 2, "strides": [1] * 2, "dilations": [1] * 2, "pads": [(size - 1) // 2] * 4}
+    given = {name: list(node.attributes.get_ints(name, [1, 1])) for name in wanted}
+    plain = node.attributes.get_int("ceil_mode", 0) == 0 and len(node.outputs) == 1
+    return plain and given == wanted and size in dialect().pool.windows and (size - 1) % (step - 1) == 0
+
+
+def restore_floats(model: ir.Model, floats: Collection[str], spared: Mapping[str, ir.Value]) -> None:
+    """Put the float weights of the nodes `floats` back in the place of integers, in place."""
+    editor = Editor(model)
+    for node in model.graph:
+        if node.name not in floats:
+            continue
+        for place, value in enumerate(node.inputs):
+            restored = value.producer() if value is not None else None
+            if restored is None or not is_op(restored, "DequantizeLinear") or not is_constant(restored.inputs[0]):
+                continue
+            name = name_of(restored.inputs[0]).removesuffix("_quantized")
+            values = constant(spared.get(name))
+            if values is not None:
+                node.replace_input_with(place, editor.constant(name, values))
+    _remove_unread(model)
+
+
+def open_swish(model: ir.Model) -> None:
+    """Remove the pair between a Sigmoid and a Mul that read the same tensor, in place: the compiler makes one operator
+    of both, with one rounding."""
+    for node in [node for node in model.graph if is_op(node, *dialect().swish.gates)]:
+        gate = node.outputs[0]
+        pairs = [reader for reader in readers(gate) if is_op(reader, "QuantizeLinear")]
+        if len(pairs) != 1 or len(gate.uses()) != 1:
+            continue
+        restored = [reader for reader in readers(pairs[0].outputs[0]) if is_op(reader, "DequantizeLinear")]
+        behind = [reader for one in restored for reader in readers(one.outputs[0])]
+        source = node.inputs[0]
+        if not restored or not behind or any(one.outputs[0].is_graph_output() for one in restored):
+            continue
+        if all(is_op(reader, "Mul") and source in reader.inputs for reader in behind):
+            for one in restored:
+                one.outputs[0].replace_all_uses_with(gate)
+    _remove_unread(model)
+
+
+def shift_constants(model: ir.Model) -> None:
+    """Give the 8-bit constants another zero point where theirs is 0, in place: they stand for the same numbers."""
+    editor = Editor(model)
+    made: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+    for node in [node for node in model.graph if is_op(node, "DequantizeLinear")]:
+        integers, zero = node.inputs[0], node_input(node, 2)
+        if integers is None or not is_constant(integers) or integers.dtype is not ir.DataType.INT8:
+            continue
+        if integers not in made:
+            values = constant_values(integers)
+            zeros = np.zeros(constant_values(node.inputs[1]).shape, np.int8) if zero is None else constant_values(zero)
+            shift = shifts(values, zeros, node.attributes.get_int("axis", 1))
+            if not shift.any():
+                continue
+            name, spread = name_of(integers), _spread(shift, values.ndim, node.attributes.get_int("axis", 1))
+            shifted = (values.astype(np.int16) + spread).astype(np.int8)
+            points = (zeros.astype(np.int16) + shift).astype(np.int8)
+            made[integers] = (
+                editor.constant(f"{name}/shifted", shifted),
+                editor.constant(f"{name}/zero_point", points),
+            )
+        moved, point = made[integers]
+        node.replace_input_with(0, moved)
+        if zero is None:
+            node.resize_inputs(3)
+        node.replace_input_with(2, point)
+
+
+def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDArray[np.int16]:
+    """Return what to add to the integers of each channel and to its zero point, so that none is 0: -1 or 1, away from
+    the integer of the largest magnitude.
+
+    So no integer is -128, which kernels of ONNX Runtime on ARM multiply wrongly, unless a channel reaches -127 and 127.
+    One that uses all 256 integers keeps its zero point: there is nothing to add.
+    """
+    low, high = LIMITS[ir.DataType.INT8]
+    flat = values.reshape(1, -1) if not zeros.ndim else np.moveaxis(values, axis, 0).reshape(zeros.size, -1)
+    least = flat.min(axis=1, initial=high).astype(np.int16)
+    most = flat.max(axis=1, initial=low).astype(np.int16)
+    up = np.where(most < high, 1, np.where(least > low, -1, 0))
+    down = np.where(least > low, -1, np.where(most < high, 1, 0))
+    found = np.where(-least > most, up, down).reshape(zeros.shape)
+    return np.where(zeros == 0, found, 0).astype(np.int16)
+
+
+def _spread(shift: NDArray[np.int16], rank: int, axis: int) -> NDArray[np.int16]:
+    if not shift.ndim:
+        return shift
+    shape = [1] * rank
+    shape[axis % rank] = shift.size
+    return shift.reshape(shape)
+
+
+def write_defaults(model: ir.Model) -> None:
+    """Write out the attributes that the compiler looks for, and leave out those that it stumbles over, in place."""
+    for node in model.graph:
+        for rule in dialect().attribute:
+            if not is_op(node, rule.operator):
+                continue
+            if rule.write is not None and rule.name not in node.attributes:
+                node.attributes[rule.name] = ir.AttrFloat32(rule.name, rule.write)
+            elif rule.write is None and node.attributes.get_int(rule.name, -1) == 0:
+                node.attributes.pop(rule.name)
+
+
+def lower_opset(model: ir.Model, source: Path) -> None:
+    """Declare the newest opset that the compiler reads, in place, where the model's operators mean the same in it.
+
+    Raises:
+        ModelError: names the operator that does not.
+    """
+    newest, now = dialect().opset.newest, opset_of(model)
+    if now <= newest:
+        return
+    changed = set(dialect().opset.changed)
+    for node in model.graph:
+        if node.domain in ("", "ai.onnx") and (node.op_type in changed or not onnx.defs.has(node.op_type, newest, "")):
+            raise ModelError(
+                f"{source}: {node.name!r} is the {node.op_type} of opset {now}, and Rockchip's compiler reads {newest}",
+                f"Export the model with opset {newest}",
+            )
+    model.opset_imports[""] = newest
+    model.graph.opset_imports[""] = newest
+
+
+def _constants(node: ir.Node) -> Iterator[ir.Value]:
+    return (value for value in node.inputs if value is not None and is_constant(value))
+
+
+def _remove_unread(model: ir.Model) -> None:
+    for node in reversed(list(model.graph)):
+        if is_op(node, *_PAIR) and not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            model.graph.remove(node, safe=True)

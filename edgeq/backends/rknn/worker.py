@@ -1,0 +1,111 @@
+"""Compile one ONNX file in the environment that has the toolkit, and run it in the toolkit's simulator.
+
+Run as `python worker.py JOB`, in an empty folder, by a Python that knows nothing of edgeq. JOB is a JSON file:
+
+    config      arguments of RKNN.config
+    model       the ONNX file
+    output      where the compiled file goes
+    quantize    the toolkit's own list of calibration samples; null where the file has its own scales
+    inputs      names of the model's inputs
+    answers     the folder for the simulator's answers; null leaves the simulator out
+
+Then each line of standard input is the path of an .npz file with one array per input; the simulator's answer to the
+n-th of them is n.npz in that folder, from 0 on.
+
+The exit status is 0 where all of that was written. A line of stderr that begins with
+`REASON` says what failed.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+REASON = "edgeq-reason:"
+
+
+class _Anything:
+    """An object that takes every call and has every attribute: torch serves the toolkit's training alone."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return _Anything()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything
+
+
+class _Stub(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a stand-in for torch, which the toolkit imports and does not need to compile."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """Return the spec of a stand-in for torch and its modules."""
+        del path, target
+        if fullname.partition(".")[0] != "torch":
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: Any) -> ModuleType:
+        """Return an empty module that has every attribute."""
+        return _Stub(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is."""
+
+
+def _refuse(reason: str) -> None:
+    print(f"{REASON} {reason}", file=sys.stderr, flush=True)
+    sys.exit(1)
+
+
+def main(job: dict[str, Any]) -> None:
+    """Do one job."""
+    if importlib.util.find_spec("torch") is None:
+        sys.meta_path.append(_Finder())
+    import numpy as np
+    from rknn.api import RKNN  # type: ignore[import-not-found]
+
+    rknn = RKNN(verbose=True)
+    rknn.config(**job["config"])
+    steps: list[tuple[str, Callable[[], Any]]] = [
+        ("load_onnx", lambda: rknn.load_onnx(model=job["model"])),
+        ("build", lambda: rknn.build(do_quantization=job["quantize"] is not None, dataset=job["quantize"])),
+        ("export_rknn", lambda: rknn.export_rknn(job["output"])),
+    ]
+    if job["answers"] is not None:
+        steps.append(("init_runtime", lambda: rknn.init_runtime(target=None)))
+    for name, step in steps:
+        if step() != 0:
+            _refuse(f"{name} gives an error")
+    for place, line in enumerate(sys.stdin if job["answers"] is not None else ()):
+        with np.load(line.rstrip("\n"), allow_pickle=False) as held:
+            arrays = [held[name] for name in job["inputs"]]
+        answers = rknn.inference(inputs=arrays, data_format=["nchw"] * len(arrays))
+        if answers is None:
+            _refuse("the simulator gives no answer")
+        whole = Path(job["answers"]) / f"{place}.npz"
+        draft = whole.with_suffix(".draft.npz")
+        np.savez(draft, *answers)
+        draft.rename(whole)
+    rknn.release()
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

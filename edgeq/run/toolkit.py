@@ -1,0 +1,313 @@
+"""Find, install and run a vendor's toolkit: a compiler that stays in an environment of its own.
+
+A toolkit needs other releases of Python and its packages than edgeq does, and its terms are its vendor's. So it is no
+dependency of edgeq and travels in no wheel and no bundle. Each job runs in a process of its own, in an empty folder,
+with a time limit; both of its streams are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from edgeq.errors import EngineError, OutputError, RuntimeUnavailableError, UsageError
+from edgeq.util.display import SILENT, Progress
+from edgeq.util.outputs import is_full
+from edgeq.util.registry import user_folder
+
+SECONDS = "EDGEQ_TOOLKIT_SECONDS"
+"""The variable that sets another time limit for a job."""
+_PROBE_S = 60.0
+_LAST = 300
+_POLL_S = 0.002
+_OUT, _ERRORS = "stdout", "stderr"
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """What is known of a toolkit.
+
+    Attributes:
+        name: as users write it.
+        title: for people.
+        package: the distribution whose version counts.
+        version: the one release that edgeq was tried with.
+        pythons: releases of Python that it exists for, as "3.11".
+        platforms: where it exists, as `sys.platform` and the machine name it: "linux x86_64".
+        packages: what pip installs first, with its dependencies; `alone`: what it installs without them.
+        megabytes: what the environment takes on the disk.
+        terms: whose terms it comes under, one sentence.
+        variable: of the environment, which names a Python that has the toolkit.
+        seconds: the time limit of a job.
+        why, source: reasons, and where they are known from.
+    """
+
+    name: str
+    title: str
+    package: str
+    version: str
+    pythons: tuple[str, ...]
+    platforms: tuple[str, ...]
+    packages: tuple[str, ...]
+    alone: tuple[str, ...]
+    megabytes: int
+    terms: str
+    variable: str
+    seconds: float
+    why: Mapping[str, str]
+    source: Mapping[str, str]
+
+    @property
+    def needs(self) -> str:
+        """Return the toolkit's package and version."""
+        return f"{self.package} {self.version}"
+
+    @property
+    def folder(self) -> Path:
+        """Return the place of its environment, in the user's cache.
+
+        Raises:
+            RuntimeUnavailableError: the user has none.
+        """
+        cache = user_folder("cache")
+        if cache is None:
+            raise RuntimeUnavailableError("there is no home folder for toolkits", f"Set {self.variable}")
+        return cache / "toolkits" / f"{self.name}-{self.version}"
+
+    def plan(self) -> str:
+        """Return what an installation brings, one sentence."""
+        names = ", ".join((*self.packages, *self.alone))
+        return f"installs {names} into {self.folder}, about {self.megabytes} MB; {self.terms}"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that has ended: its exit status, negative for a signal, and both of its streams."""
+
+    code: int
+    out: str
+    errors: str
+
+    @property
+    def ending(self) -> str:
+        """Return how it ended, in a few words."""
+        if self.code >= 0:
+            return f"ends with status {self.code}"
+        with suppress(ValueError):
+            return f"ends with {signal.Signals(-self.code).name}"
+        return f"ends with signal {-self.code}"
+
+
+def find_python(toolkit: Toolkit) -> Path:
+    """Return the Python that has the toolkit.
+
+    Raises:
+        RuntimeUnavailableError: there is none, or it has another release.
+    """
+    named = os.environ.get(toolkit.variable, "")
+    place = Path(named) if named else toolkit.folder / "bin" / "python"
+    fix = f"Run `edgeq toolkit {toolkit.name} --install`, or name a Python that has it in {toolkit.variable}"
+    if named and place.is_dir():
+        place = place / "bin" / "python"
+    if not (place.is_file() and os.access(place, os.X_OK)):
+        where = f"{toolkit.variable} names {named}, which is no Python" if named else "it is not installed"
+        raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {where}", fix)
+    found = _version(place, toolkit)
+    if found != toolkit.version:
+        has = f"has {toolkit.package} {found}" if found else f"has no {toolkit.package}"
+        raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {place} {has}", fix)
+    return place
+
+
+def state_of(toolkit: Toolkit) -> str:
+    """Return where the toolkit is, or why it is not there."""
+    try:
+        return f"{toolkit.needs}: {find_python(toolkit)}"
+    except RuntimeUnavailableError as error:
+        return str(error)
+
+
+def _version(python: Path, toolkit: Toolkit) -> str:
+    """Return the release of the toolkit that a Python has; "" for none."""
+    code = f"from importlib.metadata import version; print(version({toolkit.package!r}))"
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def find_base(toolkit: Toolkit) -> Path:
+    """Return a Python of a release that the toolkit exists for.
+
+    Raises:
+        RuntimeUnavailableError: there is none here, or no such toolkit for this machine.
+    """
+    here = f"{sys.platform} {os.uname().machine}" if hasattr(os, "uname") else sys.platform
+    if here not in toolkit.platforms:
+        raise RuntimeUnavailableError(
+            f"there is no {toolkit.needs} for {here}", f"Compile on {' or '.join(toolkit.platforms)}"
+        )
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if own in toolkit.pythons:
+        return Path(sys.executable)
+    for release in toolkit.pythons:
+        if found := shutil.which(f"python{release}"):
+            return Path(found)
+    wanted = " or ".join(toolkit.pythons)
+    raise RuntimeUnavailableError(
+        f"{toolkit.needs} exists for Python {wanted}; this is {own}", f"Install Python {toolkit.pythons[-1]}"
+    )
+
+
+def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
+    """Make the environment of a toolkit with pip; return its Python. An unfinished one is removed.
+
+    Raises:
+        RuntimeUnavailableError: no Python for it, or pip fails.
+        OutputError: it is installed already, or the disk is full.
+    """
+    base, folder = find_base(toolkit), toolkit.folder
+    python = folder / "bin" / "python"
+    if folder.exists():
+        if python.is_file() and _version(python, toolkit) == toolkit.version:
+            return python
+        raise OutputError(f"{folder} holds something else", "Remove it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(folder.parent).free < toolkit.megabytes << 20:
+        raise OutputError(
+            f"{folder.parent} has no {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
+        )
+    pip = [str(python), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    steps = (
+        [str(base), "-m", "venv", str(folder)],
+        [*pip, *toolkit.packages],
+        [*pip, "--no-deps", *toolkit.alone],
+    )
+    try:
+        with progress.stage(f"Installing {toolkit.needs}"):
+            for step in steps:
+                _succeed(step, toolkit)
+        return find_python(toolkit) if not os.environ.get(toolkit.variable) else python
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message")
+        raise RuntimeUnavailableError(f"{toolkit.needs} cannot be installed: {reason[:_LAST]}", "Try again")
+
+
+class Job:
+    """A script that runs in the toolkit's Python and in an empty folder, until its `with` block ends or its time limit.
+
+    Args:
+        folder: an empty one, which is the home and the place for temporary files, too.
+
+    Raises:
+        RuntimeUnavailableError: the toolkit is not there.
+        UsageError: the time limit that is set is no number.
+    """
+
+    def __init__(self, toolkit: Toolkit, script: Path, arguments: Sequence[str], folder: Path) -> None:
+        self._toolkit, self._folder, self._limit = toolkit, folder, _limit(toolkit)
+        python = find_python(toolkit)
+        kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        with (folder / _OUT).open("wb") as stdout, (folder / _ERRORS).open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [python, "-I", script, *arguments],
+                cwd=folder,
+                env={**kept, "LC_ALL": "C.UTF-8", "HOME": str(folder), "TMPDIR": str(folder)},
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._kill()
+
+    def ask(self, line: str, answer: Path) -> bool:
+        """Write a line to the script's input, and wait for the file with its answer; False where the script ends first.
+
+        Raises:
+            EngineError: no answer comes in time.
+        """
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
+        end = monotonic() + self._limit
+        while not answer.exists():
+            if self._process.poll() is not None:
+                return answer.exists()
+            if monotonic() > end:
+                raise self._late()
+            sleep(_POLL_S)
+        return True
+
+    def finish(self) -> Ran:
+        """Close the script's input and wait for its end.
+
+        Raises:
+            EngineError: it does not end in time.
+            OutputError: the disk is full.
+        """
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            code = self._process.wait(self._limit)
+        except subprocess.TimeoutExpired:
+            raise self._late() from None
+        if code != 0 and is_full(self._folder):
+            raise OutputError(
+                f"no space left in {self._folder.parent} for work files", "Free some space, or set TMPDIR"
+            )
+        return Ran(code, _text(self._folder / _OUT), _text(self._folder / _ERRORS))
+
+    def _late(self) -> EngineError:
+        return EngineError(
+            f"{self._toolkit.needs} did not end within {self._limit:g} s",
+            f"Keep nodes in float with --exclude, or set {SECONDS} to a longer time",
+        )
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+
+def _limit(toolkit: Toolkit) -> float:
+    given = os.environ.get(SECONDS, "")
+    try:
+        limit = float(given) if given else toolkit.seconds
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < float("inf"):
+        raise UsageError(f"{SECONDS} is {given!r}", "Set it to a number of seconds")
+    return limit
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")

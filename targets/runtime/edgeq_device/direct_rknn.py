@@ -1,0 +1,170 @@
+"""Run what Rockchip's compiler made, in the package rknnlite, which needs the board's NPU.
+
+A session here has the part of `onnxruntime.InferenceSession` that edgeq uses. The model is an ONNX file whose one node,
+an EPContext, holds the compiled file; its metadata name the inputs and outputs. Inputs and outputs are floats in the
+layout of the model that was compiled: the runtime converts them.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from edgeq_device.engines import EngineSpec
+from edgeq_device.errors import BundleError, RuntimeUnavailableError
+from edgeq_device.onnxfile import DTYPES, read_context, read_metadata
+from edgeq_device.plainjson import parse_json
+
+SIGNATURE = "edgeq_signature"
+"""The entry of the file's metadata with the chip, the inputs and the outputs, as JSON."""
+SOURCE = "rknn"
+"""The value of the node's attribute `source`."""
+_CORES = "core_mask"
+_COMPATIBLE = Path("/proc/device-tree/compatible")
+_VENDOR = "rockchip,"
+_TYPES = {numpy: name for name, numpy in DTYPES.items()}
+_MOST_DIMS = 8
+
+
+def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> RknnSession:
+    """Open the model at the path `model`; see `edgeq_device.engines.open_engine`.
+
+    Args:
+        given: the options of the engine: `core_mask`.
+
+    Raises:
+        RuntimeUnavailableError: the board has another chip, or the runtime refuses the file.
+        BundleError: the file holds nothing that was compiled.
+    """
+    del ort, options
+    path = Path(model)
+    described = _signature(path)
+    chip = chip_here(_COMPATIBLE)
+    if chip and not chip.startswith(described["platform"]):
+        raise RuntimeUnavailableError(f"{path.name} was compiled for {described['platform']}, this board has {chip}")
+    lite = import_module(f"{engine.module}.api").RKNNLite
+    mask = given.get(_CORES, "NPU_CORE_AUTO")
+    with tempfile.TemporaryDirectory(prefix="edgeq-rknn-") as folder:
+        file = Path(folder) / "model.rknn"
+        file.write_bytes(read_context(path, path.name))
+        session = lite()
+        _succeed(session.load_rknn(str(file)), f"{engine.module} cannot load {path.name}")
+    _succeed(session.init_runtime(core_mask=getattr(lite, mask)), f"{engine.module} cannot start {path.name}")
+    return RknnSession(session, described, engine.provider, mask)
+
+
+def chip_here(compatible: Path) -> str:
+    """Return the Rockchip chip that the device tree names, as "rk3588s"; "" where it names none."""
+    try:
+        names = compatible.read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    found = (name.decode("ascii", "replace") for name in names)
+    return next((name[len(_VENDOR) :] for name in reversed(list(found)) if name.startswith(_VENDOR)), "")
+
+
+def _signature(path: Path) -> Mapping[str, Any]:
+    """Return the chip, the inputs and the outputs that the file's metadata name.
+
+    Raises:
+        BundleError: it has none, or of another form.
+    """
+    text = read_metadata(path, SIGNATURE, path.name)
+    if text is None:
+        raise BundleError(f"{path.name} names no inputs and outputs of a compiled model")
+    found = parse_json(text, path.name)
+    if not isinstance(found, dict) or not isinstance(found.get("platform"), str) or not found["platform"]:
+        raise BundleError(f"{path.name} names no chip")
+    for key in ("inputs", "outputs"):
+        entries = found.get(key)
+        if not isinstance(entries, list) or not entries or not all(map(_is_tensor, entries)):
+            raise BundleError(f"{path.name}: its {key} are not those of a compiled model")
+    return found
+
+
+def _is_tensor(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or entry.get("dtype") not in _TYPES:
+        return False
+    shape = entry.get("shape")
+    return isinstance(shape, list) and len(shape) <= _MOST_DIMS and all(type(n) is int and n > 0 for n in shape)
+
+
+def _succeed(code: Any, problem: str) -> None:
+    if code != 0:
+        raise RuntimeUnavailableError(f"{problem}: its answer is {code}", "See what it printed")
+
+
+class RknnSession:
+    """A compiled model on the NPU.
+
+    Args:
+        lite: an `RKNNLite` that has started.
+        described: the inputs and outputs.
+        provider: the name that the engine has among execution providers.
+        mask: the cores that it was asked to run on.
+    """
+
+    def __init__(self, lite: Any, described: Mapping[str, Any], provider: str, mask: str) -> None:
+        from edgeq_device.serve import TensorInfo  # which imports this module's caller
+
+        self._lite, self._provider = lite, provider
+        self._inputs, self._outputs = (
+            tuple(TensorInfo(e["name"], _TYPES[e["dtype"]], list(e["shape"])) for e in described[key])
+            for key in ("inputs", "outputs")
+        )
+        self.notes: Tuple[str, ...] = (f"cores: {mask}", f"runtime: {_one_line(lite.get_sdk_version())}")
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Return the inputs."""
+        return self._inputs
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Return the outputs."""
+        return self._outputs
+
+    def get_providers(self) -> List[str]:
+        """Return the provider's name alone."""
+        return [self._provider]
+
+    def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
+        """Run the model, as onnxruntime's session does.
+
+        Raises:
+            ValueError: an input is missing, unknown, or of another type or shape than the model's.
+            RuntimeUnavailableError: the NPU gives no answer, or one of another form.
+        """
+        arrays = [self._checked(info, input_feed) for info in self._inputs]
+        if len(input_feed) > len(arrays):
+            raise ValueError(f"the model takes {', '.join(info.name for info in self._inputs)} alone")
+        # The default of data_type is uint8: pixels as they are.
+        kinds = [str(array.dtype) for array in arrays]
+        found = self._lite.inference(inputs=arrays, data_type=kinds, data_format=["nchw"] * len(arrays))
+        if found is None or len(found) != len(self._outputs):
+            raise RuntimeUnavailableError(f"{self._provider} gives no answer", "See what it printed")
+        named = {}
+        for info, array in zip(self._outputs, found):
+            shape = [n for n in info.shape if isinstance(n, int)]
+            size = math.prod(shape)
+            if array.size != size:
+                raise RuntimeUnavailableError(f"output {info.name!r} has {array.size} values in place of {size}")
+            named[info.name] = np.asarray(array, np.dtype(DTYPES[info.type])).reshape(shape)
+        return list(named.values()) if output_names is None else [named[name] for name in output_names]
+
+    def _checked(self, info: Any, feed: Mapping[str, Any]) -> Any:
+        """Return the array of one input."""
+        if info.name not in feed:
+            raise ValueError(f"input {info.name!r} is missing")
+        array = np.ascontiguousarray(feed[info.name]).reshape(np.shape(feed[info.name]))
+        if array.dtype != np.dtype(DTYPES[info.type]) or list(array.shape) != info.shape:
+            wanted = f"{DTYPES[info.type]} {info.shape}"
+            raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {wanted}")
+        return array
+
+
+def _one_line(text: Any) -> str:
+    return " ".join(str(text).split())
