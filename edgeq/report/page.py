@@ -355,8 +355,11 @@ def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] 
     Args:
         tables: what stands before them: caption, heads and rows of text.
     """
-    own = _style().replace(":root", "&").replace("\nbody {", "\n& {").replace("\n  body {", "\n  & {")
-    style = Markup(f".edgeq {{{own}\n.detail {{ display: none; }}\n}}")
+    own = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
+    for ours, theirs in ((":root", "&"), ("body {", "& {"), ("@media (max-width", "@container (max-width")):
+        own = own.replace(ours, theirs)
+    # Three times the class, because a notebook's own rules name up to two.
+    style = Markup(f".edgeq.edgeq.edgeq {{{own}}}")
     shown = [
         (caption, heads, [[isolated(cell, 200) for cell in row] for row in rows[:_LISTED]])
         for caption, heads, rows in tables
