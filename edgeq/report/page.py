@@ -37,7 +37,16 @@ from edgeq.report.figures import (
 from edgeq.report.layers import Layer, TensorHistogram, histogram_chart, layer_profile, measured_alone
 from edgeq.report.read import ReportData, Variant, compared, read_report, timing_of, verdict_of
 from edgeq.report.timing import Timing, board_table, failures, kind_table, latency_chart, series
-from edgeq.report.tuning import NAMES, mark, measured_texts, pareto, ring, trial_settings, tuning_facts
+from edgeq.report.tuning import (
+    NAMES,
+    accuracy_text,
+    mark,
+    measured_texts,
+    pareto,
+    ring,
+    trial_settings,
+    tuning_facts,
+)
 from edgeq.report.tuning_record import TrialRecord, TuningRecord
 from edgeq.util.records import plain, rounded
 
@@ -72,7 +81,7 @@ def ordered_candidates(tuning: TuningRecord) -> list[TrialRecord]:
         least, value = tuning.least_accuracy, tuning.accuracy_of(trial)
         short = least is not None and value is not None and sign * value < sign * least
         out = 3 if short or trial.mark in _RULED_OUT else 2
-        return _FIRST.get(trial.mark, out), trial.latency_ms or math.inf, trial.name
+        return _FIRST.get(trial.mark, out), tuning.latency_of(trial) or math.inf, trial.name
 
     return sorted(tuning.drawn, key=rank)
 
@@ -355,8 +364,11 @@ def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] 
     Args:
         tables: what stands before them: caption, heads and rows of text.
     """
-    own = _style().replace(":root", "&").replace("\nbody {", "\n& {").replace("\n  body {", "\n  & {")
-    style = Markup(f".edgeq {{{own}\n.detail {{ display: none; }}\n}}")
+    own = f"{_style()}{(_HERE / 'notebook.css').read_text('utf-8')}"
+    for ours, theirs in ((":root", "&"), ("body {", "& {"), ("@media (max-width", "@container (max-width")):
+        own = own.replace(ours, theirs)
+    # Three times the class, because a notebook's own rules name up to two.
+    style = Markup(f".edgeq.edgeq.edgeq {{{own}}}")
     shown = [
         (caption, heads, [[isolated(cell, 200) for cell in row] for row in rows[:_LISTED]])
         for caption, heads, rows in tables
@@ -387,7 +399,7 @@ def _environment() -> Environment:
     environment.filters.update(isolated=isolated, shorten=shorten, or_dash=or_dash)
     charts = (histogram_chart, latency_chart, layer_profile, mark, pareto, ring)
     tables = (board_table, kind_table, latency_table, layer_table, output_table)
-    rows = (candidate_figures, float_node_rows, metric_rows, reason_rows, variant_rows)
+    rows = (accuracy_text, candidate_figures, float_node_rows, metric_rows, reason_rows, variant_rows)
     texts = (coverage_text, failures, histogram_texts, statuses_drawn, trial_settings, tuning_facts)
     rest = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
     environment.globals.update({one.__name__: one for one in (*charts, *tables, *rows, *texts, *rest)})

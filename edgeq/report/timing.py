@@ -241,6 +241,8 @@ def _row(model: str, timing: Timing, xs: Scale, base: float, width: float) -> Ma
     parts = [label(xs.start, base - ROW + 26, fitted(model, width * 0.9), class_=f"name {kind}")]
     if len(edges) == len(counts) + 1 and any(counts):
         parts.append(tag("path", d=_outline(edges, counts, xs, base, top), class_=f"area {kind}"))
+    else:
+        parts.append(label((xs.start + xs.end) / 2, base - 16, "no histogram was recorded", anchor="middle"))
     parts.append(tag("line", x1=xs.start, x2=xs.end, y1=base, y2=base, class_="axis"))
     known = (("p50", figures.p50_ms), ("p90", figures.p90_ms), ("p99", figures.p99_ms))
     quantiles = [(name, value) for name, value in known if value]

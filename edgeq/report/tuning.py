@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -122,10 +123,14 @@ def ring(engine: str, engines: Sequence[str], x: float = 0, y: float = 0) -> Mar
 
 
 def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
-    """The plot; empty where fewer than two candidates have both figures. Marks carry `data-candidate`, their place in
-    `tuning.drawn`, and can be reached with the keyboard."""
+    """Draw the plot; empty where fewer than two candidates have both figures.
+
+    Marks carry `data-candidate`, their place in `tuning.drawn`, and can be reached with the keyboard. What was ruled
+    out on a part of the samples has no mark: its accuracy is not that of the others.
+    """
     factor = 100.0 if is_share(tuning.metric.name) else 1.0
-    found = ((i, trial, trial.latency_ms, tuning.accuracy_of(trial)) for i, trial in enumerate(tuning.drawn))
+    whole = [(i, trial) for i, trial in enumerate(tuning.drawn) if not trial.partial]
+    found = ((i, trial, tuning.latency_of(trial), tuning.accuracy_of(trial)) for i, trial in whole)
     measured = [(i, trial, ms, factor * value) for i, trial, ms, value in found if ms is not None and value is not None]
     if len(measured) < 2:
         return Markup()
@@ -135,6 +140,8 @@ def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
     frame = Box(left, ys.end, xs.end - left, ys.start - ys.end)
     points = [_Point(i, trial, xs(ms), ys(y), not 0 <= ys.share(y) <= 1) for i, trial, ms, y in measured]
     points.sort(key=lambda p: _DRAWN_LAST.index(p.trial.mark) + 1 if p.trial.mark in _DRAWN_LAST else 0)
+    steps = [(p.x, p.y) for p in sorted(points, key=lambda p: p.x) if p.trial.pareto]
+    bar = None if tuning.least_accuracy is None else Box(left, ys(factor * tuning.least_accuracy) - 1, frame.width, 2)
     unit = " (%)" if factor == 100 else ""
     direction = "" if tuning.metric.higher_is_better else ", lower is better"
     name = metric_name(tuning.metric.name)
@@ -144,9 +151,9 @@ def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
         f"Scatter plot of {len(points)} candidates: median latency against {name}",
         x_axis(xs, ys.start, ys.end, "median latency (ms)"),
         y_axis(ys, left, xs.end, f"{name}{unit}{direction}"),
+        _front(steps),
         _bar(tuning, ys, xs, factor),
-        _front(points),
-        _labels(points, frame),
+        _labels(points, frame, _lines(steps, bar)),
         join(_mark(p, tuning) for p in points),
         class_="pareto",
     )
@@ -154,11 +161,19 @@ def pareto(tuning: TuningRecord, width: float, height: float) -> Markup:
 
 def measured_texts(trial: TrialRecord, tuning: TuningRecord) -> list[str]:
     """Write latency and accuracy, as far as they are known."""
-    texts = [milliseconds(trial.latency_ms)] if trial.latency_ms else []
-    accuracy, name = tuning.accuracy_of(trial), tuning.metric.name
-    if accuracy is not None:
-        texts.append(f"{metric_name(name)} {metric(name, accuracy)}")
-    return texts
+    latency, accuracy = tuning.latency_of(trial), accuracy_text(trial, tuning)
+    texts = [milliseconds(latency)] if latency else []
+    return [*texts, f"{metric_name(tuning.metric.name)} {accuracy}"] if accuracy else texts
+
+
+def accuracy_text(trial: TrialRecord, tuning: TuningRecord) -> str:
+    """Write a candidate's accuracy, or what it loses on a part of the samples; "" where neither is known."""
+    value, name = tuning.accuracy_of(trial), tuning.metric.name
+    if value is None:
+        return ""
+    if trial.accuracy is None or not trial.partial:
+        return metric(name, value)
+    return f"{difference(name, -trial.accuracy.drop)} on {trial.accuracy.samples}"
 
 
 def _accuracy_scale(
@@ -191,18 +206,25 @@ def _bar(tuning: TuningRecord, ys: Scale, xs: Scale, factor: float) -> Markup | 
     )
 
 
-def _front(points: Sequence[_Point]) -> Markup | None:
-    """Return the border of what can be had, as a staircase."""
-    on = sorted((p for p in points if p.trial.mark in ("front", "chosen")), key=lambda p: p.x)
-    if len(on) < 2:
+def _front(steps: Sequence[tuple[float, float]]) -> Markup | None:
+    """Return the border of what can be had, as a staircase through `steps`."""
+    if len(steps) < 2:
         return None
-    steps = [f"M{on[0].x:.1f},{on[0].y:.1f}"] + [f"H{p.x:.1f}V{p.y:.1f}" for p in on[1:]]
-    return tag("path", d="".join(steps), class_="front-line")
+    (x, y), *rest = steps
+    return tag("path", d="".join([f"M{x:.1f},{y:.1f}", *(f"H{x:.1f}V{y:.1f}" for x, y in rest)]), class_="front-line")
 
 
-def _labels(points: Sequence[_Point], frame: Box) -> Markup:
+def _lines(steps: Sequence[tuple[float, float]], bar: Box | None) -> list[Box]:
+    """Return what the lines of the plot take, for labels to keep off."""
+    lines = [bar] if bar is not None else []
+    for (x, y), (next_x, next_y) in pairwise(steps):
+        lines += [Box(x, y - 1, next_x - x, 2), Box(next_x - 1, min(y, next_y), 2, abs(next_y - y))]
+    return lines
+
+
+def _labels(points: Sequence[_Point], frame: Box, lines: Sequence[Box]) -> Markup:
     """Write the names of what matters, where there is space: the chosen one and float32 first, then the front."""
-    taken = [Box(p.x - 6, p.y - 6, 12, 12) for p in points]
+    taken = [*(Box(p.x - 6, p.y - 6, 12, 12) for p in points), *lines]
     parts = []
     wanted = [p for status in ("chosen", "float32", "front") for p in points if p.trial.mark == status]
     for point in wanted:

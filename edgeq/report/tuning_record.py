@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -193,6 +193,11 @@ class TrialRecord:
         return value if 0 < value < 1e200 else None
 
     @property
+    def partial(self) -> bool:
+        """Return whether its accuracy is known on a part of the samples only, which no other's is compared with."""
+        return self.accuracy is not None and not self.accuracy.complete
+
+    @property
     def plugin(self) -> str:
         """Return the engine that runs it; "" for onnxruntime's own kernels."""
         return self.engine if self.engine != DEFAULT else ""
@@ -280,11 +285,30 @@ class TuningRecord:
 
     @cached_property
     def drawn(self) -> tuple[TrialRecord, ...]:
-        """Return float32 and at most `MOST_CANDIDATES` candidates, among them the chosen one and the front."""
-        trials = self.candidates
+        """Return float32 and at most `MOST_CANDIDATES` candidates, among them the chosen one and the front.
+
+        `pareto` of each says whether it is on the front of the figures that are drawn: none is both as fast and as
+        accurate, and better in one. The run's own front rests on bounds, which are not drawn.
+        """
+        trials = self._with_front()
         order = sorted(range(len(trials)), key=lambda i: (trials[i].status != "chosen", not trials[i].pareto))
         baseline = TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing)
         return (baseline, *(trials[i] for i in sorted(order[:MOST_CANDIDATES])))
+
+    def _with_front(self) -> tuple[TrialRecord, ...]:
+        """Return the candidates, `pareto` set by their latency and accuracy as drawn; float32 competes, too."""
+        known = (TrialRecord(FLOAT, status=FLOAT, timing=self.float32.timing), *self.candidates)
+        figures = [(self.latency_of(trial), self.accuracy_of(trial)) for trial in known]
+        front, least = set(), math.inf
+        for _, worse, i in sorted(
+            (ms, -self._sign * value, i)
+            for i, (ms, value) in enumerate(figures)
+            if ms is not None and value is not None
+        ):
+            if worse < least and not known[i].partial:
+                least = worse
+                front.add(i)
+        return tuple(replace(trial, pareto=i in front) for i, trial in enumerate(self.candidates, 1))
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -296,6 +320,14 @@ class TuningRecord:
         """Return the accuracy that was asked for, in the metric's unit."""
         base, drop = self._base, self.goal.max_drop
         return None if base is None or drop is None else base - self._sign * drop
+
+    def latency_of(self, trial: TrialRecord) -> float | None:
+        """Return a candidate's median latency, milliseconds: its ratio to float32 in the race that it was in, times
+        float32's own. So races on a machine that became slower in between can be compared."""
+        base = self.float32.timing.latency.get("p50_ms") if self.float32.timing is not None else None
+        if trial.latency_ms is None or not base or trial.timing is None or trial.timing.float_ms is None:
+            return trial.latency_ms
+        return base * trial.timing.share
 
     def accuracy_of(self, trial: TrialRecord) -> float | None:
         """Return a candidate's value of the metric. Of what was measured on a part of the samples only the loss can be

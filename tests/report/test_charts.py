@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgeq.report.figures import EM, Box, text_width
 from edgeq.report.layers import Layer, TensorHistogram, histogram_chart, layer_profile
 from edgeq.report.timing import BenchReport, Latency, LatencyFigures, Timing, bench_timing, latency_chart
-from edgeq.report.tuning import pareto
+from edgeq.report.tuning import accuracy_text, pareto
 from edgeq.report.tuning_record import TuningRecord
 from edgeq.util.records import salvage
 
@@ -89,6 +92,45 @@ def test_names_on_the_plot_keep_apart_and_inside() -> None:
     for i, box in enumerate(boxes):
         assert box.inside(Box(0, 0, 350, 360))
         assert not any(box.overlaps(other) for other in boxes[:i])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.floats(0.5, 0.6), st.floats(0.5, 3.0), st.booleans()), min_size=1, max_size=12))
+def test_nothing_drawn_is_faster_and_more_accurate_than_the_front(figures: list[tuple[float, float, bool]]) -> None:
+    candidates = [samples.candidate(f"c{i}", top1, ms, pareto=True) for i, (top1, ms, _) in enumerate(figures)]
+    for one, (_, _, whole) in zip(candidates, figures, strict=True):
+        one["accuracy"]["complete"] = whole
+    tuning = read_tuning(candidates=candidates, chosen=None)
+    drawn = [one for one in tuning.drawn if not one.partial]
+    known = [(tuning.latency_of(one) or 0.0, tuning.accuracy_of(one) or 0.0, one) for one in drawn]
+    for ms, accuracy, one in known:
+        beaten = any(m <= ms and a >= accuracy and (m, a) != (ms, accuracy) for m, a, _ in known)
+        if one.mark == "front":
+            assert not beaten
+        elif one.mark == "behind" and not any((m, a) == (ms, accuracy) and o is not one for m, a, o in known):
+            assert beaten
+
+
+def test_what_was_ruled_out_early_has_no_mark_and_shows_its_loss() -> None:
+    part = samples.assessment(0.02, complete=False, samples=64, metrics={"top1": 0.9})
+    early = samples.candidate("early", 0.9, 0.6, "eliminated", accuracy=part)
+    tuning = read_tuning(candidates=[*samples.tuning()["candidates"][:3], early])
+    assert "early" not in pareto(tuning, 880, 400)
+    assert accuracy_text(tuning.drawn[-1], tuning) == "−2.00\u202fpt on 64"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_crosses_a_name(width: float) -> None:
+    steps = [samples.candidate(f"step {i}", 0.563 + 0.0004 * i, 0.6 + 0.1 * i, pareto=True) for i in range(10)]
+    root = parsed(pareto(read_tuning(candidates=steps), width, 400))
+    path = by_class(root, "front-line")[0].get("d", "")
+    corners = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+)[V,]([\d.]+)", path)]
+    lines = [Box(0, float(by_class(root, "asked")[0].get("y1", "")), width, 0.1)]
+    for (x, y), (next_x, next_y) in pairwise(corners):
+        lines += [Box(x, y, next_x - x, 0.1), Box(next_x, min(y, next_y), 0.1, abs(next_y - y))]
+    names = text_boxes(root, "name")
+    assert names
+    assert not any(name.overlaps(line) for name in names for line in lines)
 
 
 def test_lower_can_be_better() -> None:

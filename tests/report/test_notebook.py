@@ -57,7 +57,7 @@ def test_what_models_are_called_is_text(name: str) -> None:
 
 def test_the_style_of_a_cell_stays_in_it() -> None:
     style = draw({}).partition("<style>")[2].partition("</style>")[0].strip()
-    assert style.startswith(".edgeq {")
+    assert style.startswith(".edgeq.edgeq.edgeq {")
     assert style.count("{") == style.count("}")
     for selector in (":root", "\nbody", "\n  body"):
         assert selector not in style

@@ -145,10 +145,6 @@ def test_only_what_there_is_has_a_section() -> None:
     assert 'id="making"' not in bare
 
 
-def _colours(block: str) -> dict[str, str]:
-    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
-
-
 def _luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -163,12 +159,11 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark", "print"])
 def test_text_and_marks_stand_out(scheme: str) -> None:
-    blocks = {
-        "light": STYLE[: STYLE.index("@media")],
-        "dark": STYLE[STYLE.index("prefers-color-scheme: dark") :].split("* {")[0],
-        "print": STYLE[STYLE.index("@media print") :],
-    }
-    colours = _colours(blocks[scheme])
+    first, _, printed = STYLE.partition("@media print")
+    pairs = re.findall(r"--([a-z-]+): light-dark\((#\w+), (#\w+)\)", first)
+    colours = {name: dark if scheme == "dark" else light for name, light, dark in pairs}
+    if scheme == "print":
+        colours.update(re.findall(r"--([a-z-]+): (#\w+)", printed))
     for ground in ("page", "card"):
         for text in ("text", "muted", "other", "good", "bad"):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
