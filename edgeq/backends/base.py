@@ -157,10 +157,12 @@ class Backend:
         recoverable: whether its file is a Q/DQ model, which accuracy recoveries can edit.
         runs_engines: whether plug-in engines run what is built for its targets.
         modes: modes of a scheme (`edgeq.scheme`) that it builds and that searches may try.
+        suffix: of the files that its targets run, as their engine has it; "" where those are ONNX files.
     """
 
     name: str = ""
     title: str = ""
+    suffix: str = ""
     adopts_quantized: bool = False
     targeted: bool = False
     simulated: bool = False

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgeq_device.engines import engine_of_file
+
 from edgeq.backends.base import REGISTRY as BACKENDS
 from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
@@ -27,11 +29,14 @@ from edgeq.prove.proof import Proof
 from edgeq.prove.saturation import Decision, decision_for
 from edgeq.quantize.block_weights import DETAIL, BlockCompute
 from edgeq.run.engines import EngineChoice, as_engine
+from edgeq.run.session import EngineFiles
 from edgeq.scheme import Scheme
 from edgeq.tune.goal import Effort, check_effort
 from edgeq.util.display import SILENT, Page, Progress, Stopwatch
 from edgeq.util.outputs import output_file
 from edgeq.util.records import plain
+
+_ONNX = ".onnx"
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,7 @@ def quantize(
     request.check_output(output, force=force, bundle=False)
     machine = detect_machine()
     chosen = resolve(target, machine)
+    suffix = _check_format(output, chosen, engine)
     (scheme,) = request.schemes([chosen], overrides, max_drop=max_drop)
     if require_coverage is not None:
         check_measurable([chosen], machine, engine=engine.engine if engine is not None else None, emulate=emulate)
@@ -185,14 +191,17 @@ def quantize(
         builds = Builds(job, job.folder, timed=timed and there, emulate=emulate)
         plugin = engine.engine if engine is not None and engine.engine.module else None
         decision = None
+        made = draft if suffix == _ONNX else Path(workdir) / f"{draft.stem}{_ONNX}"
         if builder is None and must_decide(chosen, scheme, overrides or {}, plugin):
             decision = decision_for(builds, chosen, scheme, plugin)
             scheme = decision.chosen.scheme
-        built = build_at(builds, chosen, scheme, draft, builder=builder, engine=engine, raced=timed and there)
+        built = build_at(builds, chosen, scheme, made, builder=builder, engine=engine, raced=timed and there)
         proof = builds.prove(built, scheme, native=True)
         repairer = Repairer(builds, effort if builder is None else None, max_drop, frozenset(overrides or ()))
-        built, proof = repairer.repaired(built, proof, scheme, native=True, destination=draft)
+        built, proof = repairer.repaired(built, proof, scheme, native=True, destination=made)
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
+        if made != draft:
+            shutil.copyfile(EngineFiles(Path(workdir)).file(made, built.artifact.settings().engine), draft)
         beside = {f"{draft.stem}.{file.name}": file for file in built.artifact.tables}
         for name, file in beside.items():
             shutil.copyfile(file, draft.with_name(name))
@@ -211,6 +220,20 @@ def quantize(
         seconds=watch.seconds(),
         block_compute=built.artifact.details.get(DETAIL),
     )
+
+
+def _check_format(output: Path, target: Target, engine: EngineChoice | None) -> str:
+    """Return the suffix of what is written for a target, in an engine where one is named.
+
+    Raises:
+        UsageError: the output is named as another format.
+    """
+    own = BACKENDS.load(target.backend).suffix
+    runner, runs = (target.name, own) if own or engine is None else (engine.name, engine.engine.suffix)
+    named = engine_of_file(output.name)
+    if (own and output.suffix != own) or (named is not None and named.suffix != runs):
+        raise UsageError(f"{runner} runs no {output.suffix or 'such'} files", f"Name it {output.stem}{runs or _ONNX}")
+    return _ONNX if named is None else named.suffix
 
 
 def build_at(

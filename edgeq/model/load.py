@@ -206,8 +206,8 @@ def _stated(path: Path) -> onnx.ModelProto | None:
         raise ModelError(f"{path} states its inputs and outputs wrongly: {one_line(error)}", DAMAGED) from error
     if not (graph.input and graph.output):
         raise ModelError(f"{path} does not state its inputs and outputs", "Name a file that edgeq wrote")
-    names = ([one.name for one in values] for values in (graph.input, graph.output))
-    graph.node.append(onnx.helper.make_node("Whole", *names, name="whole", domain=_OWN_FORMAT))
+    read, made = ([one.name for one in values] for values in (graph.input, graph.output))
+    graph.node.append(onnx.helper.make_node("Whole", read, made, name="whole", domain=_OWN_FORMAT))
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid(_OWN_FORMAT, 1)]
     return onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
 

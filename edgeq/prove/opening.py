@@ -113,6 +113,11 @@ def open_as_device(
         known: what the float model makes of each sample, if that is known.
     """
     reference, subject = proven
+    if artifact.plugin is not None and artifact.plugin.engine.suffix:  # nothing opens the ONNX file on the device
+        own = _level(
+            evaluate_sessions(proven, samples, reference=reference, count=_SAMPLES, known=known).agreement[subject]
+        )
+        return Opening(own, own, notes=tuple(_unopened_files(artifact, threads)))
     shipped = SessionSettings(config=artifact.session_options, intra_op_threads=threads)
     settings = {_WRITTEN: dataclasses.replace(shipped, optimization="none")}
     if artifact.simulation is not None:

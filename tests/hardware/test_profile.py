@@ -82,6 +82,8 @@ def test_backends_and_their_shapes(profile: Profile) -> None:
             assert scheme.weight_symmetric
         case "qnn":
             assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "U8S8", True)
+        case "litert":
+            assert (scheme.format, scheme.pair, scheme.per_channel) == ("QDQ", "S8S8", True)
         case _:
             pytest.fail(f"no backend is called {profile.backend}")
 

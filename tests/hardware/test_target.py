@@ -39,6 +39,14 @@ EXPECTED = {
     **{f"hexagon-v{version}": "qualcomm-htp" for version in (68, 69, 73, 75, 79, 81)},
     **{f"snapdragon-{name}": "qualcomm-htp" for name in ("8-gen-2", "8-gen-3", "8-elite", "x-elite")},
     "qcs6490": "qualcomm-htp",
+    "android-xnnpack": "litert-xnnpack",
+    "raspberry-pi-5-litert": "litert-xnnpack",
+    "cortex-m7": "litert-micro",
+    "cortex-m55-ethos-u55": "litert-micro",
+    "imx93": "litert-micro",
+    **{f"ethos-u55-{macs}": "litert-micro" for macs in (32, 64, 128, 256)},
+    **{f"ethos-u65-{macs}": "litert-micro" for macs in (256, 512)},
+    **{f"ethos-u85-{macs}": "litert-micro" for macs in (128, 256, 512, 1024, 2048)},
 }
 RECORD_OF = {
     "raspberry-pi-4": "cortex-a72",
@@ -169,7 +177,7 @@ def test_a_profile_by_path(tmp_path: Path) -> None:
         ),
         (
             'title = "x"\nextends = "arm64-neon"\nbackend = "gpu9"\n',
-            r"t.toml: unknown backend 'gpu9'. Known: cpu, qnn, systolic, tensorrt",
+            r"t.toml: unknown backend 'gpu9'. Known: cpu, litert, qnn, systolic, tensorrt",
         ),
         ('title = "x"\nextends = "arm64-neon"\n[systolic]\ndmi = 16\n', r"t.toml: unknown key 'dmi' in \[systolic\]"),
         (

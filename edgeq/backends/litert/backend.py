@@ -7,18 +7,19 @@ converts it first (`LitertBackend.convert`), so that the file itself is proven, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.backends.base import Artifact, Backend, check_names, refuse_wide, require_fields
+from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
 from edgeq.backends.litert.companions import with_sources
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.dialect import results, tied
-from edgeq.backends.litert.interface import with_own_interface
+from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.rules import check
 from edgeq.backends.litert.writer import schema, write
@@ -26,6 +27,7 @@ from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
 from edgeq.hardware.target import Target
+from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
 from edgeq.model.graph import is_op, name_of
 from edgeq.model.int8_prediction import int8_rules, predict_int8
@@ -35,9 +37,10 @@ from edgeq.model.products import node_macs
 from edgeq.quantize.qdq import write_qdq
 from edgeq.quantize.quantizer import spreads_thin
 from edgeq.run.engines import Engine, EngineChoice, load_engines
+from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme
 
-SUFFIX = ".tflite"
+_SUFFIX = ".tflite"
 _DEFAULT_ENGINE = "litert"
 _INTERFACE, _INTEGERS = "interface", "integers"
 _FIELDS: Mapping[str, Any] = {
@@ -61,6 +64,7 @@ class LitertBackend(Backend):
 
     name = "litert"
     title = "LiteRT and TFLite Micro (.tflite)"
+    suffix = _SUFFIX
     targeted = True
     simulated = True
     runs_engines = False
@@ -122,7 +126,7 @@ class LitertBackend(Backend):
         name = self.target.device.get("engine", _DEFAULT_ENGINE) if self.target is not None else _DEFAULT_ENGINE
         found = load_engines().get(name)
         if found is None or found.int8.backend != self.name:
-            raise UsageError(f"{name} runs no {SUFFIX} files", "Correct [device] engine of the target's file")
+            raise UsageError(f"{name} runs no {_SUFFIX} files", "Correct [device] engine of the target's file")
         return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
@@ -133,6 +137,10 @@ class LitertBackend(Backend):
             return artifact
         return with_sources(artifact, engine, self._options, samples, folder, count=count)
 
+    def simulator(self) -> DeviceSimulator:
+        """Return what opens models in the kernels of a target's engine."""
+        return _simulated
+
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
         """Write a model as a .tflite file. See `Backend.convert`.
 
@@ -140,11 +148,19 @@ class LitertBackend(Backend):
             options: `interface`: "integers" for a file that takes and gives int8 tensors in the order of axes of its
                 operators, as applications feed them; else it takes and gives what the model does.
         """
-        network = lower(read_model(model), model)
-        if options.get(_INTERFACE) != _INTEGERS:
-            network = with_own_interface(network)
-            check(network)
-        destination.write_bytes(write(network))
+        source = read_model(model)
+        network = stating(lower(source, model), source)
+        own = options.get(_INTERFACE) != _INTEGERS
+        network = with_own_interface(network) if own else network
+        check(network)
+        destination.write_bytes(write(network, nodes=own))
+
+
+@contextmanager
+def _simulated(target: Target) -> Iterator[Callable[[Path, SessionSettings], Session]]:
+    engine = LitertBackend(target).engine
+    with Engines() as engines:
+        yield lambda model, settings: engines.open(model, dataclasses.replace(settings, engine=engine))
 
 
 def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, str]:

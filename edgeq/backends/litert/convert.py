@@ -10,9 +10,7 @@ from edgeq.backends.litert.lower import Lowering
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.operators import HANDLERS
 from edgeq.backends.litert.rules import check
-from edgeq.backends.litert.writer import write
 from edgeq.backends.systolic.build import fixed_batch, fold_shapes, infer_shapes, two_dimensional
-from edgeq.model.load import read_model
 
 
 def lower(model: ir.Model, source: Path) -> Network:
@@ -31,13 +29,3 @@ def lower(model: ir.Model, source: Path) -> Network:
     network = Lowering(fixed, HANDLERS).run()
     check(network)
     return network
-
-
-def convert(model: Path) -> bytes:
-    """Return the .tflite file of a Q/DQ model.
-
-    Raises:
-        RuntimeUnavailableError: ai-edge-litert or flatbuffers is not installed.
-        ModelError: names the node that a .tflite file cannot express, and why.
-    """
-    return write(lower(read_model(model), model))

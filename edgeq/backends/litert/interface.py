@@ -7,30 +7,14 @@ in an engine that is raced with others, quantizes and moves what it takes itself
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
-from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.layout import Order, keeps_elements, moves, plain, stored_shape
 from edgeq.backends.litert.network import Network, Operator, Port, Tensor
-from edgeq.backends.litert.writer import write
-from edgeq.model.load import read_model
 
 _NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
-
-
-def write_for_engine(model: Path, destination: Path) -> None:
-    """Write a Q/DQ model to `destination` as a .tflite file with the model's own inputs and outputs.
-
-    Raises:
-        RuntimeUnavailableError: ai-edge-litert or flatbuffers is not installed.
-        ModelError: names the node that a .tflite file cannot express, and why.
-    """
-    source = read_model(model)
-    network = with_own_interface(stating(lower(source, model), source))
-    destination.write_bytes(write(network, nodes=True))
 
 
 def stating(network: Network, source: ir.Model) -> Network:
