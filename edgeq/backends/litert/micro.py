@@ -212,7 +212,7 @@ def _selftest(cases: Iterable[_Case]) -> str:
         row = []
         for kind, tensors in (("input", case.inputs), ("output", case.outputs)):
             named = {f"{kind}_{number}_{place}": tensor.tobytes() for place, tensor in enumerate(tensors)}
-            arrays += [f"static {_array(name, data, alignment=4)}\n" for name, data in named.items()]
+            arrays += [f"{_array(name, data, alignment=4)}\n" for name, data in named.items()]
             row.append("{" + ", ".join(f"{{{name}, sizeof({name})}}" for name in named) + "}")
         rows.append("    {" + ", ".join(row) + "},\n")
     table = f"const EdgeqCase kEdgeqSelfTest[kEdgeqCases] = {{\n{''.join(rows)}}};\n"
