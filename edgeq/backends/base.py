@@ -115,6 +115,10 @@ class Artifact:
         return dataclasses.replace(self.simulation_settings, intra_op_threads=threads)
 
 
+ESTIMATE = "estimate"
+"""Of an artifact's `details`: what the hardware's own tools estimate of it, a record; nothing of it was measured."""
+
+
 @dataclass(frozen=True)
 class Alternative:
     """An artifact that stands in for another: `name` and `title` for the bundle, `rank` among its variants, and the

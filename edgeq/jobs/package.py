@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeq.backends.base import backend_named
+from edgeq.backends.base import backend_for, backend_named
 from edgeq.bundle.write import check_archive
 from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
@@ -94,7 +94,7 @@ def _variant(
     job, scheme = builds.job, decision.chosen.scheme if decision is not None else scheme
     native, built = runs_natively(target, job.machine), builds.build(target, scheme)
     built, proof = repairer.proven(built, scheme, native=native)
-    folder, backend = job.folder / f"companions-{variant_name(target)}", backend_named(target.backend)
+    folder, backend = job.folder / f"companions-{variant_name(target)}", backend_for(target)
     artifact = backend.with_companions(built.artifact, job.validation, folder, count=selftest)
     built = with_compiled(job, replace(built, artifact=artifact))
     proof = replace(proof, coverage=built.artifact.coverage or proof.coverage)

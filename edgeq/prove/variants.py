@@ -14,7 +14,7 @@ from edgeq_device.engines import engine_options, parse_version
 from edgeq_device.variants import SliceTolerance
 from numpy.typing import NDArray
 
-from edgeq.backends.base import Alternative, Artifact
+from edgeq.backends.base import ESTIMATE, Alternative, Artifact
 from edgeq.bundle.plan import SelfTest, SelfTestCase, VariantSpec
 from edgeq.data.samples import Samples
 from edgeq.emulate.check import EmulatedCheck
@@ -182,6 +182,7 @@ class Variant(Displayed):
             "min_onnxruntime": self.min_onnxruntime,
             "saturation": self.decision,
             "emulated": self.emulated,
+            **_estimate(self.built.artifact),
             **plain(self.proof),
         }
 
@@ -245,6 +246,7 @@ def variant_spec(
         **({"saturation": rounded(plain(variant.decision), DIGITS)} if variant.decision else {}),
         **({"threads": variant.threads} if variant.threads else {}),
         **({"files": sorted(artifact.files)} if artifact.files else {}),
+        **_estimate(artifact),
     }
     return replace(_spec(name, artifact, info, selftest), model=model, calibration=tables)
 
@@ -255,7 +257,9 @@ def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: Self
     provider, options = artifact.provider, artifact.provider_options
     if artifact.plugin is not None:
         engine = artifact.plugin.engine
-        provider, options = engine.provider, engine_options(engine, artifact.plugin.precision)
+        # ONNX Runtime opens no file of an engine's own format.
+        options = {} if engine.suffix else engine_options(engine, artifact.plugin.precision)
+        provider = engine.provider
     return VariantSpec(
         name=name,
         model=artifact.model,
@@ -267,6 +271,10 @@ def _spec(name: str, artifact: Artifact, info: Mapping[str, Any], selftest: Self
         selftest=selftest,
         files=artifact.files,
     )
+
+
+def _estimate(artifact: Artifact) -> dict[str, Any]:
+    return {ESTIMATE: plain(artifact.details[ESTIMATE])} if ESTIMATE in artifact.details else {}
 
 
 def _engine(artifact: Artifact) -> dict[str, str]:

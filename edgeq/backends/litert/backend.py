@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
+from edgeq.backends.litert.companions import with_sources
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.interface import stating, with_own_interface
@@ -116,6 +117,10 @@ class LitertBackend(Backend):
         )
 
     @property
+    def _options(self) -> Mapping[str, str]:
+        return self.target.device.get("engine_options", {}) if self.target is not None else {}
+
+    @property
     def engine(self) -> Engine:
         """Return the engine of the target, whose files take and give integers."""
         name = self.target.device.get("engine", _DEFAULT_ENGINE) if self.target is not None else _DEFAULT_ENGINE
@@ -123,6 +128,14 @@ class LitertBackend(Backend):
         if found is None or found.int8.backend != self.name:
             raise UsageError(f"{name} runs no {_SUFFIX} files", "Correct [device] engine of the target's file")
         return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
+
+    def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
+        """Return `artifact` with the sources for a microcontroller, and the file as vela compiles it, where the target
+        is one with such an NPU. See `Backend.with_companions`."""
+        engine = self.engine
+        if "CPU" in engine.devices:
+            return artifact
+        return with_sources(artifact, engine, self._options, samples, folder, count=count)
 
     def simulator(self) -> DeviceSimulator:
         """Return what opens models in the kernels of a target's engine."""

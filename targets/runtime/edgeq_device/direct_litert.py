@@ -154,7 +154,7 @@ class _Port:
         numbers = _TYPES["float32"] if stated and scale and self.dtype.kind in "iu" else _TYPES[self.dtype.name]
         name, kind = stated.get("name", detail["name"]), stated.get("type", numbers)
         sizes = stated.get("shape", list(self.fixed))
-        if not isinstance(name, str) or kind not in DTYPES or not _fits(sizes, self.fixed):
+        if not isinstance(name, str) or not isinstance(kind, str) or kind not in DTYPES or not _fits(sizes, self.fixed):
             raise BundleError(f"{where}: name, type or shape is not that of the tensor {detail['name']!r}")
         self.info = TensorInfo(name, kind, sizes)
         self.taken = np.dtype(DTYPES[kind])

@@ -15,6 +15,7 @@ from edgeq_device.errors import RuntimeUnavailableError
 _INTERPRETER = "python.tflite_micro.runtime"
 _ARENA_TIMES = 10
 _LEAST_ARENA, _MOST_ARENA = 1 << 20, 1 << 30
+_ARENA = "arena_bytes"
 
 
 def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> LiteRtSession:
@@ -24,23 +25,28 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         RuntimeUnavailableError: it is no .tflite file, or TFLite Micro has no kernel for it.
         BundleError: its metadata are not as edgeq writes them.
     """
-    del ort, options, given
+    del ort, options
     if not isinstance(model, str) or not model.endswith(engine.suffix):
         raise RuntimeUnavailableError(f"{engine.name} opens {engine.suffix} files alone", "Convert the model")
     content = Path(model).read_bytes()
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.{_INTERPRETER}").Interpreter
-    return LiteRtSession(_Interpreter(_opened(runtime, content, model)), stated, engine.provider, "")
+    opened = _opened(runtime, content, model, int(given.get(_ARENA, 0)))
+    return LiteRtSession(_Interpreter(opened), stated, engine.provider, "")
 
 
-def _opened(runtime: Any, content: bytes, model: str) -> Any:
-    """Return an interpreter, with as much memory as it needs: activations may be larger than the file."""
-    arena = max(_LEAST_ARENA, _ARENA_TIMES * len(content))
+def _opened(runtime: Any, content: bytes, model: str, given: int) -> Any:
+    """Return an interpreter, with as much memory as it needs: activations may be larger than the file.
+
+    Args:
+        given: bytes of memory that it must do with; 0: no such number.
+    """
+    arena = given or max(_LEAST_ARENA, _ARENA_TIMES * len(content))
     while True:
         try:
             return runtime.from_bytes(content, arena_size=arena)
         except RuntimeError as error:
-            if arena >= _MOST_ARENA:
+            if given or arena >= _MOST_ARENA:
                 raise RuntimeUnavailableError(f"TFLite Micro refuses {model}: {error}") from error
             arena *= 8
 

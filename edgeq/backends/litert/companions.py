@@ -1,0 +1,60 @@
+"""What travels with a .tflite file to a microcontroller: its sources, and its form for the NPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgeq.backends.base import ESTIMATE, Artifact
+from edgeq.backends.litert import ethosu, micro
+from edgeq.backends.litert.convert import lower
+from edgeq.data.samples import Samples
+from edgeq.errors import EngineError, RuntimeUnavailableError
+from edgeq.model.load import read_own
+from edgeq.run.engines import Engine
+from edgeq.run.session import EngineFiles
+
+COMPILED = "ethos-u/model_vela.tflite"
+_TWIN = (
+    "`../ethos-u/model_vela.tflite` is the same model, compiled by vela: register `resolver.AddEthosU()` and the "
+    "operators that stay on the CPU, and use its bytes in place of `model.cc`. Its answers are those of the uncompiled "
+    "file as far as vela keeps them: nothing here runs it."
+)
+
+
+def with_sources(
+    artifact: Artifact, engine: Engine, options: Mapping[str, str], samples: Samples, folder: Path, *, count: int
+) -> Artifact:
+    """Return `artifact` with what a microcontroller needs of it among its files; where a tool is missing or fails, with
+    a note that says so.
+
+    Args:
+        engine: TFLite Micro, whose files take and give integers.
+        options: what vela is given, where the target has an Ethos-U.
+        folder: where the files are written; private, and not made yet.
+        count: how many of `samples` make the self-test.
+    """
+    folder.mkdir()
+    network = lower(read_own(artifact.model), artifact.model)
+    file = EngineFiles(folder).file(artifact.model, engine)
+    files: dict[str, Path] = {}
+    details, notes = dict(artifact.details), list(artifact.notes)
+    twin = ""
+    if options:
+        compiled = folder / "model_vela.tflite"
+        try:
+            estimate = ethosu.compile_for(file, options, compiled)
+        except (RuntimeUnavailableError, EngineError) as error:
+            notes.append(f"not compiled for the NPU: {error}")
+        else:
+            files[COMPILED], twin = compiled, _TWIN
+            details[ESTIMATE] = estimate
+            notes += estimate.notes()
+    try:
+        files |= micro.write_sources(
+            artifact.model.stem, network, file, engine, samples, folder / micro.FOLDER, count=count, twin=twin
+        )
+    except (RuntimeUnavailableError, EngineError) as error:
+        notes.append(f"no sources for TFLite Micro: {error}")
+    return replace(artifact, files={**artifact.files, **files}, details=details, notes=tuple(notes))

@@ -1,0 +1,225 @@
+"""Write what a microcontroller's project needs of a .tflite file: the file as a C array, the operators to register, the
+arena's size, and a self-test whose answers TFLite Micro's own kernels gave here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeq.backends.litert.network import Network, Port
+from edgeq.data.samples import Samples
+from edgeq.errors import DataError, EngineError, RuntimeUnavailableError
+from edgeq.measure.agreement import infer
+from edgeq.run.engines import Engine
+from edgeq.run.session import Engines, SessionSettings
+
+FOLDER = "micro"
+ARENA = "arena_bytes"
+"""Option of the engine: the arena's size, which is not enlarged then."""
+_TEXTS = Path(__file__).parent / "micro_files"
+_STEP, _MOST_STEPS = 1024, 1 << 18
+_MOST_CASES = 8
+_PER_LINE = 16
+# Names of TFLite Micro's methods that do not follow from the operator's.
+_METHODS = {"BATCH_MATMUL": "BatchMatMul", "PADV2": "PadV2"}
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Inputs and outputs of one sample, as the file takes and gives them."""
+
+    inputs: tuple[NDArray[Any], ...]
+    outputs: tuple[NDArray[Any], ...]
+
+
+def write_sources(
+    name: str,
+    network: Network,
+    file: Path,
+    engine: Engine,
+    samples: Samples,
+    folder: Path,
+    *,
+    count: int,
+    twin: str = "",
+) -> dict[str, Path]:
+    """Write the sources into `folder`, which is made here, and return them by their names in a bundle.
+
+    Args:
+        name: of the model, for people.
+        network: what the file has.
+        file: the .tflite file, which takes and gives integers.
+        engine: TFLite Micro.
+        count: how many of `samples` make the self-test.
+        twin: what is compiled of the file and lies beside it, one sentence; "" where nothing is.
+
+    Raises:
+        RuntimeUnavailableError: TFLite Micro is not installed; EngineError: it does not run the file.
+        DataError: there is no sample.
+    """
+    folder.mkdir(parents=True)
+    cases = _cases(network, file, engine, samples, min(count, _MOST_CASES))
+    arena = arena_bytes(file, engine)
+    kinds = sorted({operator.kind for operator in network.operators})
+    readme = {
+        "NAME": name,
+        "BYTES": f"{file.stat().st_size:,}",
+        "OPERATORS": ", ".join(kinds),
+        "CASES": str(len(cases)),
+        "ARENA": f"{arena:,}",
+        "TWIN": f"\n{twin}\n" if twin else "",
+        "PORTS": _ports(network),
+    }
+    texts = {
+        "model.h": _model_header(arena),
+        "model.cc": f'#include "model.h"\n\n{_array("kEdgeqModel", file.read_bytes(), alignment=16)}',
+        "operators.h": _operators(kinds),
+        "selftest.h": _selftest_header(network, len(cases)),
+        "selftest.cc": _selftest(cases),
+        "main.cc": (_TEXTS / "main.cc").read_text("utf-8"),
+        "README.md": _filled((_TEXTS / "README.md").read_text("utf-8"), readme),
+    }
+    for file_name, text in texts.items():
+        (folder / file_name).write_text(text, encoding="utf-8")
+    return {f"{FOLDER}/{file_name}": folder / file_name for file_name in texts}
+
+
+def method(kind: str) -> str:
+    """Return the method of TFLite Micro's resolver that registers an operator: CONV_2D → AddConv2D."""
+    own = "".join(part if part[0].isdigit() else part.capitalize() for part in kind.split("_"))
+    return f"Add{_METHODS.get(kind, own)}"
+
+
+def arena_bytes(file: Path, engine: Engine) -> int:
+    """Return the least arena, in steps of 1 KiB, in which TFLite Micro's interpreter prepares the file.
+
+    Raises:
+        EngineError: none that a microcontroller could have is enough.
+    """
+    with Engines() as engines:
+
+        def opens(steps: int) -> bool:
+            options = {**engine.options, ARENA: str(_STEP * steps)}
+            try:
+                engines.open(file, SessionSettings(engine=replace(engine, options=options))).close()
+            except (EngineError, RuntimeUnavailableError):
+                return False
+            return True
+
+        enough = 1
+        while not opens(enough):
+            enough *= 2
+            if enough > _MOST_STEPS:
+                raise EngineError(f"TFLite Micro prepares {file.name} in no arena of 256 MiB", "Use a smaller model")
+        short = enough // 2
+        while enough - short > 1:
+            middle = (enough + short) // 2
+            short, enough = (short, middle) if opens(middle) else (middle, enough)
+    return _STEP * enough
+
+
+def _cases(network: Network, file: Path, engine: Engine, samples: Samples, count: int) -> list[_Case]:
+    """Return what the file takes and gives of the first samples: the session of `engine` takes and gives numbers."""
+    with Engines() as engines:
+        session = engines.open(file, SessionSettings(engine=engine))
+        taken = list(itertools.islice(samples, count))
+        if not taken:
+            raise DataError(f"{samples.source} holds no samples", "Give at least one")
+        found = []
+        for sample in taken:
+            one = replace(sample, inputs={name: np.asarray(value)[:1] for name, value in sample.inputs.items()})
+            outputs = infer(session, one)
+            inputs = tuple(encoded(port, one.inputs[port.name]) for port in network.inputs)
+            found.append(_Case(inputs, tuple(encoded(port, outputs[port.name]) for port in network.outputs)))
+    return found
+
+
+def encoded(port: Port, array: NDArray[Any]) -> NDArray[Any]:
+    """Return the file's tensor for an array of the model's."""
+    scales = port.tensor.scales
+    if port.tensor.type == "int8" and scales is not None:
+        limits = np.iinfo(np.int8)
+        steps = np.rint(array.astype(np.float32) / scales.scale[0]) + scales.zero[0]
+        array = np.clip(steps, limits.min, limits.max)
+    return np.ascontiguousarray(array.transpose(port.order).astype(port.tensor.type))
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    return text
+
+
+def _ports(network: Network) -> str:
+    rows = ["| | type | shape | order | scale | zero point |", "|---|---|---|---|---|---|"]
+    for kind, ports in (("input", network.inputs), ("output", network.outputs)):
+        for place, port in enumerate(ports):
+            tensor = port.tensor
+            scale, zero = (
+                ("", "") if tensor.scales is None else (repr(float(tensor.scales.scale[0])), tensor.scales.zero[0])
+            )
+            rows.append(
+                f"| {kind} {place} | {tensor.type} | {list(tensor.shape)} | {list(port.order)} | {scale} | {zero} |"
+            )
+    return "\n".join(rows)
+
+
+def _model_header(arena: int) -> str:
+    return (
+        "// The model, and the memory that TFLite Micro's interpreter needs for it.\n#pragma once\n\n"
+        f"constexpr int kEdgeqArenaBytes = {arena};\n"
+        "extern const unsigned char kEdgeqModel[];\n"
+    )
+
+
+def _operators(kinds: Sequence[str]) -> str:
+    lines = "".join(f"  if (resolver.{method(kind)}() != kTfLiteOk) return kTfLiteError;\n" for kind in kinds)
+    return (
+        "// The operators of the model: none is missing, and none is there in vain.\n#pragma once\n\n"
+        '#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
+        "namespace tflite {\nnamespace micro {}\n}  // namespace tflite\n\n"
+        "namespace edgeq_names {\nusing namespace tflite;\nusing namespace tflite::micro;\n"
+        f"using Resolver = MicroMutableOpResolver<{len(kinds)}>;\n\n"
+        f"inline TfLiteStatus Register(Resolver& resolver) {{\n{lines}  return kTfLiteOk;\n}}\n"
+        "}  // namespace edgeq_names\n\n"
+        "using EdgeqResolver = edgeq_names::Resolver;\n"
+        "#define EdgeqRegister edgeq_names::Register\n"
+    )
+
+
+def _selftest_header(network: Network, cases: int) -> str:
+    inputs, outputs = len(network.inputs), len(network.outputs)
+    return (
+        "// Inputs, and the outputs that TFLite Micro's portable kernels give, byte by byte.\n#pragma once\n\n"
+        "#include <cstddef>\n\n"
+        f"constexpr int kEdgeqCases = {cases};\n"
+        f"constexpr size_t kEdgeqInputs = {inputs};\nconstexpr size_t kEdgeqOutputs = {outputs};\n\n"
+        "struct EdgeqTensor {\n  const unsigned char* data;\n  size_t bytes;\n};\n\n"
+        "struct EdgeqCase {\n  EdgeqTensor inputs[kEdgeqInputs];\n  EdgeqTensor outputs[kEdgeqOutputs];\n};\n\n"
+        "extern const EdgeqCase kEdgeqSelfTest[kEdgeqCases];\n"
+    )
+
+
+def _selftest(cases: Iterable[_Case]) -> str:
+    arrays, rows = [], []
+    for number, case in enumerate(cases):
+        row = []
+        for kind, tensors in (("input", case.inputs), ("output", case.outputs)):
+            named = {f"{kind}_{number}_{place}": tensor.tobytes() for place, tensor in enumerate(tensors)}
+            arrays += [f"{_array(name, data, alignment=4)}\n" for name, data in named.items()]
+            row.append("{" + ", ".join(f"{{{name}, sizeof({name})}}" for name in named) + "}")
+        rows.append("    {" + ", ".join(row) + "},\n")
+    table = f"const EdgeqCase kEdgeqSelfTest[kEdgeqCases] = {{\n{''.join(rows)}}};\n"
+    return f'#include "selftest.h"\n\n{"".join(arrays)}{table}'
+
+
+def _array(name: str, data: bytes, *, alignment: int) -> str:
+    lines = (data[at : at + _PER_LINE] for at in range(0, len(data), _PER_LINE))
+    body = "".join("    " + ", ".join(f"0x{byte:02x}" for byte in line) + ",\n" for line in lines)
+    return f"alignas({alignment}) const unsigned char {name}[] = {{\n{body}}};\n"
