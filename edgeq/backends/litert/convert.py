@@ -10,7 +10,8 @@ from edgeq.backends.litert.lower import Lowering
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.operators import HANDLERS
 from edgeq.backends.litert.rules import check
-from edgeq.backends.systolic.build import fixed_batch, fold_shapes, infer_shapes, two_dimensional
+from edgeq.backends.systolic.build import fold_shapes, infer_shapes
+from edgeq.errors import ModelError
 
 
 def lower(model: ir.Model, source: Path) -> Network:
@@ -22,10 +23,27 @@ def lower(model: ir.Model, source: Path) -> Network:
     Raises:
         ModelError: names the node that a .tflite file cannot express, and why.
     """
-    fixed = fixed_batch(model, source)
-    for change in (two_dimensional, fold_shapes):
-        change(fixed)
+    fixed = _at_batch_one(model, source)
+    fold_shapes(fixed)
     infer_shapes(fixed)
     network = Lowering(fixed, HANDLERS).run()
     check(network)
     return network
+
+
+def _at_batch_one(model: ir.Model, source: Path) -> ir.Model:
+    """Return a clone with the sizes of its inputs and all that follow from them: an open batch becomes 1."""
+    fixed = model.clone()
+    ir.external_data.load_to_model(fixed)
+    for value in fixed.graph.inputs:
+        if value.is_initializer() or not value.shape:
+            continue
+        sizes = [1 if axis == 0 and not isinstance(size, int) else size for axis, size in enumerate(value.shape)]
+        for axis, size in enumerate(sizes):
+            if not isinstance(size, int):
+                name = size.value or f"{value.name}:{axis}"
+                problem = f"{source}: input {value.name!r} has no fixed size on axis {axis} ({size.value or 'unknown'})"
+                raise ModelError(problem, f"Give --fix {name}=SIZE: a .tflite file has fixed sizes")
+        value.shape = ir.Shape(sizes)
+    infer_shapes(fixed)
+    return fixed

@@ -409,7 +409,7 @@ def _wants_channels_last(value: ir.Value) -> bool:
     """Return whether the first node that cares reads a tensor with the channels last."""
     shape, waiting = sizes(value), [value]
     seen: set[ir.Value] = set()
-    if shape is None or len(shape) != 4:
+    if shape is None or len(shape) < 3:
         return False
     while waiting:
         current = waiting.pop(0)

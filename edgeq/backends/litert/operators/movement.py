@@ -18,17 +18,19 @@ from edgeq.backends.litert.operators.shared import (
     same_pads,
     slices,
     strides,
+    window,
     with_padding,
+    write_image,
 )
-from edgeq.model.graph import Geometry, geometry, is_constant, is_op, name_of, node_input
+from edgeq.model.graph import Geometry, is_constant, is_op, name_of, node_input
 
 
 def write_pool(work: Lowering, node: ir.Node) -> None:
     if len(node.outputs) > 1 and node.outputs[1].uses():
         raise CannotWriteError("its second output, the places of the largest numbers, is read")
     source = image(work, node)
-    kernel = tuple(node.attributes.get_ints("kernel_shape", ()))
-    shape = geometry(node, source.shape[2:], kernel)
+    shape = window(node, source, node.attributes.get_ints("kernel_shape", ()))
+    kernel = shape.kernel
     largest = node.op_type == "MaxPool"
     if set(shape.dilations) != {1}:
         raise CannotWriteError(f"it has dilations {list(shape.dilations)}")
@@ -37,16 +39,15 @@ def write_pool(work: Lowering, node: ir.Node) -> None:
     if not largest and padding == SAME and counts_pads:
         pads = [(0, 0), *(same_pads(source.shape[2 + a], kernel[a], shape.strides[a]) for a in range(2)), (0, 0)]
         padded, padding = pad(work, source.tensor, pads, 0.0), VALID
-    elif not largest and padded is not source.tensor and not (counts_pads and _within(node, shape, source, padded)):
+    elif not largest and padded is not source.tensor and not (counts_pads and _within(shape, source, padded)):
         raise CannotWriteError("its padding is not that of SAME, and does not count in its averages")
     options = {"padding": padding, **strides(shape), "filterHeight": kernel[0], "filterWidth": kernel[1]}
     kind = "MAX_POOL_2D" if largest else "AVERAGE_POOL_2D"
-    work.write(node, kind, (padded,), NHWC, options, like=padded)
+    write_image(work, node, kind, (padded,), options, like=padded)
 
 
-def _within(node: ir.Node, shape: Geometry, source: Stored, padded: Tensor) -> bool:
+def _within(shape: Geometry, source: Stored, padded: Tensor) -> bool:
     """Return whether no window reaches beyond the padding that the node itself has."""
-    del node
     return all(padded.shape[1 + axis] <= source.shape[2 + axis] + sum(shape.pads[axis]) for axis in range(2))
 
 

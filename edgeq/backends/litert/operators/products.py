@@ -12,24 +12,27 @@ from edgeq.backends.litert.layout import plain
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import Scales, Tensor
 from edgeq.backends.litert.operators.shared import (
-    NHWC,
     SAME,
     SLICING,
     VALID,
     dilations,
     image,
+    image_size,
     same_pads,
     slices,
     strides,
+    window,
     with_padding,
+    write_image,
 )
-from edgeq.model.graph import geometry, name_of, node_input
+from edgeq.model.graph import name_of, node_input
 
 
 def write_conv(work: Lowering, node: ir.Node) -> None:
     source = image(work, node)
-    weights, weight_scales = _weights(work, node.inputs[1])
-    shape = geometry(node, source.shape[2:], weights.shape[2:])
+    weights, weight_scales = _weights(work, node.inputs[1], 0)
+    shape = window(node, source, weights.shape[2:])
+    weights = weights.reshape(*weights.shape[:2], *shape.kernel)
     padded, padding = with_padding(work, node, source, shape)
     bias = _bias(work, node, source, weight_scales, weights.shape[0])
     options: dict[str, Any] = {"padding": padding, **strides(shape), **dilations(shape)}
@@ -38,42 +41,41 @@ def write_conv(work: Lowering, node: ir.Node) -> None:
         moved = weights.transpose(1, 2, 3, 0)
         kernel = work.fixed(name_of(node.inputs[1]), moved, _on_axis(weight_scales, 3))
         options["depthMultiplier"] = weights.shape[0] // channels
-        work.write(node, "DEPTHWISE_CONV_2D", (padded, kernel, bias), NHWC, options)
+        write_image(work, node, "DEPTHWISE_CONV_2D", (padded, kernel, bias), options)
         return
     kernel = work.fixed(name_of(node.inputs[1]), weights.transpose(0, 2, 3, 1), _on_axis(weight_scales, 0))
-    work.write(node, "CONV_2D", (padded, kernel, bias), NHWC, options)
+    write_image(work, node, "CONV_2D", (padded, kernel, bias), options)
 
 
 def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
     source = image(work, node)
-    weights, weight_scales = _weights(work, node.inputs[1])
-    shape = geometry(node, source.shape[2:], weights.shape[2:])
+    weights, weight_scales = _weights(work, node.inputs[1], 1)
+    shape = window(node, source, weights.shape[2:])
+    weights = weights.reshape(*weights.shape[:2], *shape.kernel)
     if shape.group != 1 or shape.dilations != (1, 1):
         raise CannotWriteError("it has groups or dilations, which TRANSPOSE_CONV has not")
     kernel = work.fixed(name_of(node.inputs[1]), weights.transpose(1, 2, 3, 0), _on_axis(weight_scales, 0))
     bias = _bias(work, node, source, weight_scales, weights.shape[1])
-    n, c, *made = work.sizes(node.outputs[0])
-    axes = range(2)
+    n, c, *_ = work.sizes(node.outputs[0])
+    made, axes = image_size(work, node), range(2)
     full = [(source.shape[2 + a] - 1) * shape.strides[a] + shape.kernel[a] for a in axes]
-    whole = [max(full[a], shape.strides[a] * source.shape[2 + a]) for a in axes]
     cut = [(shape.pads[a][0], shape.pads[a][0] + made[a]) for a in axes]
     same = [same_pads(shape.strides[a] * source.shape[2 + a], shape.kernel[a], shape.strides[a]) for a in axes]
-    order = NHWC
     options: dict[str, Any] = {"padding": VALID, **strides(shape)}
     is_same = all(made[a] == shape.strides[a] * source.shape[2 + a] and same[a][0] == shape.pads[a][0] for a in axes)
     if is_same or cut == [(0, size) for size in full]:
         options["padding"] = SAME if is_same else VALID
         size = work.fixed("shape", np.array([n, *made, c], np.int32))
-        work.write(node, "TRANSPOSE_CONV", (size, kernel, source.tensor, bias), order, options)
+        write_image(work, node, "TRANSPOSE_CONV", (size, kernel, source.tensor, bias), options)
         return
     if any(end > size for (_, end), size in zip(cut, full, strict=True)):
-        raise CannotWriteError(f"its output_padding reaches beyond what its kernel makes, {whole}")
+        raise CannotWriteError(f"its output_padding reaches beyond what its kernel makes, {full}")
     size = work.fixed("shape", np.array([n, *full, c], np.int32))
     scales = work.parameters(node)
     wide = work.partial(f"{node.outputs[0].name}/uncut", (n, *full, c), scales)
     work.emit("TRANSPOSE_CONV", (size, kernel, source.tensor, bias), wide, options)
     ends = [(0, n), *cut, (0, c)]
-    work.write(node, "STRIDED_SLICE", (wide, *slices(work, ends, [1] * 4)), order, SLICING, like=wide)
+    write_image(work, node, "STRIDED_SLICE", (wide, *slices(work, ends, [1] * 4)), SLICING, like=wide)
 
 
 def write_gemm(work: Lowering, node: ir.Node) -> None:
@@ -99,7 +101,7 @@ def write_matmul(work: Lowering, node: ir.Node) -> None:
 
 def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool) -> None:
     source = work.read(node.inputs[0])
-    weights, scales = _weights(work, node.inputs[1])
+    weights, scales = _weights(work, node.inputs[1], 0 if transposed_weights else 1)
     if not transposed_weights:
         weights = weights.T
     if source.features is not None:
@@ -113,12 +115,18 @@ def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool)
     work.write(node, "FULLY_CONNECTED", (source.tensor, kernel, bias), plain(rank), options)
 
 
-def _weights(work: Lowering, value: ir.Value | None) -> tuple[NDArray[Any], Scales | None]:
-    """Return the constant weights of a node: integers where it computes on integers."""
+def _weights(work: Lowering, value: ir.Value | None, axis: int) -> tuple[NDArray[Any], Scales | None]:
+    """Return the constant weights of a node: integers where it computes on integers.
+
+    Args:
+        axis: of the output channels, on which they may have scales.
+    """
     if work.integer:
         values, scales = work.constant(value)
         if scales is None:
             raise CannotWriteError(f"its weights {name_of(value)!r} are floats between integers")
+        if scales.scale.size > 1 and scales.axis % values.ndim != axis:
+            raise CannotWriteError("its weights have scales on another axis than that of its output channels")
         return values, scales
     return work.floats(value), None
 

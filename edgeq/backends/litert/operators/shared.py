@@ -11,24 +11,65 @@ import onnx_ir as ir
 from edgeq.backends.litert.layout import Order
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
 from edgeq.backends.litert.network import Tensor
-from edgeq.model.graph import Geometry
+from edgeq.model.graph import Geometry, geometry
 
 NHWC: Order = (0, 2, 3, 1)
 SAME, VALID = "SAME", "VALID"
 
 
 def image(work: Lowering, node: ir.Node) -> Stored:
+    """Return what a node reads as [N, H, W, C]; a sequence as an image of one row."""
     found = work.read(node.inputs[0])
+    if len(found.shape) == 3:
+        n, c, length = found.shape
+        found = work.as_shape(found, (n, c, 1, length), f"{found.tensor.name}/row")
     if len(found.shape) != 4:
-        raise CannotWriteError(f"its input has {len(found.shape)} axes; the file has windows on two of four")
+        raise CannotWriteError(f"its input has {len(found.shape)} axes; the file has windows on one or two")
     return work.arranged(found, NHWC)
 
 
+def window(node: ir.Node, source: Stored, kernel: Sequence[int]) -> Geometry:
+    """Return how a node's windows move over an image; those of a sequence over one row."""
+    found = geometry(node, source.shape[4 - len(kernel) :], tuple(kernel))
+    if len(kernel) == 2:
+        return found
+    return Geometry((1, *found.kernel), (1, *found.strides), (1, *found.dilations), ((0, 0), *found.pads), found.group)
+
+
+def image_size(work: Lowering, node: ir.Node) -> tuple[int, int]:
+    """Return the rows and columns of what a node makes."""
+    *rows, columns = work.sizes(node.outputs[0])[2:]
+    return (rows[0] if rows else 1), columns
+
+
+def write_image(
+    work: Lowering,
+    node: ir.Node,
+    kind: str,
+    inputs: Sequence[Tensor | None],
+    options: dict[str, Any] | None = None,
+    *,
+    like: Tensor | None = None,
+) -> None:
+    """Write the operator that makes an image, as `Lowering.write`, and of one row a sequence."""
+    value, shape = node.outputs[0], work.sizes(node.outputs[0])
+    if len(shape) == 4:
+        work.write(node, kind, inputs, NHWC, options, like=like)
+        return
+    n, c, length = shape
+    name, stored = f"{value.name}/row", (n, 1, length, c)
+    made = work.like(like, name, stored) if like else work.partial(name, stored, work.parameters(node))
+    work.emit(kind, inputs, made, options)
+    work.hold(value, work.as_shape(Stored(made, NHWC, (n, c, 1, length)), shape, value.name or ""))
+
+
 def strides(shape: Geometry) -> dict[str, Any]:
+    """Return the options for strides."""
     return {"strideH": shape.strides[0], "strideW": shape.strides[1]}
 
 
 def dilations(shape: Geometry) -> dict[str, Any]:
+    """Return the options for dilations."""
     return {"dilationHFactor": shape.dilations[0], "dilationWFactor": shape.dilations[1]}
 
 
@@ -39,14 +80,14 @@ def same_pads(size: int, kernel: int, stride: int, dilation: int = 1) -> tuple[i
 
 
 def with_padding(
-    work: Lowering, node: ir.Node, source: Stored, shape: Geometry, lowest: bool = False
+    work: Lowering, node: ir.Node, source: Stored, shape: Geometry, *, lowest: bool = False
 ) -> tuple[Tensor, str]:
     """Return what a window reads and its padding: SAME or VALID where that is the node's, else VALID behind a PAD.
 
     Args:
         lowest: whether the padding is below all numbers, as MaxPool has it, not 0.
     """
-    made = work.sizes(node.outputs[0])[2:]
+    made = image_size(work, node)
     pads = []
     for axis in range(2):
         before, size = shape.pads[axis][0], source.shape[2 + axis]

@@ -1,0 +1,141 @@
+"""A written file, read with the schema: alignment, versions, rules; and the same rules refuse what breaks them."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeq.backends.litert.dialect import dialect
+from edgeq.backends.litert.network import Network, Operator, Port, Scales, Tensor
+from edgeq.backends.litert.rules import RULES, check, problems
+from edgeq.backends.litert.writer import ALIGNMENT, schema, write
+from edgeq.errors import ModelError
+from tests.backends.litert.files import litert, network_of, quantized
+
+SCALES = {"x": (0.03, -7), "y": (0.03, -7)}
+RANDOM = np.random.default_rng(0)
+
+
+def network(channels: int = 5) -> Network:
+    """A convolution behind a padding that is not the same on all sides."""
+    weights = {
+        "w": RANDOM.normal(0, 0.3, (channels, 3, 3, 3)).astype(np.float32),
+        "b": RANDOM.normal(0, 0.3, channels).astype(np.float32),
+    }
+    node = "y = Conv<pads=[2,1,0,1]>(x, w, b)"
+    return network_of(quantized(node, {"x": [1, 3, 6, 6]}, [1, channels, 6, 6], weights, scales=SCALES))
+
+
+def read(content: bytes) -> Any:
+    """The file by the schema's object API."""
+    return schema().ModelT.InitFromPackedBuf(content)
+
+
+@litert
+@pytest.mark.parametrize("channels", [1, 5, 16])
+def test_constants_start_at_multiples_of_16(channels: int) -> None:
+    content = write(network(channels))
+    model = schema().Model.GetRootAs(content)
+    starts = []
+    for place in range(model.BuffersLength()):
+        buffer = model.Buffers(place)
+        if not buffer.DataIsNone():
+            starts.append(buffer._tab.Vector(buffer._tab.Offset(4)))
+    assert len(starts) >= 4
+    assert not [start for start in starts if start % ALIGNMENT]
+    assert content[4:8] == b"TFL3"
+
+
+@litert
+def test_a_file_states_what_its_network_has() -> None:
+    written = network()
+    model = read(write(written))
+    (graph,) = model.subgraphs
+    names = {value: name for name, value in vars(schema().BuiltinOperator).items() if isinstance(value, int)}
+    codes = [model.operatorCodes[operator.opcodeIndex] for operator in graph.operators]
+    assert [names[code.builtinCode] for code in codes] == [operator.kind for operator in written.operators]
+    assert [code.deprecatedBuiltinCode for code in codes] == [min(code.builtinCode, 127) for code in codes]
+    assert [code.version for code in codes] == [dialect()[operator.kind].int8 for operator in written.operators]
+    for tensor, kept in zip(written.tensors(), graph.tensors, strict=True):
+        assert tuple(kept.shape) == tensor.shape
+        if tensor.scales is not None:
+            assert np.array_equal(kept.quantization.scale, tensor.scales.scale)
+            assert np.array_equal(
+                kept.quantization.zeroPoint, np.broadcast_to(tensor.scales.zero, kept.quantization.scale.shape)
+            )
+        if tensor.values is not None:
+            assert bytes(model.buffers[kept.buffer].data) == np.ascontiguousarray(tensor.values).tobytes()
+
+
+@litert
+def test_the_same_model_gives_the_same_bytes() -> None:
+    kept = network()
+    assert write(kept) == write(kept)
+    assert struct.unpack_from("<I", write(kept))[0] < len(write(kept))
+
+
+ONE, OTHER = Scales.of(0.1, 3), Scales.of(0.2, 3)
+WEIGHTS = Scales(np.full(4, 0.5, np.float32), np.zeros(4, np.int64), 0)
+
+
+def tensor(name: str, scales: Scales | None, shape: tuple[int, ...] = (1, 4), **more: Any) -> Tensor:
+    """A tensor of integers."""
+    return Tensor(name, shape, more.pop("type", "int8"), scales, **more)
+
+
+def constant(scales: Scales) -> Tensor:
+    """Weights of four outputs."""
+    return tensor("w", scales, (4, 4), values=np.ones((4, 4), np.int8))
+
+
+def bias(scale: float) -> Tensor:
+    """A bias of four outputs."""
+    scales = Scales(np.full(4, scale, np.float32), np.zeros(4, np.int64))
+    return tensor("b", scales, (4,), type="int32", values=np.ones(4, np.int32))
+
+
+BROKEN = {
+    "input-as-output": ("RESHAPE", (tensor("x", ONE),), OTHER, "different scales"),
+    "inputs-as-output": ("CONCATENATION", (tensor("x", ONE), tensor("a", OTHER)), ONE, "another scale"),
+    "output-256ths": ("LOGISTIC", (tensor("x", ONE),), Scales.of(1 / 255, -128), "0.00390625"),
+    "output-128ths": ("TANH", (tensor("x", ONE),), Scales.of(1 / 64, 0), "0.0078125"),
+    "output-16ths": ("LOG_SOFTMAX", (tensor("x", ONE),), ONE, "0.0625"),
+    "weights-0": (
+        "FULLY_CONNECTED",
+        (tensor("x", ONE), constant(replace(WEIGHTS, zero=np.full(4, 3))), bias(0.05)),
+        ONE,
+        "zero point",
+    ),
+    "weights-3": ("DEPTHWISE_CONV_2D", (tensor("x", ONE), constant(WEIGHTS), bias(0.05)), ONE, "axis 0, not 3"),
+    "bias": ("FULLY_CONNECTED", (tensor("x", ONE), constant(WEIGHTS), bias(0.06)), ONE, "bias"),
+}
+
+
+def test_every_rule_of_the_dialect_has_a_case() -> None:
+    assert set(BROKEN) == set(RULES) == {rule for row in dialect().values() for rule in row.rules}
+
+
+@pytest.mark.parametrize(("kind", "inputs", "made", "problem"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_rule_is_refused(kind: str, inputs: tuple[Tensor, ...], made: Scales, problem: str) -> None:
+    ports = tuple(t for t in inputs if t.values is None)
+    output = tensor("y", made)
+    operator = Operator(kind, inputs, (output,), node="n")
+    broken = Network(tuple(Port(t.name, t, (0, 1)) for t in ports), (Port("y", output, (0, 1)),), (operator,))
+    with pytest.raises(ModelError, match=problem):
+        check(broken)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3), st.integers(0, 2), st.integers(0, 2), st.sampled_from([1, 2]))
+def test_what_is_lowered_breaks_no_rule(kernel: int, before: int, after: int, stride: int) -> None:
+    size = (6 + before + after - kernel) // stride + 1
+    weights = {"w": np.ones((2, 3, kernel, kernel), np.float32)}
+    node = f"y = Conv<pads=[{before},{after},{after},{before}], strides=[{stride},{stride}]>(x, w)"
+    model = quantized(node, {"x": [1, 3, 6, 6]}, [1, 2, size, size], weights, scales=SCALES)
+    assert list(problems(network_of(model))) == []
