@@ -41,7 +41,7 @@ EXPECTED = {
     "qcs6490": "qualcomm-htp",
     **{f"rk{chip}": "rockchip-npu" for chip in (3588, 3576, 3566, 3568, 3562)},
     **{f"rv{chip}": "rockchip-npu" for chip in ("1126b", "1103", "1106")},
-    **{board: "rockchip-npu" for board in ("rock-5b", "orange-pi-5", "nanopi-r5s", "luckfox-pico-pro-max")},
+    **dict.fromkeys(("rock-5b", "orange-pi-5", "nanopi-r5s", "luckfox-pico-pro-max"), "rockchip-npu"),
 }
 RECORD_OF = {
     "raspberry-pi-4": "cortex-a72",
