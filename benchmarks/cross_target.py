@@ -108,7 +108,7 @@ def accuracy(samples: int) -> Iterator[Row]:
             source, calibration, validation, task = given
             data = Data(validation.source, validation.preprocess, count=samples)
             result = quantize(
-                source, calibration, folder / "m.onnx", target=SATURATING, validation=data, task=task, timed=False
+                source, calibration, folder / "m.onnx", target=SATURATING, val=data, task=task, timed=False
             )
             decision = result.decision
             assert decision is not None
@@ -154,7 +154,7 @@ def bundle(samples: int) -> Iterator[Row]:
         for title, source, data, validation in _models(folder):
             overrides = {"reduce_range": False}  # one set of weights for all: where weights coincide
             done = package(
-                source, data, folder / "coincide", targets=FIVE, validation=validation, overrides=overrides,
+                source, data, folder / "coincide", targets=FIVE, val=validation, overrides=overrides,
                 timed=False, emulate=False, force=True,
             )  # fmt: skip
             yield f"{title}: models in the bundle / five models, weights coincide", "0.6", _ratio(done)
@@ -163,7 +163,7 @@ def bundle(samples: int) -> Iterator[Row]:
                 data,
                 folder / "chosen",
                 targets=FIVE,
-                validation=validation,
+                val=validation,
                 timed=False,
                 emulate=False,
                 force=True,
@@ -188,9 +188,7 @@ def timing(samples: int) -> Iterator[Row]:
             for _ in range(2):
                 for targets in ((EXACT,), FIVE):
                     start = time.perf_counter()
-                    package(
-                        source, data, folder / "b", targets=targets, validation=validation, emulate=False, force=True
-                    )
+                    package(source, data, folder / "b", targets=targets, val=validation, emulate=False, force=True)
                     taken[len(targets)].append(time.perf_counter() - start)
             one, five = min(taken[1]), min(taken[5])
             yield f"{title}: packaging five targets / one", "2.5", f"{five / one:.2f} ({five:.1f} of {one:.1f} s)"

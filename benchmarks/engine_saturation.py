@@ -59,7 +59,7 @@ def accuracy(engine: Engine, count: int) -> None:
             for target in (EXACT, SATURATING):
                 file = folder / f"{title}-{target}.onnx"
                 made = quantize(
-                    model, data, file, target=target, validation=validation, task=task, engine=EngineChoice(engine),
+                    model, data, file, target=target, val=validation, task=task, engine=EngineChoice(engine),
                     timed=False, emulate=False,
                 )  # fmt: skip
                 how, evaluation = _measured(engine, target, model, file, validation, task)

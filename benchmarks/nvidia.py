@@ -108,7 +108,7 @@ def accuracy(target: str, only: Sequence[str]) -> list[Row]:
                 data,
                 Path(folder) / "plain.onnx",
                 target=target,
-                validation=validation,
+                val=validation,
                 task=task,
                 timed=False,
             )
@@ -122,7 +122,7 @@ def accuracy(target: str, only: Sequence[str]) -> list[Row]:
                 data,
                 Path(folder) / "tuned",
                 target=target,
-                validation=validation,
+                val=validation,
                 task=task,
                 goal=Goal(max_drop=TUNED_BAR),
             )

@@ -102,7 +102,7 @@ def with_tune(case: Case, target: Target, budget: str, seen: int, folder: Path) 
         case.model,
         Data(case.data, case.preprocess, count=case.count),
         folder / "tuned",
-        validation=every_second(case, case.tuned_on, 0, seen),
+        val=every_second(case, case.tuned_on, 0, seen),
         target=target.name,
         task=case.make_task(),
         goal=Goal(max_drop=share("--max-drop", case.max_drop) or 0.0, budget_s=parse_budget(budget)),

@@ -7,6 +7,7 @@ The command line is these functions and nothing more. They are imported when fir
 from __future__ import annotations
 
 import importlib
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from edgeq.data.records import Sample
     from edgeq.data.samples import Samples, open_samples
     from edgeq.errors import EdgeqError
-    from edgeq.hardware.detect import detect_machine as detect
+    from edgeq.hardware.detected import detect
     from edgeq.hardware.target import resolve as resolve_target
     from edgeq.jobs.calibrate import calibrate
     from edgeq.jobs.package import package
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from edgeq.scheme import Scheme
     from edgeq.tune.goal import Goal
     from edgeq.tune.recover.closer import recovering
+    from edgeq.util.display import SILENT
     from edgeq.util.records import plain
 
 # Public name → where it lives; without ":" a package that is callable itself (see edgeq.util.registry).
@@ -49,6 +51,7 @@ _PUBLIC = {
     "Data": "edgeq.data.open_source:Data",
     "EdgeqError": "edgeq.errors:EdgeqError",
     "Goal": "edgeq.tune.goal:Goal",
+    "SILENT": "edgeq.util.display:SILENT",
     "Sample": "edgeq.data.samples:Sample",
     "Samples": "edgeq.data.samples:Samples",
     "Scheme": "edgeq.scheme:Scheme",
@@ -57,7 +60,7 @@ _PUBLIC = {
     "calibrate": "edgeq.calibrate",
     "compare": "edgeq.report.compare:compare",
     "debug": "edgeq.measure.debug:debug",
-    "detect": "edgeq.hardware.detect:detect_machine",
+    "detect": "edgeq.hardware.detected:detect",
     "evaluate": "edgeq.measure.accuracy:evaluate",
     "inspect": "edgeq.measure.coverage:inspect",
     "make_task": "edgeq.measure.task:make_task",
@@ -78,6 +81,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "SILENT",
     "BenchData",
     "BenchSettings",
     "Data",
@@ -118,7 +122,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'edgeq' has no attribute {name!r}")
     module, _, attribute = _PUBLIC[name].partition(":")
     found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    if not attribute:
+        return found
+    value = getattr(found, attribute)
+    if not isinstance(value, FunctionType):
+        return value
+    from edgeq.util.public import public
+
+    return public(value)
 
 
 def __dir__() -> list[str]:

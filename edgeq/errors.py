@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -49,6 +49,14 @@ class EdgeqError(Exception):
         self.problem = problem.rstrip(".")
         self.fix = fix
         super().__init__(f"{self.problem}. {fix}" if fix else self.problem)
+
+    def reword(self, words: Callable[[str], str]) -> None:
+        """Put the message into other words: options of commands into arguments of Python functions."""
+        EdgeqError.__init__(self, words(self.problem), words(self.fix))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython and notebooks show in place of a traceback: the message alone."""
+        return [f"{type(self).__name__}: {self}"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.problem, self.fix)  # an exception's own way has the joined text as its only argument

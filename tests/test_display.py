@@ -84,8 +84,8 @@ def test_dir_shows_the_interface_alone() -> None:
 def test_all_result_types_are_found() -> None:
     names = {kind.__name__ for kind in RESULTS}
     assert names >= {
-        "Accuracy", "Comparison", "Data", "Diagnosis", "Machine", "Measurement", "ModelReport", "Packaged", "Quantized",
-        "Report", "Reported", "Retargeted", "Sample", "Scheme", "Statistics", "Target", "Tuned",
+        "Accuracy", "Comparison", "Data", "Detected", "Diagnosis", "Measurement", "ModelReport", "Packaged",
+        "Quantized", "Report", "Reported", "Retargeted", "Sample", "Scheme", "Statistics", "Target", "Tuned",
     }  # fmt: skip
 
 

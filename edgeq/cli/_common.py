@@ -9,18 +9,17 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from edgeq_device.budget import Budget, renew
-from edgeq_device.relay import json_text, printable, printable_lines, unfiltered
+from edgeq_device.relay import json_text, printable, unfiltered
 
 from edgeq.cli._recipe import typed_names, written
 from edgeq.errors import OutputError
-from edgeq.util.display import Advance, Progress
+from edgeq.util.display import Progress
 from edgeq.util.process import check_threads, ends_in_one_line
 
 if TYPE_CHECKING:
@@ -91,7 +90,13 @@ class Printer:
 
     def progress(self) -> Progress:
         """Return a display on stderr: bars when a person is watching, else notes alone; nothing with --quiet."""
-        return _StderrProgress(self.budget, quiet=self.quiet)
+        from edgeq.util.progress import StderrProgress
+
+        return StderrProgress(self._renew, quiet=self.quiet)
+
+    def _renew(self) -> None:
+        if self.budget is not None:
+            renew(self.budget)
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: int | None = None, **how: Any) -> Table:
@@ -110,79 +115,11 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[Any]], *, numbers_from: 
     return made
 
 
-def watched_console() -> Console:
-    """Return a rich console on stderr for what is drawn again and again; what is printed above it stays plain."""
-    from rich.console import Console
-    from rich.text import Text
-
-    class Watched(Console):
-        def print(self, *objects: Any, **options: Any) -> None:
-            plain = (Text(printable_lines(one.plain)) if isinstance(one, Text) else one for one in objects)
-            super().print(*plain, **options)
-
-    return Watched(file=unfiltered(sys.stderr))
-
-
 def styled(text: str, style: str) -> Text:
     """Return a line in a colour, or bold."""
     from rich.text import Text
 
     return Text(printable(text), style=style)
-
-
-class _StderrProgress:
-    """Bars and notes on stderr. Each step of progress gives a process under limits its time again."""
-
-    def __init__(self, budget: Budget | None, *, quiet: bool) -> None:
-        self._budget, self._quiet = budget, quiet
-        self._printed: set[str] = set()
-
-    @contextmanager
-    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """See `Progress.stage`."""
-        with self._bar(title, total) as advance:
-            self._renew()
-
-            def renewing(steps: int) -> None:
-                self._renew()
-                advance(steps)
-
-            yield renewing
-        self._renew()
-
-    def _renew(self) -> None:
-        if self._budget is not None:
-            renew(self._budget)
-
-    @contextmanager
-    def _bar(self, title: str, total: int | None) -> Iterator[Advance]:
-        """Draw a bar with speed and remaining time on a terminal, else nothing."""
-        if self._quiet or not sys.stderr.isatty():
-            yield lambda steps: None
-            return
-        from rich import progress
-        from rich.text import Text
-
-        class Speed(progress.ProgressColumn):
-            def render(self, task: progress.Task) -> Text:
-                return Text(f"{task.speed:.1f}/s" if task.speed else "")
-
-        columns = (
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            Speed(),
-            progress.TimeRemainingColumn(),
-        )
-        with progress.Progress(*columns, console=watched_console(), transient=True) as bar:
-            task = bar.add_task(printable(title), total=total)
-            yield lambda steps: bar.advance(task, steps)
-
-    def note(self, text: str) -> None:
-        """Print `text` on stderr once: notes on calibration and validation data are often the same."""
-        if not self._quiet and text not in self._printed:
-            self._printed.add(text)
-            click.echo(printable(text), err=True)
 
 
 _TOPICS = {

@@ -315,7 +315,7 @@ def tune_command(
     if dry_run:
         if on:
             raise UsageError("--dry-run reaches no board", "Leave --on out, or name the board's target with -t")
-        named = {name: arguments[name] for name in ("data", "validation", "statistics", "target", "engines")}
+        named = {name: arguments[name] for name in ("data", "val", "statistics", "target", "engines")}
         steps = plan(model, **named, goal=goal, progress=progress)
         printer.lines(steps, _plan_lines(steps))
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from edgeq_device.relay import printable
 
-from edgeq.cli._common import Lines, Printer, command, styled, table, watched_console
+from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._options import (
     ENGINE,
     ENGINE_HELP,
@@ -195,6 +195,8 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
     if printer.quiet or not sys.stderr.isatty():
         return measure_fleet(boards, run, lambda name, status: None)
     from rich.live import Live
+
+    from edgeq.util.progress import watched_console
 
     doing = {board.name: "waiting" for board in boards}
 

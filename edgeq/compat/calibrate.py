@@ -31,7 +31,7 @@ from edgeq.errors import ModelError, UsageError
 from edgeq.jobs import quantize as job
 from edgeq.model.load import model_files, model_signature, read_model
 from edgeq.util.outputs import check_apart, output_file
-from edgeq.util.registry import make_callable
+from edgeq.util.public import make_callable
 
 _SIZES = 3
 """Arguments that a function of the older form needs: the image's file, and two sizes."""

@@ -17,7 +17,7 @@ from edgeq.compat.matmul_nbits_quantizer import in_blocks
 from edgeq.compat.source import ModelInput, Written
 from edgeq.errors import UsageError
 from edgeq.model.load import path_of
-from edgeq.util.registry import make_callable
+from edgeq.util.public import make_callable
 
 
 def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:

@@ -96,7 +96,7 @@ def demonstrate(output: Path, *, force: bool = False, progress: Progress = SILEN
         Data(demo.CALIBRATION),
         output,
         targets=(THIS_MACHINE,),
-        validation=Data(demo.VALIDATION),
+        val=Data(demo.VALIDATION),
         task=make_task("classification"),
         with_float=True,
         timed=False,  # the bench below does

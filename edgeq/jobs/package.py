@@ -148,7 +148,7 @@ def package(
     output: str | Path,
     *,
     targets: str | Path | Sequence[str | Path] = ("this-machine",),
-    validation: Data | Any | None = None,
+    val: Data | Any | None = None,
     statistics: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     fix: Mapping[str, int] | None = None,
@@ -187,7 +187,7 @@ def package(
         UsageError: an argument of another type, or an unknown task or engine.
         EdgeqError: as the stages have it.
     """
-    request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
+    request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
     engines, targets = as_engines(engines) if engines else (), as_targets(targets)
     check_effort(effort)
     if split and is_named_bundle(output):

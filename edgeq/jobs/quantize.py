@@ -104,7 +104,7 @@ def quantize(
     output: str | Path,
     *,
     target: str | Path = "auto",
-    validation: Data | Any | None = None,
+    val: Data | Any | None = None,
     statistics: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     fix: Mapping[str, int] | None = None,
@@ -126,7 +126,7 @@ def quantize(
         model: float32 ONNX model.
         data: calibration samples: Data, or a source alone (a path, a list, a CalibrationDataReader).
         target: "auto", a target, a profile, or a path to a TOML file.
-        validation: held-out samples for the proof, labelled where `task` is given; None proves on `data`.
+        val: held-out samples for the proof, labelled where `task` is given; None proves on `data`.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         overrides: fields of `Scheme` to set instead of the profile's; None values are ignored.
         fix: numbers for free sizes of the inputs, by name; some hardware needs every size fixed.
@@ -152,7 +152,7 @@ def quantize(
         EdgeqError: as the stages have it.
     """
     progress = watch = Stopwatch(progress)
-    request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
+    request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
     if builder is not None and not callable(builder):
         raise UsageError(f"the builder is given as {type(builder).__name__}", "Give edgeq.recovering(NAME, ...)")
     engine = as_engine(engine) if engine is not None else None

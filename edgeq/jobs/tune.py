@@ -106,7 +106,7 @@ def plan(
     model: Path,
     data: Data | None,
     *,
-    validation: Data | None = None,
+    val: Data | None = None,
     target: str | Path = "auto",
     goal: Goal | None = None,
     statistics: Path | None = None,
@@ -120,7 +120,7 @@ def plan(
         DataError: no file is where the samples should be.
         HardwareError: an unknown target, or one that neither runs nor is simulated here.
     """
-    for given in (data, validation):
+    for given in (data, val):
         if given is not None and isinstance(given.source, str | Path):
             check_there(given.source)
     machine = detect_machine()
@@ -288,11 +288,13 @@ def tune(
     data: Data | Any | None,
     output: str | Path,
     *,
-    validation: Data | Any | None = None,
+    val: Data | Any | None = None,
     statistics: str | Path | None = None,
     target: str | Path = "auto",
     task: Task | str | None = None,
     goal: Goal | str | None = None,
+    max_drop: float | None = None,
+    budget: str | float | None = None,
     engines: EngineChoice | str | Sequence[EngineChoice | str] = (),
     fix: Mapping[str, int] | None = None,
     clock: BoardClock | None = None,
@@ -310,13 +312,15 @@ def tune(
         model: float32 ONNX model.
         data: calibration samples; None with `statistics`.
         output: a directory, or a file that ends in ".edgeq".
-        validation: samples that accuracy is measured on, labelled where `task` is given; None takes `data`.
+        val: samples that accuracy is measured on, labelled where `task` is given; None takes `data`.
         statistics: folder written by `edgeq calibrate`, instead of a calibration pass.
         target: "auto", or a target or profile that runs on this machine, where latency is measured; or one that is
             simulated on it, where the share of multiply-accumulates in int8 takes the place of the goal's objective.
         task: what to measure by labels, a task or the name of one that needs no options; None measures agreement with
             float32.
         goal: objective, accuracy and time, or an objective alone; default: the lowest latency at 0.01 accuracy.
+        max_drop, budget: the goal's accuracy and time, where they are not to be its own: 0.005 is half a point, "90s"
+            or 90 a minute and a half.
         engines: those that are raced, by name, one or several; default: onnxruntime's own kernels and every plug-in
             that is installed and right, each in the precisions that are fast here.
         fix: as `edgeq.quantize`.
@@ -336,9 +340,9 @@ def tune(
         UsageError: an argument of another type, or an unknown task, engine or objective.
         EdgeqError: as the stages have it.
     """
-    request, output = Request.of(model, data, validation, statistics, task), path_of(output, "output")
+    request, output = Request.of(model, data, val, statistics, task), path_of(output, "output")
     model, data, statistics, task = request.model, request.data, request.statistics, request.task
-    goal, engines = as_goal(goal), as_engines(engines)
+    goal, engines = as_goal(goal, max_drop=max_drop, budget=budget), as_engines(engines)
     deadline = Deadline(goal.budget_s)
     request.check_output(output, force=force)
     check_folder(output, request.paths())

@@ -60,6 +60,9 @@ class Accuracy(Displayed):
     settings: SessionSettings = field(default_factory=SessionSettings)
     doubts: tuple[str, ...] = ()
 
+    def __brief__(self) -> dict[str, Any]:
+        return {"metrics": self.metrics, "task": self.task, "samples": self.count, "doubts": self.doubts}
+
     @property
     def value(self) -> float:
         """The primary metric's value."""

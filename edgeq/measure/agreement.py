@@ -149,7 +149,12 @@ class Agreement(Displayed):
     count: Count = 0
 
     def __brief__(self) -> dict[str, Any]:
-        return {"sqnr_db": self.sqnr_db, "top1": self.top1, "outputs": len(self.outputs), "samples": self.count}
+        return {
+            "sqnr_db": self.sqnr_db,
+            "top1_agreement": self.top1,
+            "outputs": len(self.outputs),
+            "samples": self.count,
+        }
 
     @computed
     def sqnr_db(self) -> float:

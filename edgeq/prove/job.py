@@ -306,7 +306,7 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     preprocess = options["preprocess"]
     return {
         "data": Data(options["data"], preprocess, count=options["count"]) if options["data"] else None,
-        "validation": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
+        "val": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
         "statistics": options["calibration"],
         "task": task,
         "fix": parse_sizes(options["fixed"]),

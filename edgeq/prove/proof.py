@@ -172,7 +172,8 @@ class Proof(Displayed):
         return {
             "int8_mac_share": self.coverage.int8_mac_share,
             "sqnr_db": self.agreement.sqnr_db,
-            "top1": self.agreement.top1,
+            "top1_agreement": self.agreement.top1,
+            "accuracy": {name: one.value for name, one in self.accuracy.items()},
             "drop": self.drop,
             "speedup": self.speed.ratio.estimate if self.speed is not None else None,
             "samples": self.samples,

@@ -7,6 +7,6 @@ plain values (docs/report.md) → read.py: what was found, and the verdict → p
 
 from __future__ import annotations
 
-from edgeq.util.registry import make_callable
+from edgeq.util.public import make_callable
 
 make_callable(__name__, "edgeq.report.bundle:report_bundle")

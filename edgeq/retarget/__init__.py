@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from edgeq.util.registry import make_callable
+from edgeq.util.public import make_callable
 
 make_callable(__name__, "edgeq.retarget.run:retarget")

@@ -8,7 +8,7 @@ import numbers
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from edgeq.errors import UsageError
@@ -146,18 +146,25 @@ class Goal(Displayed):
             raise UsageError(f"the budget is {self.budget_s} seconds", "Give more than 0")
 
 
-def as_goal(given: Goal | str | None) -> Goal:
-    """`given` as a goal: it may be an objective alone, such as "size"; None is the default goal.
+def as_goal(given: Goal | str | None, *, max_drop: float | None = None, budget: str | float | None = None) -> Goal:
+    """Return `given` as a goal: it may be an objective alone, such as "size"; None is the default goal.
+
+    Args:
+        max_drop, budget: replace the goal's own; the budget in seconds, or as text such as "90s" or "10m".
 
     Raises:
-        UsageError: an unknown objective, or something that is no goal.
+        UsageError: an unknown objective, something that is not a goal, or a limit that makes no sense.
     """
-    if isinstance(given, Goal):
-        return given
-    if given is None or isinstance(given, str):
-        return Goal(cast(Objective, given or "latency"))
-    raise UsageError(
-        f"the goal is given as {type(given).__name__}", "Give edgeq.Goal(objective=..., max_drop=..., budget_s=...)"
+    if given is not None and not isinstance(given, Goal | str):
+        raise UsageError(
+            f"the goal is given as {type(given).__name__}", "Give edgeq.Goal(objective=..., max_drop=..., budget_s=...)"
+        )
+    goal = given if isinstance(given, Goal) else Goal(cast(Objective, given or "latency"))
+    seconds = parse_budget(budget) if isinstance(budget, str) else budget
+    return replace(
+        goal,
+        max_drop=goal.max_drop if max_drop is None else max_drop,
+        budget_s=goal.budget_s if seconds is None else seconds,
     )
 
 
@@ -170,7 +177,7 @@ def parse_budget(text: str | None) -> float | None:
     parts = found.groupdict(default="0") if found and text.strip() else {}
     seconds = sum(float(parts[unit]) * scale for unit, scale in (("h", 3600), ("m", 60), ("s", 1)) if parts)
     if not 0 < seconds < math.inf:
-        raise UsageError(f"--budget {text!r} is no time span", "Write 90s, 10m or 1h30m")
+        raise UsageError(f"--budget {text!r} is not a time span", "Write 90s, 10m or 1h30m")
     return seconds
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePath
@@ -45,7 +46,47 @@ class Page(Displayed):
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        return REGISTRY.load("html")(self.__page__())
+        return REGISTRY.load("html")(_in_python_words(self.__page__()))
+
+
+_SENTENCES = frozenset({"notes", "warnings", "verdict", "needed", "doubts"})
+_ARGUMENTS = {
+    "as-is": "effort=None",
+    "calibration": "statistics",
+    "force": "force=True",
+    "no-emulate": "emulate=False",
+    "no-memory": "memory=False",
+    "no-timing": "timed=False",
+    "resume": "resume=True",
+    "strict": "strict=True",
+    "thorough": "thorough=True",
+    "update": "update=True",
+    "with-float": "with_float=True",
+}
+"""Options whose argument in Python is not their name with underscores."""
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+
+
+def in_python(text: str) -> str:
+    """Return a message with arguments of Python functions in place of options; commands in backticks stay."""
+
+    def argument(option: re.Match[str]) -> str:
+        name = option[1]
+        return f"`{_ARGUMENTS.get(name, name.replace('-', '_'))}`"
+
+    parts = text.split("`")
+    return "`".join(part if i % 2 else _OPTION.sub(argument, part) for i, part in enumerate(parts))
+
+
+def _in_python_words(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a page's record with its sentences as `in_python` has them."""
+    found = dict(record)
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            found[key] = _in_python_words(value)
+        elif key in _SENTENCES and isinstance(value, list | tuple):
+            found[key] = [in_python(text) if isinstance(text, str) else text for text in value]
+    return found
 
 
 def _empty(value: Any) -> bool:
@@ -59,7 +100,7 @@ def _brief(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, str | PurePath):
         text = str(value).replace("\u202f", " ")  # between a number and its unit; repr would show its code
-        return repr(_cut(text, _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
+        return repr(_cut(in_python(text), _SENTENCE if ". " in text or text.endswith(".") else _TEXT))
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{list(value.shape)}"
     if dataclasses.is_dataclass(value):
@@ -67,7 +108,11 @@ def _brief(value: Any) -> str:
         return repr(_cut(name)) if isinstance(name, str) else f"{type(value).__name__}(…)"
     if isinstance(value, Sized) and not isinstance(value, range):
         if isinstance(value, Mapping | tuple | list) and len(value) <= _FEW and all(map(_plain, value)):
-            return ", ".join(_brief(item) for item in value).join("[]")
+            if not isinstance(value, Mapping):
+                return ", ".join(_brief(item) for item in value).join("[]")
+            if all(map(_plain, value.values())):
+                items = (f"{_cut(repr(str(name))[1:-1])}: {_brief(item)}" for name, item in value.items())
+                return ", ".join(items).join("{}")
         return f"<{len(value)} {'item' if len(value) == 1 else 'items'}>"
     return _cut(repr(value)) if isinstance(value, range) else f"<{type(value).__name__}>"
 

@@ -31,7 +31,7 @@ def arguments(*line: str) -> dict[str, Any]:
 def test_nothing_given_is_nothing_set() -> None:
     assert arguments() == {
         "data": None,
-        "validation": None,
+        "val": None,
         "statistics": None,
         "task": None,
         "fix": {},
@@ -57,7 +57,7 @@ def test_data() -> None:
         "role": None,
     }
     expected = {"source": "val", "preprocess": "imagenet", "labels": "l.csv", "count": None, "role": None}
-    assert vars(found["validation"]) == expected
+    assert vars(found["val"]) == expected
     assert (found["statistics"], found["timed"], found["force"]) == (Path("stats"), False, True)
 
 

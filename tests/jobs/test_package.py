@@ -27,9 +27,7 @@ BUNDLE = Path("bundle")
 
 
 def packaged(output: Path = BUNDLE, **options: Any) -> Packaged:
-    return package(
-        NET, CALIB, output, **{"validation": VAL, "timed": False, "emulate": False, "effort": None, **options}
-    )
+    return package(NET, CALIB, output, **{"val": VAL, "timed": False, "emulate": False, "effort": None, **options})
 
 
 def manifest(bundle: Path = BUNDLE) -> dict[str, Any]:
@@ -147,7 +145,7 @@ def test_nothing_static_means_no_calibration_tables(place: Path) -> None:
 
     NET.write_bytes(mixed().SerializeToString())
     overrides = {"mode": "dynamic", "dynamic_weight_types": {"Conv": "uint8", "MatMul": "int8"}}
-    package(NET, None, BUNDLE, validation=VAL, timed=False, overrides=overrides)
+    package(NET, None, BUNDLE, val=VAL, timed=False, overrides=overrides)
     assert not (BUNDLE / "calibration").exists()
     assert manifest()["additional_metadata"]["edgeq"]["calibration_samples"] == 0
     assert plain(verify_bundle(BUNDLE))["passed"]

@@ -30,7 +30,7 @@ CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
 
 
 def quantized(**options: Any) -> Quantized:
-    return quantize(NET, CALIB, OUT, **{"validation": VAL, "timed": False, "emulate": False, "effort": None, **options})
+    return quantize(NET, CALIB, OUT, **{"val": VAL, "timed": False, "emulate": False, "effort": None, **options})
 
 
 def test_the_default_is_this_machines_profile(place: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_layer_in_float_needs_no_session_option(place: Path) -> None:
     ("options", "error"),
     [
         ({"require_coverage": 1.0, "overrides": {"exclude": ("last",)}}, CheckFailedError),
-        ({"max_drop": 0.1, "validation": None}, UsageError),
+        ({"max_drop": 0.1, "val": None}, UsageError),
         ({"overrides": {"exclude": ("lost",)}}, UsageError),
         ({"overrides": {"activation_type": "int8", "weight_type": "uint8"}}, UsageError),
     ],
@@ -120,7 +120,7 @@ def test_an_old_output_is_replaced_only_with_force(place: Path) -> None:
 def test_dynamic_needs_no_calibration(place: Path) -> None:
     (place / "net.onnx").write_bytes(mixed().SerializeToString())
     types = {"Conv": "uint8", "MatMul": "int8"}
-    result = quantize(NET, None, OUT, validation=VAL, timed=False,
+    result = quantize(NET, None, OUT, val=VAL, timed=False,
                       overrides={"mode": "dynamic", "dynamic_weight_types": types})  # fmt: skip
     assert result.scheme.title == "dynamic (Conv uint8, MatMul int8)"
     left = {n.name: n.reason for n in result.proof.coverage.float_nodes if n.macs}

@@ -87,7 +87,7 @@ def test_without_labels_outputs_become_healthy(target: str) -> None:
     assert plain(proof)["repair"]["met"] is True
 
 
-LABELLED: dict[str, Any] = {"validation": Data("val.npz", "key=x,label=label"), "task": "classification"}
+LABELLED: dict[str, Any] = {"val": Data("val.npz", "key=x,label=label"), "task": "classification"}
 
 
 @pytest.mark.usefixtures("uneven")

@@ -39,7 +39,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("array") / "bundle"
     result = package(
         MODEL, Data(str(CALIBRATION), count=16), folder, targets=("gemmini",), timed=False,
-        validation=Data(str(VALIDATION), count=8),
+        val=Data(str(VALIDATION), count=8),
     )  # fmt: skip
     checks = {check.name: check.kind for check in result.variants["gemmini"].checks}
     assert checks["self-test"] == checks["accuracy"] == checks["load"] == "modelled"

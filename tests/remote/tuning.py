@@ -64,7 +64,7 @@ def tuned(output: Path, boards: Sequence[str], **changes: Any) -> Tuned:
             demo.MODEL,
             Data(demo.CALIBRATION, count=8),
             output,
-            validation=Data(demo.VALIDATION, count=20),
+            val=Data(demo.VALIDATION, count=20),
             task=make_task("classification"),
             goal=Goal(max_drop=0.05, budget_s=60),
             clock=clock,

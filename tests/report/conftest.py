@@ -20,7 +20,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         demo.MODEL,
         Data(demo.CALIBRATION, count=16),
         place,
-        validation=Data(demo.VALIDATION, count=32),
+        val=Data(demo.VALIDATION, count=32),
         task=make_task("classification"),
         with_float=True,
         timed=False,

@@ -59,7 +59,7 @@ def test_the_report_keeps_a_bundle_reproducible(bundle: Path, tmp_path: Path) ->
         demo.MODEL,
         Data(demo.CALIBRATION, count=16),
         again,
-        validation=Data(demo.VALIDATION, count=32),
+        val=Data(demo.VALIDATION, count=32),
         task=make_task("classification"),
         with_float=True,
     )  # timed: what it took must not show

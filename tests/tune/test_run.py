@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def tuned(output: Path, **changes: Any) -> Tuned:
     arguments: dict[str, Any] = {
-        "validation": Data(demo.VALIDATION),
+        "val": Data(demo.VALIDATION),
         "task": "classification",
         "goal": GOAL,
         "engines": "onnxruntime",
@@ -85,7 +85,7 @@ def test_the_record_has_the_keys_that_are_documented(labelled: Tuned) -> None:
 
 
 def test_without_labels_float_is_the_judge(tmp_path: Path) -> None:
-    result = tuned(tmp_path / "t.edgeq", validation=None, task=None, goal=GOAL)
+    result = tuned(tmp_path / "t.edgeq", val=None, task=None, goal=GOAL)
     assert result.record["data"] == {
         "calibration_samples": 20,
         "validation_samples": 20,
@@ -156,7 +156,7 @@ def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Pa
             demo.MODEL,
             Data(demo.CALIBRATION, count=21),
             output,
-            validation=Data(demo.VALIDATION),
+            val=Data(demo.VALIDATION),
             task=make_task("classification"),
             goal=GOAL,
             resume=True,

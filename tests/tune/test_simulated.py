@@ -45,7 +45,7 @@ def test_a_bundle_for_elsewhere(labelled: Path, tmp_path: Path, target: str) -> 
         Data(str(demo.CALIBRATION), count=50),
         out,
         target=target,
-        validation=Data(str(labelled)),
+        val=Data(str(labelled)),
         task=make_task("classification", TaskOptions()),
     )
     record = plain(result)

@@ -57,7 +57,7 @@ def test_what_8_bits_cannot_hold_goes_to_16_in_the_simulator_too(
     labelled = [({"x": x}, int(session.run(None, {"x": x})[0].argmax())) for x in inputs]
     goal = Goal(max_drop=0.02)
     how: dict[str, Any] = {
-        "validation": labelled,
+        "val": labelled,
         "target": "hexagon-v73",
         "task": make_task("classification"),
         "goal": goal,

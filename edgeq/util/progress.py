@@ -1,0 +1,153 @@
+"""Show progress and notes: bars on a terminal, one cell of text in a notebook."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import click
+from edgeq_device.relay import printable, printable_lines, unfiltered
+
+from edgeq.util.display import SILENT, Advance, Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BAR = 24
+_AGAIN_S = 0.2
+
+
+def default_progress() -> Progress:
+    """Return what a Python session shows: progress in a notebook and on a terminal, nothing elsewhere."""
+    if (display := _notebook()) is not None:
+        return NotebookProgress(display)
+    return StderrProgress() if sys.stderr is not None and sys.stderr.isatty() else SILENT
+
+
+def _notebook() -> Any | None:
+    """Return IPython's display module where a notebook's kernel runs this process."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return sys.modules.get("IPython.display") if hasattr(shell, "kernel") else None
+
+
+def watched_console() -> Console:
+    """Return a rich console on stderr for what is drawn again and again; what is printed above it stays plain."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Watched(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            plain = (Text(printable_lines(one.plain)) if isinstance(one, Text) else one for one in objects)
+            super().print(*plain, **options)
+
+    return Watched(file=unfiltered(sys.stderr))
+
+
+class StderrProgress:
+    """Bars and notes on stderr.
+
+    Args:
+        step: called with each step of progress.
+        quiet: show nothing.
+    """
+
+    def __init__(self, step: Callable[[], None] = lambda: None, *, quiet: bool = False) -> None:
+        self._step, self._quiet = step, quiet
+        self._printed: set[str] = set()
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Open a stage; see `Progress.stage`."""
+        with self._bar(title, total) as advance:
+            self._step()
+
+            def stepping(steps: int) -> None:
+                self._step()
+                advance(steps)
+
+            yield stepping
+        self._step()
+
+    @contextmanager
+    def _bar(self, title: str, total: int | None) -> Iterator[Advance]:
+        """Draw a bar with speed and remaining time on a terminal, else nothing."""
+        if self._quiet or not sys.stderr.isatty():
+            yield lambda steps: None
+            return
+        from rich import progress
+        from rich.text import Text
+
+        class Speed(progress.ProgressColumn):
+            def render(self, task: progress.Task) -> Text:
+                return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+        columns = (
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            Speed(),
+            progress.TimeRemainingColumn(),
+        )
+        with progress.Progress(*columns, console=watched_console(), transient=True) as bar:
+            task = bar.add_task(printable(title), total=total)
+            yield lambda steps: bar.advance(task, steps)
+
+    def note(self, text: str) -> None:
+        """Print `text` on stderr once: notes on calibration and validation data are often the same."""
+        if not self._quiet and text not in self._printed:
+            self._printed.add(text)
+            click.echo(printable(text), err=True)
+
+
+class NotebookProgress:
+    """Notes, and below them the stage that runs, as one text that is written again in the cell's output.
+
+    Args:
+        display: the module `IPython.display`.
+    """
+
+    def __init__(self, display: Any) -> None:
+        self._display, self._id, self._shown = display, f"edgeq-{uuid4().hex}", False
+        self._stages: list[list[Any]] = []
+        self._notes: list[str] = []
+        self._next = 0.0
+
+    @contextmanager
+    def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
+        """Open a stage; see `Progress.stage`."""
+        state: list[Any] = [printable(title), 0, total]
+        self._stages.append(state)
+        self._draw()
+
+        def advance(steps: int) -> None:
+            state[1] += steps
+            if time.monotonic() >= self._next:
+                self._draw()
+
+        try:
+            yield advance
+        finally:
+            self._stages.remove(state)
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Add `text` once."""
+        if printable(text) not in self._notes:
+            self._notes.append(printable(text))
+            self._draw()
+
+    def _draw(self) -> None:
+        self._next = time.monotonic() + _AGAIN_S
+        lines = [*self._notes]
+        for title, done, total in self._stages[-1:]:
+            filled = round(_BAR * min(1.0, done / total)) if total else 0
+            bar = f" {'█' * filled}{'░' * (_BAR - filled)} {done}/{total}" if total else f" {done}" if done else ""
+            lines.append(f"{title}{bar}")
+        show = self._display.update_display if self._shown else self._display.display
+        self._shown = True
+        show({"text/plain": "\n".join(lines)}, raw=True, display_id=self._id)
