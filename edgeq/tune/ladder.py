@@ -143,11 +143,12 @@ def _others(job: Job, target: Target, scheme: Scheme, chosen: Collection[str], e
     """Yield what may suit a model in which products dominate, where the user has chosen no mode of quantization."""
     if scheme.mode != "static" or "mode" in chosen or product_share(job.prepared.model) < WORTH_A_TRY:
         return
-    if job.calibration is not None and not ineffective(target).intersection(_SMOOTHED):
+    smoothed = tuple(name for name in _SMOOTHED if name not in ineffective(target))
+    if job.calibration is not None and smoothed:
         methods = [scheme] if "method" in chosen else [scheme, scheme.replace(method=_TAILS, method_options={})]
         for candidate in (with_scheme(Candidate("", method), method) for method in methods):
-            name = " + ".join((candidate.name, *_SMOOTHED))
-            yield candidate.replace(name=name, recoveries=_SMOOTHED)
+            name = " + ".join((candidate.name, *smoothed))
+            yield candidate.replace(name=name, recoveries=smoothed)
     other = scheme.replace(mode="dynamic")
     try:
         backend_named(target.backend).check(other)

@@ -241,3 +241,28 @@ def test_weights_in_blocks_are_repaired_too(tmp_path: Path, monkeypatch: pytest.
     proof = quantized(**blocks).proof
     assert proof.repair is not None
     assert proof.repair.met
+
+
+def test_products_are_smoothed_for_targets_that_are_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(3)
+    model = proto("""norm (float[N, 8, 32] x) => (float[N, 8, 32] y) {
+        [norm] a = LayerNormalization (x, gain)
+        [one] b = MatMul (a, w1)
+        [relu] c = Relu (b)
+        [two] y = MatMul (c, w2)
+    }""")
+    gain = np.ones(32)
+    gain[:2] = 200  # two channels leave the others a few levels
+    first = random.normal(size=(32, 32))
+    first[:2] /= 200
+    for name, values in {"gain": gain, "w1": first, "w2": random.normal(size=(32, 32))}.items():
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+    onnx.save(model, "net.onnx")
+    np.savez("calib.npz", x=random.normal(size=(64, 8, 32)).astype(np.float32))
+    assert quantized(target="nvidia-t4", effort=None, overrides={}).proof.agreement.sqnr_db < HEALTHY_DB
+    repair = quantized(target="nvidia-t4", overrides={}).proof.repair
+    assert repair is not None
+    assert repair.met
+    assert "smoothquant" in repair.chosen
+    assert "in float" not in repair.chosen

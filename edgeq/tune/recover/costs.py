@@ -222,6 +222,10 @@ _ROWS = 64
 _NOT_FINITE = 100.0
 
 
+# Of the noise of all layers: no layer in int8 makes less.
+_TRIFLE = 1e-4
+
+
 def rank_layers(
     prepared: PreparedModel,
     artifact: Artifact,
@@ -343,7 +347,7 @@ def rank_static(
     found = rank_layers(state.prepared, state.artifact, job.calibration, count=count, progress=progress)
     units = find_units(job.prepared.model)
     quantized = [unit for unit in units if not set(unit.nodes) <= set(scheme.exclude)]
-    layers, work = merged(found, quantized), mac_costs(units, job.prepared.model)
+    layers, work = audible(merged(found, quantized)), mac_costs(units, job.prepared.model)
     quiet = quiet_among(quantized, layers, job.prepared.model)
     if not timed or state.artifact.simulation is not None:  # no kernel of a simulation is the target's
         return Ranking(by_worth(layers, work), work, quiet=quiet)
@@ -377,6 +381,13 @@ def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedL
             noise[unit_of[name]] += layer.noise
     ranked = [RankedLayer(unit.name, unit.nodes, noise[unit.name]) for unit in units if noise[unit.name] > 0]
     return tuple(sorted(ranked, key=lambda layer: -layer.noise))
+
+
+def audible(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
+    """Leave out layers whose noise is a trifle beside the others': what computes in 16 bits is not exact either, costs
+    nothing in float where it has no multiply-accumulates, and would come first."""
+    least = _TRIFLE * sum(layer.noise for layer in layers)
+    return tuple(layer for layer in layers if layer.noise > least)
 
 
 def quiet_among(units: Sequence[Unit], layers: Sequence[RankedLayer], model: ir.Model) -> tuple[QuietLayer, ...]:
