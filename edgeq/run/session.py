@@ -271,15 +271,16 @@ class Guest(edgeq_device.serve.Guest):
 
 def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
     """What opens the model at a path of the guest's."""
+    plugin = settings.engine
     return {
         "name": name,
         "model": model,
-        "provider": settings.providers[0],
+        "provider": plugin.provider if plugin is not None and plugin.module else settings.providers[0],
         "session_options": dict(settings.config),
         "optimization": settings.optimization,
         "threads": settings.intra_op_threads,
         "profile": [str(settings.profile_prefix), str(settings.save_optimized_to)] * bool(settings.profile_prefix),
-        "engine": settings.engine.to_dict() if settings.engine is not None else None,
+        "engine": plugin.to_dict() if plugin is not None else None,
         "precision": settings.precision,
     }
 

@@ -13,6 +13,7 @@ REGISTRY = "needs a registry: tests/bundle/oci"
 REFERENCE = "needs the reference package: tests/bundle/signing/test_reference.py"
 CERTIFICATES = "needs certificates: tests/bundle/signing/test_sign.py"
 ENGINE = "needs the package of the engine: tests/run/test_engine.py"
+LITERT = "needs the packages of LiteRT: tests/backends/litert"
 GPU = "needs an NVIDIA GPU: tests/gpu"
 NPU = "needs onnxruntime-qnn, and minutes in its simulator: tests/backends/qnn"
 DASK = "starts processes of Dask: tests/distributed"
@@ -29,6 +30,13 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq quantize model.onnx --data calib/ --engine openvino -o int8.onnx": ENGINE,
     "edgeq package model.onnx --data calib/ --engine openvino -o dist/": ENGINE,
     "python -m pip uninstall onnxruntime && python -m pip install onnxruntime-gpu[cuda,cudnn]": INDEX,
+    "pip install .[cpu,litert]": INDEX,
+    "pip install .[cpu,litert] ethos-u-vela": INDEX,
+    "edgeq bench int8.onnx --engine onnxruntime --engine litert": LITERT,
+    "edgeq package model.onnx --data calib/ --engine litert -o dist/": LITERT,
+    "edgeq package model.onnx --data calib/ --fix N=1 -t cortex-m7 -o dist/": LITERT,
+    "edgeq package model.onnx --data calib/ --fix N=1 -t ethos-u55-128 -o npu/": LITERT,
+    "edgeq package model.onnx --data calib/ --fix N=1 -t ethos-u55-128 --json | jq .variants[].estimate": LITERT,
     "edgeq bench model.onnx --engine onnxruntime --engine cuda --engine cuda:tf32": GPU,
     "edgeq eval model.onnx --data val/ --reference model.onnx --engine cuda": GPU,
     "pip install .[cpu,qnn]": INDEX,

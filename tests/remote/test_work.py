@@ -13,6 +13,9 @@ from edgeq_device.features import read_features
 
 from edgeq import demo
 from edgeq.cli import group
+from edgeq.data.open_source import Data
+from edgeq.jobs.package import package
+from tests.plugins import needs_plugin
 from tests.remote.conftest import FakeBoard
 
 
@@ -93,6 +96,22 @@ def test_bench_models_on_data(board: FakeBoard) -> None:
     )
     assert list(found["models"]) == ["model.onnx, onnxruntime"]
     assert not [note for note in found["notes"] if "made up" in note]
+
+
+@needs_plugin("litert")
+def test_a_board_gets_the_file_of_an_engine_with_a_format_of_its_own(board: FakeBoard, tmp_path: Path) -> None:
+    engine = ("--engine", "litert")
+    found = run_json("bench", demo.MODEL, "--on", board.address, *engine, "--duration", 0.02, "--queries", 3)
+    assert found["models"]["model.onnx, litert"]["providers"] == ["LiteRTExecutionProvider"]
+    data = ("--data", demo.CALIBRATION, "--count", 6, "--reference", demo.MODEL)
+    here = run_json("eval", demo.MODEL, *data, *engine)
+    there = run_json("eval", demo.MODEL, *data, *engine, "--on", board.address)
+    same = here.keys() - {"coverage"}
+    assert {key: there[key] for key in same} == {key: here[key] for key in same}
+    package(demo.MODEL, Data(demo.CALIBRATION), tmp_path / "b", engines="litert", effort=None, timed=False)
+    checked = run_json("verify", tmp_path / "b", "--on", board.address)["boards"][0]["verification"]
+    assert {entry["status"] for entry in checked["variants"]} == {"passed"}
+    assert run_json("eval", tmp_path / "b", *data, "--on", board.address)["variant"].endswith("-litert")
 
 
 def test_eval(board: FakeBoard, bundle: Path) -> None:
