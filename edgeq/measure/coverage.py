@@ -548,7 +548,7 @@ def measure_coverage(
     """
     own = engine_of_file(model.name)
     if own is not None:
-        return Coverage(basis="unknown", how=f"a {own.suffix} file does not say which nodes it was made of")
+        return Coverage(basis="unknown", how=f"the work of a {own.suffix} file's operators is not counted")
     macs = {name: count for name, count in (macs or sized_macs(source, feed)).items() if count}
     known = aliases(source, macs)
     engine = described(settings.engine) if settings.engine is not None else None
