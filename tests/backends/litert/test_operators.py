@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeq.backends.litert.rules import check_kernels
+from edgeq.errors import ModelError
 from edgeq.run.session import SessionSettings, open_session
-from tests.backends.litert.files import RUNTIMES, quantized, run
+from tests.backends.litert.files import MICRO, RUNTIMES, network_of, quantized, run
 from tests.graphs import proto
 
 RANDOM = np.random.default_rng(0)
