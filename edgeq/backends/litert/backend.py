@@ -22,7 +22,7 @@ from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
-from edgeq.backends.litert.rules import check
+from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
@@ -109,6 +109,7 @@ class LitertBackend(Backend):
         save_model(model, destination)
         network = lower(read_own(destination), prepared.source)
         engine = self.engine
+        check_kernels(network, engine.name)
         return Artifact(
             model=destination,
             scheme=scheme,
