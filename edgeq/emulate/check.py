@@ -69,7 +69,7 @@ def route_for(
     engine = described(spec)
     if engine is None:
         return route_to(target, machine, simulators=simulators, progress=progress)
-    if engine.name == target.emulate.get("simulator"):
+    if target.emulate.get("simulator") in (engine.name, engine.int8.backend):
         try:
             find_library(engine, str(onnxruntime().__version__))
         except DeviceError as error:

@@ -15,17 +15,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
+from edgeq.backends.base import Artifact, Backend, Check, DeviceSimulator, check_names, refuse_wide, require_fields
+from edgeq.backends.litert import ethosu
 from edgeq.backends.litert.companions import with_sources
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
-from edgeq.backends.litert.rules import check
+from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
-from edgeq.errors import UsageError
+from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
@@ -107,6 +109,7 @@ class LitertBackend(Backend):
         save_model(model, destination)
         network = lower(read_own(destination), prepared.source)
         engine = self.engine
+        check_kernels(network, engine.name)
         return Artifact(
             model=destination,
             scheme=scheme,
@@ -140,6 +143,16 @@ class LitertBackend(Backend):
     def simulator(self) -> DeviceSimulator:
         """Return what opens models in the kernels of a target's engine."""
         return _simulated
+
+    def doctor(self, machine: Machine) -> Iterator[Check]:
+        """Look for vela. See `Backend.doctor`."""
+        del machine
+        try:
+            yield Check("vela", "ok", f"{ethosu.version()}, which compiles for Ethos-U")
+        except RuntimeUnavailableError as error:
+            yield Check("vela", "absent", str(error))
+        except EngineError as error:
+            yield Check("vela", "failed", str(error))
 
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
         """Write a model as a .tflite file. See `Backend.convert`.

@@ -2,8 +2,8 @@
 
 A node computes on integers where all activations that it reads come from DequantizeLinear nodes and all that it makes
 goes to QuantizeLinear nodes of one set of parameters. Everything else computes in float, between DEQUANTIZE and
-QUANTIZE. A node that only moves elements keeps the integers and the parameters of its input, and a QuantizeLinear
-moves ahead of it: both change no number.
+QUANTIZE, as does a node whose integers the file cannot express. A node that only moves elements keeps the integers and
+the parameters of its input, and a QuantizeLinear moves ahead of it: both change no number.
 
 Each operator of ONNX has a function in `operators`; the tensors' axes are stored in any order (`layout`).
 """
@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeq.backends.litert.dialect import dialect
 from edgeq.backends.litert.layout import (
     Order,
     channels_last,
@@ -152,7 +153,13 @@ class Lowering:
             if handler is None:
                 raise CannotWriteError("it has no form in the file")
             self.integer = self._computes_on_integers(node)
-            handler(self, node)
+            try:
+                handler(self, node)
+            except CannotWriteError:
+                if not self.integer:
+                    raise
+                self.integer = False
+                handler(self, node)
 
     def _computes_on_integers(self, node: ir.Node) -> bool:
         data = [v for v in node.inputs if v is not None and not self.is_constant(v)]
@@ -160,6 +167,8 @@ class Lowering:
             return False
         if moves_data(node) or is_op(node, "Flatten", "Identity", "Dropout", "MaxPool"):
             return True
+        if not is_op(node, "Clip", "Pad", "Resize") and any(_is_number(v) for v in node.inputs):
+            return False
         return all(self._only_parameters(v) is not None for v in node.outputs if v.uses() or v.is_graph_output())
 
     def _quantize(self, node: ir.Node) -> None:
@@ -384,6 +393,8 @@ class Lowering:
         outputs: tuple[Tensor, ...],
         options: dict[str, Any] | None = None,
     ) -> None:
+        if self.integer and outputs[0].type == "int8" and dialect()[kind].int8 == 0:
+            raise CannotWriteError(f"{kind} has no int8 kernel")
         self._operators.append(Operator(kind, inputs, outputs, options or {}, self._node))
 
 
@@ -399,6 +410,11 @@ def _parameters(node: ir.Node) -> Scales:
         raise CannotWriteError(f"it has integers of type {zero.dtype}")
     shifted = zero.astype(np.int64) - 128 * unsigned
     return Scales(np.atleast_1d(scale.astype(np.float32)), np.atleast_1d(shifted), node.attributes.get_int("axis", 1))
+
+
+def _is_number(value: ir.Value | None) -> bool:
+    """Return whether a value is a constant of floats: a node that was left in float reads such."""
+    return is_constant(value) and value is not None and value.dtype == ir.DataType.FLOAT
 
 
 _SPATIAL = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize", "BatchNormalization")

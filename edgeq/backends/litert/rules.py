@@ -27,6 +27,18 @@ def check(network: Network) -> None:
         raise ModelError(f"the .tflite file would be wrong: {problem}", "Report this: edgeq wrote it so")
 
 
+def check_kernels(network: Network, engine: str) -> None:
+    """Refuse a network with an operator that an engine has no kernel of.
+
+    Raises:
+        ModelError: names the node.
+    """
+    for operator in network.operators:
+        if engine in dialect()[operator.kind].lacking:
+            problem = f"node {operator.node!r} becomes {operator.kind}, of which {engine} has no kernel"
+            raise ModelError(problem, "Export the model without it, or choose a target with LiteRT")
+
+
 def problems(network: Network) -> Iterator[str]:
     """Yield what is wrong with a network, one sentence for each fault."""
     made = {port.tensor for port in network.inputs}

@@ -94,7 +94,7 @@ def quantized(
 
     Args:
         node: its text, such as "y = Conv<pads=[1,1,1,1]>(x, w, b)".
-        constants: weights, int8 with a scale for each place on `axis`; "b", a bias of 32 bits.
+        constants: int8; "w" has a scale for each place on `axis`, "b" is a bias of 32 bits.
         scales: of each input and of "y": scale and zero point of int8.
         plain: constants that are no numbers of the network, such as shapes.
     """
@@ -113,7 +113,7 @@ def quantized(
             integers = np.rint(values / scale).astype(np.int32)
             params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT32)
         else:
-            others = tuple(place for place in range(values.ndim) if place != axis)
+            others = tuple(place for place in range(values.ndim) if place != axis or name != "w")
             scale = channel = (np.abs(values).max(axis=others) / 127).astype(np.float32)
             params = QuantParams(scale, np.zeros(scale.shape, np.int64), ir.DataType.INT8)
             integers = replace(params, axis=axis).quantize(values)

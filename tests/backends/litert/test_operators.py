@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeq.backends.litert.rules import check_kernels
+from edgeq.errors import ModelError
 from edgeq.run.session import SessionSettings, open_session
-from tests.backends.litert.files import RUNTIMES, quantized, run
+from tests.backends.litert.files import MICRO, RUNTIMES, network_of, quantized, run
+from tests.graphs import proto
 
 RANDOM = np.random.default_rng(0)
 SIGMOID, TANH = (1 / 256, -128), (1 / 128, 0)
 X, Y = (0.031, -7), (0.043, 11)
 IMAGE = [1, 4, 7, 9]
+DOWN = "floor"
 
 
 def floats(*shape: int) -> NDArray[np.float32]:
@@ -34,6 +38,7 @@ class Case:
 
     Attributes:
         axis: of the scales of its weights.
+        lacking: whether TFLite Micro has no kernel.
         share: of the results that are equal, at least; the others are `apart` from the formula's, at most.
     """
 
@@ -47,6 +52,8 @@ class Case:
     share: float = 1.0
     apart: int = 1
     axis: int = 0
+    opset: int = 17
+    lacking: bool = False
 
 
 TWO = {"x": IMAGE, "a": IMAGE}
@@ -102,6 +109,8 @@ CASES = {
         share=0.9,
     ),
     "add": Case("y = Add(x, a)", IMAGE, TWO, share=0.97),
+    "add a constant": Case("y = Add(x, c)", IMAGE, constants={"c": floats(4, 1, 1)}, share=0.97),
+    "mul by a constant": Case("y = Mul(x, c)", IMAGE, constants={"c": floats(1, 4, 7, 1)}, share=0.9),
     "add broadcast": Case("y = Add(x, a)", IMAGE, {"x": IMAGE, "a": [4, 1, 1]}, share=0.97),
     "sub": Case("y = Sub(x, a)", IMAGE, TWO, share=0.97),
     "mul": Case("y = Mul(x, a)", IMAGE, TWO, y=(0.1, 3), share=0.96),
@@ -114,7 +123,7 @@ CASES = {
     "hard swish": Case("y = HardSwish(x)", IMAGE, share=0.9),
     "hard sigmoid": Case("y = HardSigmoid<alpha=0.16666667>(x)", IMAGE, y=(1 / 255, -128), share=0.9),
     "leaky relu": Case("y = LeakyRelu<alpha=0.1>(x)", IMAGE, share=0.9),
-    "prelu": Case("y = PRelu(x, p)", IMAGE, plain={"p": floats(4, 1, 1)}, share=0.9),
+    "prelu": Case("y = PRelu(x, slope)", IMAGE, constants={"slope": floats(4, 1, 1)}, share=0.9),
     "relu": Case("y = Relu(x)", IMAGE, y=X),
     "relu6": Case("y = Clip(x, low, high)", IMAGE, plain={"low": np.float32(0), "high": np.float32(2)}, y=X),
     "max pool": Case("y = MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x)", [1, 4, 4, 5], y=X),
@@ -148,7 +157,7 @@ CASES = {
     "depth to space, channels first": Case('y = DepthToSpace<blocksize=2, mode="CRD">(x)', [1, 1, 16, 16], LONG, y=X),
     "space to depth": Case("y = SpaceToDepth<blocksize=2>(x)", [1, 16, 4, 4], LONG, y=X),
     "resize nearest": Case(
-        'y = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(x, , f)',
+        f'y = Resize<coordinate_transformation_mode="asymmetric", nearest_mode="{DOWN}">(x, , f)',
         [1, 4, 16, 16],
         LONG,
         plain={"f": np.array([1, 1, 2, 2], np.float32)},
@@ -191,3 +200,42 @@ def test_operator(case: Case, runtime: str) -> None:
     apart = np.abs(found - wanted)
     assert apart.max() <= case.apart
     assert np.mean(apart == 0) >= case.share
+
+
+FLOATS = {
+    **{name: case for name, case in CASES.items() if not case.constants.keys() - {"w", "b"}},
+    **{
+        name.lower(): Case(f"y = {name}(x)", [1, 4, 1, 1] if "Pool" in name else IMAGE)
+        for name in ("Exp", "Abs", "Neg", "Cos", "Sin", "GlobalMaxPool")
+    },
+    "div": Case("y = Div(x, a)", IMAGE, TWO),
+    "sum": Case("y = ReduceSum(x, p)", [1, 1, 7, 9], plain={"p": integers(1)}),
+    "largest": Case("y = ReduceMax<axes=[1]>(x)", [1, 1, 7, 9]),
+    "least": Case("y = ReduceMin<axes=[2], keepdims=0>(x)", [1, 4, 9]),
+    "norm": Case(
+        "y = BatchNormalization(x, s, b, m, v)",
+        IMAGE,
+        plain={name: np.abs(floats(4)) + np.float32(0.1) for name in ("s", "b", "m", "v")},
+    ),
+    "gelu": Case("y = Gelu(x)", IMAGE, opset=20, lacking=True),
+    "log softmax": Case("y = LogSoftmax<axis=-1>(x)", IMAGE),
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())
+def test_operator_of_floats(case: Case, runtime: str) -> None:
+    taken = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in case.inputs.items())
+    body = "\n".join(f"[n{place}] {line}" for place, line in enumerate(case.node.splitlines()))
+    made = ",".join(map(str, case.output))
+    weights = {**case.constants, **case.plain}
+    model = proto(f"g ({taken}) => (float[{made}] y) {{\n{body}\n}}", weights, opset=case.opset)
+    if runtime == MICRO and case.lacking:
+        with pytest.raises(ModelError, match="no kernel"):
+            check_kernels(network_of(model), "tflite-micro")
+        return
+    random = np.random.default_rng(1)
+    feed = {name: random.normal(0, 1, shape).astype(np.float32) for name, shape in case.inputs.items()}
+    expected = open_session(model.SerializeToString()).run(["y"], feed)[0]
+    found = run(model, runtime, feed)
+    assert np.allclose(found, expected, rtol=1e-4, atol=1e-4)

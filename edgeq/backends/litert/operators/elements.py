@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from edgeq.backends.litert.layout import Order, plain
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
@@ -59,19 +58,11 @@ def _raised(work: Lowering, found: Stored, rank: int) -> Stored:
 
 def _constant_side(work: Lowering, value: ir.Value | None, rank: int, order: Order) -> Stored:
     values, scales = work.constant(value) if work.integer else (work.floats(value), None)
-    if work.integer and scales is None:
-        scales = _spread(values)
-        values = np.clip(np.rint(values / scales.scale[0]) + scales.zero[0], -128, 127).astype(np.int8)
     if scales is not None and scales.scale.size > 1:
         raise CannotWriteError("it reads a constant with a scale for each channel")
     raised = values.reshape((1,) * (rank - values.ndim) + values.shape)
     stored = raised.transpose(order) if values.size > 1 else values.reshape((1,) * rank)
     return Stored(work.fixed(name_of(value), stored, scales), order, raised.shape)
-
-
-def _spread(values: NDArray[Any]) -> Scales:
-    """Return scales for a constant: its largest magnitude is 127."""
-    return Scales.of(float(np.abs(values).max(initial=0)) / 127 or 1.0, 0)
 
 
 def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None]:

@@ -1,0 +1,116 @@
+"""The whole way from a float model to a proven .tflite file, and what stands in it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import edgeq
+from edgeq.backends.base import backend_for
+from edgeq.backends.litert.convert import lower
+from edgeq.backends.litert.network import Network
+from edgeq.calibrate.collect import collect
+from edgeq.calibrate.ranges import derive_ranges
+from edgeq.data.samples import open_samples
+from edgeq.errors import ModelError, RuntimeUnavailableError, UsageError
+from edgeq.hardware.target import resolve
+from edgeq.model.load import read_own
+from edgeq.model.prepare import prepare_model
+from tests.backends.litert.files import installed, litert
+from tests.graphs import proto
+
+micro = pytest.mark.skipif(not installed("tflite_micro"), reason="tflite-micro is not installed")
+NET = """g (float[N,3,8,8] x) => (float[N,4] y) {
+    [conv] h = Conv<pads=[1,1,1,1]>(x, w, b)
+    [gate] s = Sigmoid(h)
+    [silu] m = Mul(h, s)
+    [depthwise] e = Conv<pads=[1,1,1,1], group=8>(m, d)
+    [join] j = Concat<axis=1>(e, m)
+    [pool] p = AveragePool<kernel_shape=[2,2], strides=[2,2]>(j)
+    [flat] l = Flatten(p)
+    [dense] c = Gemm<transB=1>(l, f)
+    [soft] y = Softmax<axis=-1>(c)
+}"""
+
+
+def weights() -> dict[str, np.ndarray]:
+    """Random weights of the network."""
+    random = np.random.default_rng(0)
+    shapes = {"w": (8, 3, 3, 3), "b": (8,), "d": (8, 1, 3, 3), "f": (4, 256)}
+    return {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def made(folder: Path, text: str = NET, **more: np.ndarray) -> tuple[Path, Path]:
+    """The model, and samples for it."""
+    onnx.save(proto(text, {**weights(), **more}), folder / "net.onnx")
+    samples = np.random.default_rng(1).normal(0, 1, (8, 3, 8, 8)).astype(np.float32)
+    np.savez(folder / "data.npz", x=samples)
+    return folder / "net.onnx", folder / "data.npz"
+
+
+def network(folder: Path, **options: Any) -> Network:
+    """The operators of the network's file."""
+    model, data = made(folder)
+    prepared = prepare_model(model, folder / "prepared")
+    samples = open_samples(data, prepared.signature)
+    target = resolve("android-xnnpack")
+    scheme = target.profile.scheme.replace(**options)
+    ranges = derive_ranges(collect(prepared.model, samples, model_digest=prepared.digest), scheme.method)
+    artifact = backend_for(target).build(prepared, ranges, scheme, folder / "q.onnx")
+    return lower(read_own(artifact.model), model)
+
+
+@litert
+@pytest.mark.parametrize("target", ["android-xnnpack", pytest.param("cortex-m7", marks=micro)])
+def test_quantize_writes_a_proven_file(tmp_path: Path, target: str) -> None:
+    model, data = made(tmp_path)
+    found = edgeq.quantize(model, data, tmp_path / "net.tflite", target=target, timed=False)
+    assert found.output.read_bytes()[4:8] == b"TFL3"
+    assert found.proof.engine == ("litert" if target == "android-xnnpack" else "tflite-micro")
+    assert found.proof.agreement.sqnr_db > 20
+    assert found.proof.coverage.int8_mac_share == 1
+
+
+@litert
+def test_ranges_and_ties_need_no_conversion(tmp_path: Path) -> None:
+    kinds = Counter(operator.kind for operator in network(tmp_path).operators)
+    assert kinds["QUANTIZE"] == kinds["DEQUANTIZE"] == kinds["TRANSPOSE"] == 0
+
+
+@litert
+def test_a_layer_in_float_stands_between_conversions(tmp_path: Path) -> None:
+    found = network(tmp_path, exclude=("depthwise",))
+    (layer,) = (operator for operator in found.operators if operator.node == "depthwise" and "CONV" in operator.kind)
+    assert {tensor.type for tensor in (*layer.inputs, *layer.outputs) if tensor} == {"float32"}
+    kinds = Counter(operator.kind for operator in found.operators)
+    assert (kinds["DEQUANTIZE"], kinds["QUANTIZE"]) == (1, 1)
+
+
+@litert
+def test_an_output_of_another_name_is_refused(tmp_path: Path) -> None:
+    model, data = made(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match=r"Name it net\.tflite"):
+        edgeq.quantize(model, data, tmp_path / "out" / "net.onnx", target="android-xnnpack")
+    with pytest.raises(UsageError, match=r"Name it net\.onnx"):
+        edgeq.quantize(model, data, tmp_path / "out" / "net.tflite", target="generic-arm64")
+
+
+@litert
+def test_an_operator_that_the_file_lacks_is_named(tmp_path: Path) -> None:
+    model, data = made(tmp_path, NET.replace("[gate] s = Sigmoid(h)", "[gate] s = Erf(h)"))
+    with pytest.raises(ModelError, match=r"'gate' \(Erf\) cannot be written"):
+        edgeq.quantize(model, data, tmp_path / "net.tflite", target="android-xnnpack", timed=False)
+
+
+def test_an_absent_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+    model, data = made(tmp_path)
+    with pytest.raises(RuntimeUnavailableError, match=r"ai-edge-litert is not installed.*edgeq\[litert\]"):
+        edgeq.quantize(model, data, tmp_path / "net.tflite", target="android-xnnpack", timed=False)
