@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.blocks import REPOSITORY, blocks
 from tests.report.browser import Page, browsing, find_browser
 
 from .runtime import ISOLATED, in_node, served
@@ -119,10 +121,20 @@ def test_a_path_that_leads_out_is_refused(site: Path, tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text("utf-8").replace('"model.onnx"', '"../model.onnx"'), "utf-8")
     script = """
         const { load } = await import(process.argv[1]);
-        const said = await load(new URL("./", process.argv[1])).catch((error) => error.message);
-        console.log(JSON.stringify(said));
+        const problem = await load(new URL("./", process.argv[1])).catch((error) => error.message);
+        console.log(JSON.stringify(problem));
     """
     assert "leads out of the folder" in in_node(script, (tmp_path / "site" / "edgeq.mjs").as_uri())
+
+
+def test_javascript_of_the_docs_parses(tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("no node here")
+    shown = [block.text for block in blocks(REPOSITORY / "docs" / "web.md") if block.language == "js"]
+    assert shown
+    for text in shown:
+        (tmp_path / "shown.mjs").write_text(text, "utf-8")
+        subprocess.run(["node", "--check", str(tmp_path / "shown.mjs")], check=True, timeout=60)
 
 
 def test_webgpu_follows_the_stored_answers(site: Path) -> None:
