@@ -31,7 +31,7 @@ from edgeq.prove.proof import Proof
 from edgeq.prove.target_checks import artifact_checks
 from edgeq.prove.variants import Variant, variant_name, with_fallback
 from edgeq.remote.clock import BoardClock
-from edgeq.run.engines import DEFAULT, EngineChoice, as_engines
+from edgeq.run.engines import DEFAULT, EngineChoice, as_engines, only_engine
 from edgeq.run.session import Engines
 from edgeq.scheme import Scheme
 from edgeq.tune.engines import Field, find_field, with_entrants
@@ -392,7 +392,9 @@ def tune(
             known = recall(memory_file(), job.prepared.model, settings, goal.max_drop, progress)
         kernels = kernel_choices(job.prepared, chosen, static=static)
         space = Space(promising_first(kernels, sequence_candidates(job, chosen)), chosen.profile, field)
-        journaled, threads = JournaledEvaluator(evaluator, journal), thread_counts(machine.usable_threads)
+        only = only_engine(chosen.backend)
+        threads = thread_counts(machine.usable_threads if only is None or only.threaded else 1)
+        journaled = JournaledEvaluator(evaluator, journal)
         left_s = goal.budget_s and deadline.left_s() - _reserved_s(job, deadline, goal.budget_s)
         try:
             searched = Searches(journaled, goal, threads, opener.ended, progress).best(space, known, left_s)

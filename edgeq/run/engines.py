@@ -21,7 +21,7 @@ from edgeq.util.registry import BACKENDS, Registry, data_folders, shipped
 
 DEFAULT = "onnxruntime"
 """The engine that runs wherever edgeq does."""
-_CPU = "CPU"
+_CPU, _THREADS = "CPU", "{threads}"
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,11 @@ class Engine(EngineSpec):
 
     def __record__(self) -> str:
         return self.name
+
+    @property
+    def threaded(self) -> bool:
+        """Whether it can be given a number of threads."""
+        return not self.module or _THREADS in str(self.options)
 
     def fast_precisions(self, features: frozenset[str]) -> tuple[str, ...]:
         """Precisions that a CPU with these features has instructions for."""

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LANGUAGES = ("sh", "console", "python", "toml", "json", "text")
+LANGUAGES = ("sh", "console", "python", "toml", "json", "js", "text")
 """`console` holds commands after "$ " and what they print; `text` is output, a formula or a format."""
 
 

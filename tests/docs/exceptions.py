@@ -16,6 +16,7 @@ ENGINE = "needs the package of the engine: tests/run/test_engine.py"
 LITERT = "needs the packages of LiteRT: tests/backends/litert"
 GPU = "needs an NVIDIA GPU: tests/gpu"
 NPU = "needs onnxruntime-qnn, and minutes in its simulator: tests/backends/qnn"
+WEB = "needs node and the package onnxruntime-web: tests/backends/web"
 DASK = "starts processes of Dask: tests/distributed"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
 SSH = "needs a board: tests/remote does this through a stand-in for ssh, and with sshd where it is installed"
@@ -46,6 +47,11 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq eval npu.onnx --data val/ --reference model.onnx --engine qnn --count 50": NPU,
     "edgeq debug model.onnx npu.onnx --data calib/ --engine qnn": NPU,
     "edgeq tune model.onnx --data calib/ --val val/ --task classification --fix N=1 -t hexagon-v73 -o tuned/": NPU,
+    "npm install --prefix ~/.cache/edgeq/npm --ignore-scripts onnxruntime-web@1.30.0": INDEX,
+    "edgeq quantize model.onnx --data calib/ --val val/ --task classification -t web-wasm -o web.onnx": WEB,
+    "edgeq tune model.onnx --data calib/ --val val/ --task classification -t web-wasm -o tuned/": WEB,
+    "edgeq package model.onnx --data calib/ -t web-wasm -o dist/": WEB,
+    "cd dist/files/web-wasm && npm ci --ignore-scripts && npm start": WEB,
     "pip install .[cpu,distributed]": INDEX,
     "edgeq calibrate collect model.onnx --data calib/ --preprocess imagenet -o CAL/ --workers 4": DASK,
     "edgeq eval model.onnx --data val/ --preprocess imagenet --task classification --workers tcp://10.0.0.1:8786": DASK,

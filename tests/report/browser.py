@@ -72,8 +72,12 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=844, deviceScaleFactor=1, mobile=mobile)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
+        self.navigate(page.resolve().as_uri())
+
+    def navigate(self, url: str) -> None:
+        """Load what is at a URL."""
         self._loaded = False
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=url)
         while not self._loaded:
             self._next()
 
@@ -119,13 +123,13 @@ class Page:
 
 
 @contextlib.contextmanager
-def browsing(program: str) -> Iterator[Page]:
+def browsing(program: str, *flags: str) -> Iterator[Page]:
     """A browser with a profile of its own, gone afterwards."""
     # It expects what it reads and what it writes as file descriptors 3 and 4.
     its_input, our_output = os.pipe()
     our_input, its_output = os.pipe()
     with tempfile.TemporaryDirectory(prefix="edgeq-browser-", ignore_cleanup_errors=True) as profile:
-        command = [program, *_FLAGS, f"--user-data-dir={profile}"]
+        command = [program, *_FLAGS, *flags, f"--user-data-dir={profile}"]
         shell = ["bash", "-c", f'exec "$@" 3<&{its_input} 4>&{its_output}', "bash", *command]
         process = subprocess.Popen(
             shell, pass_fds=(its_input, its_output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

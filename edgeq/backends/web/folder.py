@@ -14,13 +14,13 @@ from edgeq_device.direct_wasm import pins
 from numpy.typing import NDArray
 
 from edgeq.backends.base import Artifact
+from edgeq.backends.web.preprocessing import web_recipe
 from edgeq.data.samples import Samples
 from edgeq.errors import ModelError
 from edgeq.measure.agreement import infer
-from edgeq.model.load import model_files
+from edgeq.model.load import model_files, own_signature
 from edgeq.run.session import Engines
 from edgeq.util.outputs import sha256
-from edgeq.util.records import plain
 from edgeq.util.registry import shipped
 
 MANIFEST, SELFTEST, MODEL, MODULE = "edgeq-web.json", "selftest.bin", "model.onnx", "edgeq.mjs"
@@ -43,6 +43,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
     folder.mkdir()
     copied = [_copied(file, folder / name) for name, file in _model_files(artifact.model)]
     cases = _write_cases(artifact, samples, folder / SELFTEST, count)
+    first = own_signature(artifact.model, artifact.model).inputs[0]
     known = pins()
     manifest = {
         "title": artifact.scheme.title,
@@ -55,7 +56,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
         "model": [_record(file) for file in copied],
         "session": {"config": dict(artifact.session_options)},
         "selftest": {**_record(folder / SELFTEST), "cases": cases},
-        "preprocessing": plain(getattr(samples, "preprocess", None)),
+        "preprocessing": web_recipe(getattr(samples, "preprocess", None), first),
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     static = shipped("targets") / "web"

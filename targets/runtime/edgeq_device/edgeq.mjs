@@ -2,7 +2,8 @@
 //
 //   const model = await load(new URL("./", import.meta.url));   every file is held against its SHA-256 first
 //   const report = await verify(model);                         the self-test: outputs equal to the stored ones
-//   const outputs = await run(model, { input: { type: "float32", shape: [1, 3, 32, 32], data } });
+//   const feeds = prepare(model, { type: "uint8", shape: [32, 32, 3], data });   the recipe's steps, as in Python
+//   const outputs = await run(model, feeds);                    {name: {type, shape, data}}, so are its inputs
 //   const figures = await bench(model);                         milliseconds: first run, p50, p90, p99
 //
 // The bytes that are checked are the bytes that are loaded: nothing is fetched a second time. Whoever can change this
@@ -197,6 +198,107 @@ function compare(found, want, exact) {
   const reason = passed ? "" : `${values - equal} of ${values} values differ, by up to ${largest}`;
   return { passed, reason, values, equal, largest, sqnr_db };
 }
+
+/**
+ * Turn one item (an image as rows of red, green and blue, or another array) into the model's input.
+ *
+ * The result has the bytes that edgeq makes of the same item. Decoding and resizing are the caller's: browsers differ in
+ * them, and model.manifest.preprocessing.caller lists what the item must have behind it.
+ */
+export function prepare(model, item) {
+  const { input, type, axes, steps } = model.manifest.preprocessing ?? {};
+  if (!input) throw new Error("this preprocessing cannot be repeated here: see preprocessing.caller in edgeq-web.json");
+  let state = { type: item.type, shape: [...item.shape], data: item.data, axes: axes ?? "", channels: "RGB" };
+  if (state.axes.length !== state.shape.length) state.axes = { 2: "HW", 3: "HWC" }[state.shape.length] ?? "";
+  for (const { op, ...options } of steps) state = STEPS[op](state, options);
+  const { shape, data } = asType(state, type);
+  return { [input]: { type, shape, data } };
+}
+
+const count = (shape) => shape.reduce((a, b) => a * b, 1);
+const FLOATS = ["float32", "float64"];
+
+function asType(state, type) {
+  return state.type === type ? state : { ...state, type, data: TYPES[type].from(state.data) };
+}
+
+/** Compute with a constant, or with one a channel, in the array's floating type; integers become float32 first. */
+function arithmetic(compute) {
+  return (state, { value }) => {
+    const { type, shape, data, axes, ...rest } = FLOATS.includes(state.type) ? state : asType(state, "float32");
+    const constants = TYPES[type].from([value].flat());
+    const axis = axes.includes("C") ? axes.indexOf("C") : shape.length - 1;
+    const inner = constants.length > 1 ? count(shape.slice(axis + 1)) : data.length;
+    if (constants.length > 1 && constants.length !== shape[axis]) throw new Error(`${constants.length} constants do not fit [${shape}]`);
+    const result = new TYPES[type](data.length); // which rounds each value once
+    for (let i = 0; i < data.length; i++) result[i] = compute(data[i], constants[Math.floor(i / inner) % constants.length]);
+    return { type, shape, data: result, axes, ...rest };
+  };
+}
+
+/** Return the array of `shape` whose value at a place is that of the old array at offset(place). */
+function gathered(state, shape, offset, changes) {
+  const data = new TYPES[state.type](count(shape));
+  const place = shape.map(() => 0);
+  for (let i = 0; i < data.length; i++) {
+    data[i] = state.data[offset(place)];
+    for (let axis = shape.length - 1; axis >= 0 && ++place[axis] === shape[axis]; axis--) place[axis] = 0;
+  }
+  return { ...state, shape, data, ...changes };
+}
+
+const stridesOf = (shape) => shape.map((_, axis) => count(shape.slice(axis + 1)));
+const half = (value, rule) => {
+  const [down, up] = [Math.floor(value), Math.ceil(value)];
+  return { floor: down, ceil: up, round: down % 2 === 0 ? down : up }[rule];
+};
+
+const STEPS = {
+  add: arithmetic((x, y) => x + y),
+  subtract: arithmetic((x, y) => x - y),
+  multiply: arithmetic((x, y) => x * y),
+  divide: arithmetic((x, y) => x / y),
+  dtype: (state, { dtype }) => asType(state, dtype),
+  channels: (state, { order }) => {
+    if (state.channels === order) return state;
+    const [axis, strides] = [state.axes.indexOf("C"), stridesOf(state.shape)];
+    const flipped = (place) => place.reduce((sum, at, i) => sum + strides[i] * (i === axis ? state.shape[i] - 1 - at : at), 0);
+    return gathered(state, state.shape, flipped, { channels: order });
+  },
+  crop: (state, { size, rounding }) => {
+    const [strides, shape, first] = [stridesOf(state.shape), [...state.shape], state.shape.map(() => 0)];
+    for (const [letter, wanted] of [["W", size[0]], ["H", size[1]]]) {
+      const axis = state.axes.indexOf(letter);
+      if (axis < 0 || shape[axis] < wanted) throw new Error(`an item of [${state.shape}] is smaller than the crop of ${size[0]}x${size[1]}`);
+      first[axis] = half((shape[axis] - wanted) / 2, rounding);
+      shape[axis] = wanted;
+    }
+    return gathered(state, shape, (place) => place.reduce((sum, at, i) => sum + strides[i] * (at + first[i]), 0), {});
+  },
+  layout: (state, { axes }) => {
+    const strides = stridesOf(state.shape);
+    const old = [...axes].map((letter) => state.axes.indexOf(letter));
+    const shape = old.map((axis) => (axis < 0 ? 1 : state.shape[axis]));
+    return gathered(state, shape, (place) => place.reduce((sum, at, i) => sum + (old[i] < 0 ? 0 : strides[old[i]] * at), 0), { axes });
+  },
+  expand: (state, { axis }) => {
+    const shape = [...state.shape];
+    shape.splice(axis < 0 ? shape.length + 1 + axis : axis, 0, 1);
+    return { ...state, shape, axes: "" };
+  },
+  reshape: (state, { shape }) => {
+    const known = -count(shape);
+    return { ...state, shape: shape.map((size) => (size === -1 ? state.data.length / known : size)), axes: "" };
+  },
+  window: (state, { frames, step }) => {
+    const row = count(state.shape.slice(1));
+    const rows = Math.floor((state.shape[0] - frames) / step) + 1;
+    if (rows < 1) throw new Error(`a window of ${frames} frames does not fit into [${state.shape}]`);
+    const data = new TYPES[state.type](rows * frames * row);
+    for (let i = 0; i < rows; i++) data.set(state.data.subarray(i * step * row, (i * step + frames) * row), i * frames * row);
+    return { ...state, shape: [rows, frames * row], data, axes: "NF" };
+  },
+};
 
 /** Return the smallest step of the clock, in milliseconds. Pages that are not isolated have a coarse one. */
 export function clockStep() {

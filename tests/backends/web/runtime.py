@@ -1,0 +1,76 @@
+"""The runtime of the web here: its package, node, a server for pages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edgeq_device.direct_wasm import package_folder
+from edgeq_device.engines import problem_of
+
+from edgeq.run.engines import load_engines
+
+WASM = load_engines()["wasm"]
+ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
+
+
+def need_runtime() -> None:
+    """Skip where node or the package is missing, and say what to do."""
+    problem = problem_of(WASM, "99")
+    if problem:
+        pytest.skip(problem)
+
+
+def with_runtime(site: Path) -> Path:
+    """`site` with the package where its lock file would put it."""
+    modules = site / "node_modules"
+    modules.mkdir(exist_ok=True)
+    (modules / WASM.module).symlink_to(package_folder(WASM))
+    return site
+
+
+def in_node(script: str, *arguments: str) -> Any:
+    """Return what a module prints as JSON."""
+    command = ["node", "--input-type=module", "-e", script, "--", *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    extensions_map = {".html": "text/html", ".mjs": "text/javascript", ".wasm": "application/wasm", "": "text/plain"}  # noqa: RUF012
+
+    def __init__(self, *arguments: Any, headers: Mapping[str, str], posted: list[Any], **how: Any) -> None:
+        self._headers, self._posted = headers, posted
+        super().__init__(*arguments, **how)
+
+    def end_headers(self) -> None:
+        for name, value in self._headers.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def do_POST(self) -> None:
+        self._posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def served(site: Path, headers: Mapping[str, str] = ISOLATED) -> Iterator[tuple[int, list[Any]]]:
+    """A server on this machine alone: its port, and what is posted to it."""
+    posted: list[Any] = []
+    handler = partial(_Handler, directory=str(site), headers=headers, posted=posted)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port, posted
+        server.shutdown()

@@ -1,0 +1,149 @@
+"""The page in Chromium: every file is checked before anything runs, the self-test, figures, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.blocks import REPOSITORY, blocks
+from tests.report.browser import Page, browsing, find_browser
+
+from .runtime import ISOLATED, in_node, served
+
+SWIFTSHADER = (
+    "--enable-unsafe-webgpu",
+    "--use-webgpu-adapter=swiftshader",
+    "--enable-features=Vulkan",
+    "--use-vulkan=swiftshader",
+)
+_FILES = ("model.onnx", "selftest.bin", "ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium here (apt-get install chromium)")
+    with browsing(program, "--host-resolver-rules=MAP web.test 127.0.0.1") as page:
+        yield page
+
+
+def report_of(browser: Page, url: str) -> Any:
+    browser.requests.clear()
+    browser.problems.clear()
+    browser.navigate(url)
+    deadline = time.monotonic() + 60
+    while not browser.evaluate("Boolean(window.report)"):
+        assert time.monotonic() < deadline, browser.evaluate("document.body.textContent")
+        time.sleep(0.02)
+    return browser.evaluate("window.report")
+
+
+def test_an_isolated_page_passes_and_measures_several_threads(browser: Page, site: Path) -> None:
+    with served(site) as (port, posted):
+        report = report_of(browser, f"http://127.0.0.1:{port}/?seconds=0.01&post=result")
+        assert browser.problems == []
+        assert report["selftest"]["passed"]
+        assert all(check["equal"] == check["values"] > 0 for check in report["selftest"]["checks"])
+        assert [url for url in browser.requests if url.startswith("blob:")], "the code that was checked"
+        assert report["page"]["isolated"]
+        assert [one["threads"] for one in report["figures"]] == [1, 2, 4]
+        for one in report["figures"]:
+            assert 0 < one["p50_ms"] <= one["p90_ms"] <= one["p99_ms"]
+            assert one["samples"] >= 30
+            assert one["warm_up_runs"] >= 20
+        assert "Passed" in browser.evaluate("document.querySelector('#state').textContent")
+        assert {url.split("/")[2] for url in browser.requests if url.startswith("http")} == {f"127.0.0.1:{port}"}
+        deadline = time.monotonic() + 10
+        while not posted and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert posted == [report]
+
+
+def test_a_page_that_is_not_isolated_measures_one_thread(browser: Page, site: Path) -> None:
+    with served(site, {}) as (port, _):
+        report = report_of(browser, f"http://127.0.0.1:{port}/?seconds=0.01")
+    assert report["selftest"]["passed"]
+    assert [one["threads"] for one in report["figures"]] == [1]
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_wrong_byte_is_refused_before_anything_runs(browser: Page, site: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(site, tmp_path / "site", symlinks=True, ignore=shutil.ignore_patterns("node_modules"))
+    dist = tmp_path / "site" / "node_modules" / "onnxruntime-web" / "dist"
+    dist.mkdir(parents=True)
+    for file in _FILES[2:]:
+        (dist / file).symlink_to((site / "node_modules" / "onnxruntime-web" / "dist" / file).resolve())
+    wrong = next((tmp_path / "site").rglob(name))
+    content = bytearray(wrong.read_bytes())
+    content[len(content) // 2] ^= 1
+    wrong.unlink()
+    wrong.write_bytes(content)
+    with served(tmp_path / "site") as (port, _):
+        report = report_of(browser, f"http://127.0.0.1:{port}/")
+    assert f"{name} has the SHA-256" in report["error"]
+    assert "selftest" not in report
+    assert not [url for url in browser.requests if url.startswith("blob:")], "code was loaded"
+
+
+def test_without_a_secure_origin_nothing_is_read(browser: Page, site: Path) -> None:
+    with served(site) as (port, _):
+        report = report_of(browser, f"http://web.test:{port}/")
+    assert "no crypto.subtle" in report["error"]
+    assert not report["page"]["secure"]
+    read = {url.rpartition("/")[2] for url in browser.requests if url.startswith("http")}
+    assert read == {"", "edgeq.mjs"}
+
+
+def test_node_runs_the_same_module(site: Path) -> None:
+    script = """
+        const { bench, close, load, verify } = await import(process.argv[1]);
+        const model = await load(new URL("./", process.argv[1]));
+        const found = { verified: await verify(model), figures: await bench(model, { seconds: 0.01 }) };
+        await close(model);
+        console.log(JSON.stringify(found));
+    """
+    found = in_node(script, (site / "edgeq.mjs").as_uri())
+    assert found["verified"]["passed"]
+    assert 0 < found["figures"]["p50_ms"] <= found["figures"]["p99_ms"]
+
+
+def test_a_path_that_leads_out_is_refused(site: Path, tmp_path: Path) -> None:
+    shutil.copytree(site, tmp_path / "site", symlinks=True)
+    manifest = tmp_path / "site" / "edgeq-web.json"
+    manifest.write_text(manifest.read_text("utf-8").replace('"model.onnx"', '"../model.onnx"'), "utf-8")
+    script = """
+        const { load } = await import(process.argv[1]);
+        const problem = await load(new URL("./", process.argv[1])).catch((error) => error.message);
+        console.log(JSON.stringify(problem));
+    """
+    assert "leads out of the folder" in in_node(script, (tmp_path / "site" / "edgeq.mjs").as_uri())
+
+
+def test_javascript_of_the_docs_parses(tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("no node here")
+    shown = [block.text for block in blocks(REPOSITORY / "docs" / "web.md") if block.language == "js"]
+    assert shown
+    for text in shown:
+        (tmp_path / "shown.mjs").write_text(text, "utf-8")
+        subprocess.run(["node", "--check", str(tmp_path / "shown.mjs")], check=True, timeout=60)
+
+
+def test_webgpu_follows_the_stored_answers(site: Path) -> None:
+    if os.environ.get("EDGEQ_TEST_WEBGPU") != "1":
+        pytest.skip("a software GPU takes 15 s: EDGEQ_TEST_WEBGPU=1 runs it")
+    program = find_browser()
+    if program is None:
+        pytest.skip("no chromium here (apt-get install chromium)")
+    with browsing(program, *SWIFTSHADER) as page, served(site, ISOLATED) as (port, _):
+        report = report_of(page, f"http://127.0.0.1:{port}/?provider=webgpu&seconds=0")
+    assert report["selftest"]["passed"], report
+    assert "figures" not in report
