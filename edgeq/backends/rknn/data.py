@@ -82,6 +82,26 @@ class Float16:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """What roundings of float sums may change: the least share of equal values, and the least SQNR in dB."""
+
+    least_share: float
+    least_db: float
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Kinds of rows of the compiler's table that are no layers of the model."""
+
+    conversions: tuple[str, ...]
+    ends: tuple[str, ...]
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Level:
     """The compiler's optimization level."""
 
@@ -99,6 +119,8 @@ class Dialect:
     zero_point: ZeroPoint
     swish: Swish
     pool: Pool
+    rounding: Rounding
+    table: Table
     float16: Float16
     level: Level
     attribute: tuple[Attribute, ...]
