@@ -41,9 +41,9 @@ _ROW = re.compile(
     r"D RKNN: \[[^\]]*\] \d+\s+(?P<op>\S+)\s+(?P<dtype>\S+)\s+(?P<place>\S+)\s+\S+\s+\S+\s+"
     r"\d+/\d+/(?P<cycles>\d+)\s+(?P<rest>.*\S)"
 )
-_UNKNOWN = re.compile(r"No lowering found for:?\s*(?P<what>.*\S)")
+_UNKNOWN = re.compile(r"No lowering found for:?\s*(?P<node>[^,]+)(?:,\s*node type\s*=\s*(?P<op>\w+))?")
 _PROBLEM = re.compile(r"^E (?:RKNN: )?(?:\[[^\]]*\] )?(?P<text>.*\S)")
-_TRACE = re.compile(r"(Traceback|File \"|=+|.*\^+|-+$|.*begin:|.*catch exception)", re.IGNORECASE)
+_NOTHING = re.compile(r"toolkit2 version:|Traceback|Catch exception|=====|File \"")
 _RAISED = re.compile(r"\w*(Error|Exception)\b")
 _LONGEST = 300
 
@@ -241,12 +241,13 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> N
         EngineError: all else, with the reason as the toolkit has it.
     """
     lines = [*_lines(ran.errors), *_lines(ran.out)]
-    unknown = next((found["what"] for line in lines if (found := _UNKNOWN.search(line))), "")
-    if unknown:
-        raise ModelError(
-            f"{model.name}: {toolkit().needs} has no form of {unknown[:_LONGEST]}",
-            "Export the model without that operator",
+    unknown = next((found for line in lines if (found := _UNKNOWN.search(line))), None)
+    if unknown is not None:
+        what = (
+            unknown["node"][:_LONGEST] if unknown["op"] is None else f"{unknown['op']} ({unknown['node'][:_LONGEST]})"
         )
+        problem = f"{model.name}: {toolkit().needs} has no form of {what}"
+        raise ModelError(problem, "Export the model without that operator")
     fix = "Keep nodes in float with --exclude, or export the model without what it names"
     if ran.code != 0:
         raise EngineError(f"{toolkit().needs} {ran.ending}{_reason(lines)}", fix)
@@ -257,11 +258,10 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> N
 
 def _reason(lines: Sequence[str]) -> str:
     """Return what the toolkit says of a failure, behind a colon; "" where it says nothing."""
-    errors = [found["text"] for line in lines if (found := _PROBLEM.match(line))]
-    errors = [text for text in errors if not _TRACE.match(text.partition(": ")[2] or text)]
-    raised = [line for line in lines if _RAISED.match(line)]
+    raised = [line for line in lines if _RAISED.match(line) and not line.endswith("(most recent call last):")]
+    errors = [found["text"] for line in lines if (found := _PROBLEM.match(line)) and not _NOTHING.search(line)]
     own = [line.partition(REASON)[2].strip() for line in lines if line.startswith(REASON)]
-    last = next((texts[-1] for texts in (errors, raised, own) if texts), "")
+    last = next((texts[-1] for texts in (raised, errors, own) if texts), "")
     return f": {last[:_LONGEST]}" if last else ""
 
 

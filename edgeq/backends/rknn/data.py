@@ -60,7 +60,7 @@ class Attribute:
     name: str
     why: str
     source: str
-    write: float | None = None
+    write: int | float | None = None
 
 
 @dataclass(frozen=True)

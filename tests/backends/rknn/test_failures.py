@@ -37,7 +37,7 @@ def stand_in(folder: Path, action: str, version: str = "2.5.0") -> Path:
         ("kill -SEGV $$", EngineError, "rknn-toolkit2 2.5.0 ends with SIGSEGV. Keep nodes in float"),
         ("kill -FPE $$", EngineError, "rknn-toolkit2 2.5.0 ends with SIGFPE"),
         ("sleep 60", EngineError, "rknn-toolkit2 2.5.0 did not end within 0.5 s. Keep nodes"),
-        ("echo 'E RKNN: [1] No lowering found for: Mish' ; exit 0", ModelError, "has no form of Mish. Export"),
+        ("echo 'No lowering found for: y, node type = Mish, use X'", ModelError, "has no form of Mish (y). Export"),
         (
             "printf '\\033[31mE\\033[0m load_onnx: Traceback\\nE load_onnx: opset 22 is not supported\\n' >&2; exit 1",
             EngineError,
