@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
+from edgeq_device.engines import this_platform as _here
+
 from edgeq.errors import EngineError, OutputError, RuntimeUnavailableError, UsageError
 from edgeq.util.display import SILENT, Progress
 from edgeq.util.outputs import is_full
@@ -41,7 +43,7 @@ class Toolkit:
         package: the distribution whose version counts.
         version: the one release that edgeq was tried with.
         pythons: releases of Python that it exists for, as "3.11".
-        platforms: where it exists, as `sys.platform` and the machine name it: "linux x86_64".
+        platforms: where it exists, as "linux x86_64".
         packages: what pip installs first, with its dependencies; `alone`: what it installs without them.
         megabytes: what the environment takes on the disk.
         terms: whose terms it comes under, one sentence.
@@ -153,10 +155,9 @@ def find_base(toolkit: Toolkit) -> Path:
     Raises:
         RuntimeUnavailableError: there is none here, or no such toolkit for this machine.
     """
-    here = f"{sys.platform} {os.uname().machine}" if hasattr(os, "uname") else sys.platform
-    if here not in toolkit.platforms:
+    if _here() not in toolkit.platforms:
         raise RuntimeUnavailableError(
-            f"there is no {toolkit.needs} for {here}", f"Compile on {' or '.join(toolkit.platforms)}"
+            f"there is no {toolkit.needs} for {_here()}", f"Compile on {' or '.join(toolkit.platforms)}"
         )
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     if own in toolkit.pythons:

@@ -227,6 +227,7 @@ def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
 
 def placement(layers: Sequence[Layer]) -> tuple[str, ...]:
     """Return where the layers run, in sentences."""
+    layers = [layer for layer in layers if layer.op_type not in dialect().table.conversions]
     npu = [layer for layer in layers if layer.place == "NPU"]
     integer = [layer for layer in npu if layer.dtype == "INT8"]
     found = [f"{len(integer)} of {len(layers)} layers run on the NPU in int8"]
@@ -248,7 +249,7 @@ def coverage(source: ir.Model, compiled: Compiled, scheme: Scheme, how: str) -> 
     """Return what the compiler's layers are of the nodes of `source`."""
     known = {str(node.name) for node in source.graph}
     of: dict[str, list[Layer]] = {}
-    for layer in compiled.layers:
+    for layer in (one for one in compiled.layers if one.op_type not in dialect().table.conversions):
         of.setdefault(origin(layer.name, known), []).append(layer)
     macs = node_macs(source)
 

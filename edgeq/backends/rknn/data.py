@@ -60,7 +60,7 @@ class Attribute:
     name: str
     why: str
     source: str
-    write: float | None = None
+    write: int | float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,26 @@ class Float16:
     """The least SQNR in dB, against kernels that compute them in float32, of a model with layers in float16."""
 
     least_db: float
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What roundings of float sums may change: the least share of equal values, and the least SQNR in dB."""
+
+    least_share: float
+    least_db: float
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Kinds of rows of the compiler's table that are no layers of the model."""
+
+    conversions: tuple[str, ...]
+    ends: tuple[str, ...]
     why: str
     source: str
 
@@ -99,6 +119,8 @@ class Dialect:
     zero_point: ZeroPoint
     swish: Swish
     pool: Pool
+    rounding: Rounding
+    table: Table
     float16: Float16
     level: Level
     attribute: tuple[Attribute, ...]

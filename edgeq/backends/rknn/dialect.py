@@ -245,7 +245,7 @@ def write_defaults(model: ir.Model) -> None:
             if not is_op(node, rule.operator):
                 continue
             if rule.write is not None and rule.name not in node.attributes:
-                node.attributes[rule.name] = ir.AttrFloat32(rule.name, rule.write)
+                node.attributes[rule.name] = ir.convenience.convert_attribute(rule.name, rule.write)
             elif rule.write is None and node.attributes.get_int(rule.name, -1) == 0:
                 node.attributes.pop(rule.name)
 

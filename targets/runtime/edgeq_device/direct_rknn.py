@@ -11,7 +11,7 @@ import math
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from edgeq_device.onnxfile import DTYPES, read_context, read_metadata
 from edgeq_device.plainjson import parse_json
 
 SIGNATURE = "edgeq_signature"
-"""The entry of the file's metadata with the chip, the inputs and the outputs, as JSON."""
+"""The entry of the file's metadata with the chip, the compiler's version, the inputs and the outputs, as JSON."""
 SOURCE = "rknn"
 """The value of the node's attribute `source`."""
 _CORES = "core_mask"
@@ -78,8 +78,9 @@ def _signature(path: Path) -> Mapping[str, Any]:
     if text is None:
         raise BundleError(f"{path.name} names no inputs and outputs of a compiled model")
     found = parse_json(text, path.name)
-    if not isinstance(found, dict) or not isinstance(found.get("platform"), str) or not found["platform"]:
-        raise BundleError(f"{path.name} names no chip")
+    texts = [found.get(key) if isinstance(found, dict) else None for key in ("platform", "compiler")]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise BundleError(f"{path.name} names no chip and no compiler")
     for key in ("inputs", "outputs"):
         entries = found.get(key)
         if not isinstance(entries, list) or not entries or not all(map(_is_tensor, entries)):
@@ -117,7 +118,9 @@ class RknnSession:
             tuple(TensorInfo(e["name"], _TYPES[e["dtype"]], list(e["shape"])) for e in described[key])
             for key in ("inputs", "outputs")
         )
-        self.notes: Tuple[str, ...] = (f"cores: {mask}", f"runtime: {_one_line(lite.get_sdk_version())}")
+        runtime, compiler = " ".join(str(lite.get_sdk_version()).split()), described["compiler"]
+        other = "" if compiler in runtime else ", which is not that of the runtime"
+        self._providers = [provider, f"cores {mask}", f"runtime {runtime}", f"compiler {compiler}{other}"]
 
     def get_inputs(self) -> Sequence[Any]:
         """Return the inputs."""
@@ -128,8 +131,9 @@ class RknnSession:
         return self._outputs
 
     def get_providers(self) -> List[str]:
-        """Return the provider's name alone."""
-        return [self._provider]
+        """Return the provider's name, the cores that were asked for, and the versions of runtime, driver and
+        compiler."""
+        return list(self._providers)
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
         """Run the model, as onnxruntime's session does.
@@ -164,7 +168,3 @@ class RknnSession:
             wanted = f"{DTYPES[info.type]} {info.shape}"
             raise ValueError(f"input {info.name!r} is {array.dtype} {list(array.shape)}, the model takes {wanted}")
         return array
-
-
-def _one_line(text: Any) -> str:
-    return " ".join(str(text).split())

@@ -60,7 +60,7 @@ def test_shifted_integers_stand_for_the_same_numbers(values: list[int], zero: in
     shift = shifts(integers, zeros, 0)
     moved, point = integers.astype(int) + shift, int(zeros) + int(shift)
     assert np.array_equal(moved - point, integers.astype(int) - zero)
-    assert -128 <= moved.min()
+    assert moved.min() >= -128
     assert moved.max() <= 127
     assert point != 0 or {-128, 127} <= set(values)
     if min(values) > -127 or max(values) < 127:  # what a symmetric scale leaves

@@ -1,0 +1,116 @@
+"""Models for Rockchip's NPUs beside those of Rockchip's own quantizer, all in the compiler's simulator.
+
+    python benchmarks/rknn.py [--only NAME ...] [--target rk3588] [--count 300] [--seen 300] [--json FILE]
+
+`edgeq quantize` sees labelled samples, others judge: where there is one set alone, every second one each. Rockchip's
+quantizer gets the same calibration samples, with its defaults. Needs rknn-toolkit2: `edgeq toolkit rknn --install`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from qnn import Steps, every_second, sizes_of
+from tasks import shared_data
+from tune_cases import Case, cases
+
+import edgeq
+from edgeq.backends.rknn.compile import UNFUSED, Compilation, SimulatedSession, platform_of
+from edgeq.data.open_source import Data
+from edgeq.hardware.target import Target, resolve
+from edgeq.measure.accuracy import evaluate_sessions
+from edgeq.model.load import own_signature
+from edgeq.model.prepare import prepare_model
+from edgeq.run.session import open_session
+
+FLOAT, OWN, UNFUSED_ORT, EDGEQ = "float32", "Rockchip's own int8", "ours, unfused ORT", "ours, simulator"
+
+
+def own_int8(case: Case, target: Target, folder: Path) -> Compilation:
+    """The float model with the toolkit's own quantizer."""
+    folder.mkdir()
+    prepared = prepare_model(case.model, folder, simplify=False, fix=sizes_of(case))
+    inputs = [spec.name for spec in own_signature(prepared.path, prepared.path).inputs]
+    lines = []
+    for place, sample in enumerate(case.open(case.data, case.count or 100)):
+        files = [folder / f"{place}-{number}.npy" for number in range(len(inputs))]
+        for name, file in zip(inputs, files, strict=True):
+            np.save(file, sample.inputs[name])
+        lines.append(" ".join(map(str, files)))
+    (folder / "calibration.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "work").mkdir()
+    platform = platform_of(target)
+    return Compilation(prepared.path, platform, folder / "work", inputs, quantize=folder / "calibration.txt")
+
+
+def run(case: Case, target: Target, count: int, seen: int, folder: Path) -> dict[str, Any]:
+    began, task = time.perf_counter(), case.make_task()
+    made = edgeq.quantize(
+        case.model,
+        Data(case.data, case.preprocess, count=case.count),
+        folder / "int8.onnx",
+        target=target.name,
+        validation=every_second(case, case.tuned_on, 0, seen),
+        task=task,
+        fix=sizes_of(case) or None,
+        timed=False,
+        progress=Steps(),
+    )
+    took = time.perf_counter() - began
+    signature = own_signature(made.output, made.output)
+    names = [spec.name for spec in signature.inputs]
+    (folder / "simulated").mkdir()
+    with ExitStack() as stack:
+        own = stack.enter_context(own_int8(case, target, folder / "own"))
+        ours = Compilation(made.output, platform_of(target), folder / "simulated", names)
+        sessions: dict[str, Any] = {
+            FLOAT: open_session(case.model),
+            UNFUSED_ORT: open_session(made.output, UNFUSED),
+            EDGEQ: SimulatedSession(stack.enter_context(ours), signature),
+            OWN: SimulatedSession(own, signature),
+        }
+        samples = every_second(case, case.judged_on, 1, count)
+        found = evaluate_sessions(sessions, samples, task=task, reference=UNFUSED_ORT)
+    return {
+        "name": case.name,
+        "seconds": round(took),
+        "samples": found.count,
+        "accuracy": {name: round(100 * accuracy.value, 2) for name, accuracy in found.accuracy.items()},
+        "simulator_to_unfused_db": found.agreement[EDGEQ].sqnr_db,
+        "repair": made.proof.repair.sentence if made.proof.repair is not None else "",
+        "notes": [note for note in made.notes if "NPU" in note or "CPU" in note or "compile" in note],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", help="names of cases")
+    parser.add_argument("--target", default="rk3588", help="what to build for")
+    parser.add_argument("--count", type=int, default=300, help="samples that judge, at most")
+    parser.add_argument("--seen", type=int, default=300, help="samples that a repair sees, at most")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    given = parser.parse_args()
+    root = shared_data()
+    if root is None:
+        raise SystemExit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for case in cases(root, Path(name) / "halves"):
+            if given.only and not any(case.name.startswith(wanted) for wanted in given.only):
+                continue
+            (Path(name) / case.name).mkdir()
+            rows.append(run(case, resolve(given.target), given.count, given.seen, Path(name) / case.name))
+            print(json.dumps(rows[-1]), flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
