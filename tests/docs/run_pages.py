@@ -226,6 +226,8 @@ def main(arguments: list[str]) -> int:
     named = [REPOSITORY / name for name in arguments] or pages()
     one_thread()
     os.environ["BROWSER"] = "true"
+    # A program under a budget forks: this process would only wait, and what the child prints of later pages be lost.
+    os.environ["EDGEQ_BUDGET"] = "off"
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     with tempfile.TemporaryDirectory() as made:
         return sum(run_page(page, Path(made), say=print) for page in named)
