@@ -229,7 +229,7 @@ def test_names_are_known_without_importing_anything_heavy() -> None:
 
 @pytest.mark.parametrize(
     ("page", "group"),
-    [("calibrate.md", METHODS.group), ("eval.md", TASKS), ("eval.md", DECODERS), ("recover.md", RECOVERIES)],
+    [("calibrate.md", METHODS.group), ("eval.md", TASKS), ("reference/eval.md", DECODERS), ("recover.md", RECOVERIES)],
 )
 def test_the_pages_document_every_registered_name(page: str, group: Group) -> None:
     text = (REPOSITORY / "docs" / page).read_text("utf-8")

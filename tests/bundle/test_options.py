@@ -373,7 +373,7 @@ def test_allowed_options_arrive(copy: Path) -> None:
 
 
 def test_the_documentation_names_every_option() -> None:
-    text = (ROOT / "docs" / "bundle.md").read_text("utf-8")
+    text = (ROOT / "docs" / "reference" / "bundle.md").read_text("utf-8")
     named = set(text.split("## Options")[1].split("\n## ")[0].replace("`", " ").replace(",", " ").split())
     assert [key for _, key, _ in ALL if key not in named] == []
     assert [ep for ep in PROVIDERS if ep not in named] == []

@@ -140,7 +140,7 @@ def test_the_target_of_a_bundle_is_a_name(copy: Path, tmp_path: Path) -> None:
 
 
 def test_records_of_packagers_may_have_keys_of_their_own(copy: Path) -> None:
-    """docs/bundle.md names the places; an unknown key anywhere else is one of the attacks."""
+    """docs/reference/bundle.md names the places; an unknown key anywhere else is one of the attacks."""
 
     def add_records(variant: dict[str, Any]) -> None:
         variant["executor_info"]["other"] = variant["additional_metadata"] = {"x": 1}

@@ -24,6 +24,6 @@ def test_every_listed_name_can_be_shown() -> None:
 
 
 def test_the_documented_table_of_steps_is_the_registry() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "data.md").read_text("utf-8")
     rows = "\n".join(f"| `{names}` | {text.replace('|', chr(92) + '|')} |" for names, text in steps().items())
     assert f"| step | what is written after its `=` |\n|---|---|\n{rows}\n" in page

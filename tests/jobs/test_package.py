@@ -386,5 +386,7 @@ def test_json_keys_are_those_documented(place: Path, native: str) -> None:
     json.dumps(record, allow_nan=False)
     documented = (Path(__file__).parents[2] / "docs" / "package.md").read_text("utf-8").partition("`--json`")[2]
     assert [key for key in record if f"`{key}`" not in documented] == []
-    proof = (Path(__file__).parents[2] / "docs" / "quantize.md").read_text("utf-8").partition("## --json")[2]
+    proof = (
+        (Path(__file__).parents[2] / "docs" / "reference" / "quantize.md").read_text("utf-8").partition("## JSON")[2]
+    )
     assert [k for k in record["variants"][native] if f"`{k}`" not in documented + proof] == []

@@ -187,7 +187,9 @@ def test_progress_names_the_stages_and_notes_the_decisions(place: Path) -> None:
 def test_json_keys_are_those_documented(place: Path) -> None:
     record = plain(quantized(overrides={"exclude": ("last",)}))
     json.dumps(record, allow_nan=False)
-    documented = (Path(__file__).parents[2] / "docs" / "quantize.md").read_text("utf-8").partition("## --json")[2]
+    documented = (
+        (Path(__file__).parents[2] / "docs" / "reference" / "quantize.md").read_text("utf-8").partition("## JSON")[2]
+    )
     assert documented
     missing = [key for key in record if f"`{key}`" not in documented]
     assert missing == []

@@ -79,7 +79,7 @@ def test_the_bundle_is_of_the_winner(labelled: Tuned) -> None:
 
 
 def test_the_record_has_the_keys_that_are_documented(labelled: Tuned) -> None:
-    text = (REPOSITORY / "docs" / "tune.md").read_text("utf-8")
+    text = (REPOSITORY / "docs" / "reference" / "tune.md").read_text("utf-8")
     for key in [*labelled.record, *labelled.record["candidates"][0], *labelled.record["candidates"][0]["screening"]]:
         assert key in text, key
 
