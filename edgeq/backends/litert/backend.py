@@ -7,6 +7,7 @@ converts it first (`LitertBackend.convert`), so that the file itself is proven, 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
+from edgeq.backends.qnn.backend import rewrite
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import UsageError
@@ -97,6 +99,8 @@ class LitertBackend(Backend):
         schema()
         self.check(scheme)
         check_names(prepared, scheme.exclude)
+        place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
+        prepared, ranges = rewrite(prepared, ranges, place / "rewritten.onnx")
         left = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
         shared = share_ranges(model, ranges, tied())
