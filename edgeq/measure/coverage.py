@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import onnx
 import onnx_ir as ir
+from edgeq_device.engines import engine_of_file
 
 from edgeq.hardware.target import AUTO, as_targets, resolve
 from edgeq.measure.agreement import run_feed
@@ -545,6 +546,9 @@ def measure_coverage(
         macs: `sized_macs` of `source` and `feed`, where they are known.
         opener: None opens it here, for a plug-in in a process of its own.
     """
+    own = engine_of_file(model.name)
+    if own is not None:
+        return Coverage(basis="unknown", how=f"the work of a {own.suffix} file's operators is not counted")
     macs = {name: count for name, count in (macs or sized_macs(source, feed)).items() if count}
     known = aliases(source, macs)
     engine = described(settings.engine) if settings.engine is not None else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgeq_device.engines import FLOAT, engine_of_file
+from edgeq_device.engines import FLOAT
 
 from edgeq.data.open_source import Data, as_data, in_role
 from edgeq.data.preprocess import Preprocess, candidates, load_preprocess
@@ -213,8 +213,7 @@ def run_evaluation(
                 progress=progress,
             )
         coverage = None
-        own_format = engine_of_file(loaded.model.name) is not None  # nothing is known of the work of its nodes
-        if opener is None and not own_format and described(loaded.settings.engine) is not None:
+        if opener is None and described(loaded.settings.engine) is not None:
             feed = next(iter(samples)).inputs
             coverage = measure_coverage(loaded.model, loaded.settings, feed, loaded.graph, lambda name, op_type: "")
     reference = loaded_models.get("reference")

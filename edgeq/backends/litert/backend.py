@@ -16,8 +16,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgeq.backends.base import Artifact, Backend, DeviceSimulator, check_names, refuse_wide, require_fields
-from edgeq.backends.litert.companions import with_sources
+from edgeq.backends.base import Artifact, Backend, Check, DeviceSimulator, check_names, refuse_wide, require_fields
+from edgeq.backends.litert import ethosu
+from edgeq.backends.litert.companions import with_estimate, with_sources
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.interface import stating, with_own_interface
@@ -27,7 +28,8 @@ from edgeq.backends.litert.writer import schema, write
 from edgeq.backends.qnn.backend import rewrite
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
-from edgeq.errors import UsageError
+from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
+from edgeq.hardware.detect import Machine
 from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of
@@ -134,6 +136,11 @@ class LitertBackend(Backend):
             raise UsageError(f"{name} runs no {_SUFFIX} files", "Correct [device] engine of the target's file")
         return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
 
+    def estimated(self, artifact: Artifact) -> Artifact:
+        """Return `artifact` with vela's estimate, where the target has an Ethos-U. See `Backend.estimated`."""
+        with tempfile.TemporaryDirectory(prefix="edgeq-estimate-") as folder:
+            return with_estimate(artifact, self.engine, self._options, Path(folder))
+
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
         """Return `artifact` with the sources for a microcontroller, and the file as vela compiles it, where the target
         is one with such an NPU. See `Backend.with_companions`."""
@@ -145,6 +152,16 @@ class LitertBackend(Backend):
     def simulator(self) -> DeviceSimulator:
         """Return what opens models in the kernels of a target's engine."""
         return _simulated
+
+    def doctor(self, machine: Machine) -> Iterator[Check]:
+        """Look for vela. See `Backend.doctor`."""
+        del machine
+        try:
+            yield Check("vela", "ok", f"{ethosu.version()}, which compiles for Ethos-U")
+        except RuntimeUnavailableError as error:
+            yield Check("vela", "absent", str(error))
+        except EngineError as error:
+            yield Check("vela", "failed", str(error))
 
     def convert(self, model: Path, destination: Path, options: Mapping[str, Any]) -> None:
         """Write a model as a .tflite file. See `Backend.convert`.

@@ -32,6 +32,7 @@ _OPTIONS = ("accelerator-config", "config", "system-config", "memory-mode")
 _SECONDS = 600
 _MOST_TEXT = 1 << 22
 _VERSION_S = 60
+_MOST_NAMED = 5
 Text = Annotated[str, Meta(max_length=4096)]
 
 
@@ -82,10 +83,11 @@ class Estimate(Displayed):
         return f"{self.basis}: {self.cycles:,} cycles, {self.ms:.2f} ms, {memory} ({where})"
 
     def notes(self) -> tuple[str, ...]:
-        """Return the estimate, and what stays on the CPU, one sentence each."""
-        if self.cpu_operators and not self.on_cpu:
-            return str(self), f"{self.cpu_operators} operators stay on the CPU"
-        listed = (f"{one.operator} ({one.output}) stays on the CPU: {one.reason}" for one in self.on_cpu)
+        """Return the estimate, and what stays on the CPU, one sentence each, some of many."""
+        named = self.on_cpu[:_MOST_NAMED]
+        listed = [f"{one.operator} ({one.output}) stays on the CPU: {one.reason}" for one in named]
+        more = self.cpu_operators - len(named)
+        listed += [f"{more} more operators stay on the CPU; the JSON names them"] if more > 0 else []
         return str(self), *listed
 
 
