@@ -239,6 +239,11 @@ class Backend:
         del model, destination, options
         raise UsageError(f"the {self.name} backend converts no models", "Choose another engine")
 
+    def estimated(self, artifact: Artifact) -> Artifact:
+        """Return `artifact` with what the hardware's own tools estimate of it, as `ESTIMATE` of its details and in its
+        notes."""
+        return artifact
+
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
         """Return `artifact` with the files that travel with it in a bundle alone.
 

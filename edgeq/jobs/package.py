@@ -228,7 +228,7 @@ def package(
         failed: dict[str, EdgeqError] = {}
         for target, scheme in zip(chosen, schemes, strict=True):
             try:
-                done |= target_variants(
+                made = target_variants(
                     builds,
                     target,
                     scheme,
@@ -239,6 +239,9 @@ def package(
                     repairer=repairer,
                     bars=lambda proof: proof.check(max_drop=max_drop, require_coverage=require_coverage),
                 )
+                if repeated := sorted(done.keys() & made.keys()):
+                    raise UsageError(f"two variants would be called {repeated[0]}", "Leave --engine or a target out")
+                done |= made
             except EdgeqError as error:
                 if not split or len(chosen) == 1:
                     raise

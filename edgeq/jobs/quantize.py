@@ -12,6 +12,7 @@ from typing import Any
 
 from edgeq_device.engines import engine_of_file
 
+from edgeq.backends.base import ESTIMATE, backend_for
 from edgeq.backends.base import REGISTRY as BACKENDS
 from edgeq.data.open_source import Data
 from edgeq.distributed.workers import open_workers
@@ -52,6 +53,7 @@ class Quantized(Page):
         decision: what was done about kernels that can saturate; None where there are none.
         seconds: what each stage took, by its title.
         block_compute: what products with weights in blocks compute in; None where there are none.
+        estimate: what the hardware's own tools estimate of it, a record; None where there are none.
     """
 
     output: Path
@@ -66,6 +68,7 @@ class Quantized(Page):
     decision: Decision | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     block_compute: BlockCompute | None = None
+    estimate: Any = None
 
     def __brief__(self) -> dict[str, Any]:
         known = {"output": self.output, "target": self.target.name, "scheme": self.scheme.title}
@@ -94,6 +97,7 @@ class Quantized(Page):
             "saturation": self.decision,
             "block_compute": self.block_compute,
             "seconds": self.seconds,
+            **({ESTIMATE: self.estimate} if self.estimate is not None else {}),
             **plain(self.proof),
         }
 
@@ -203,6 +207,7 @@ def quantize(
         proof.check(max_drop=max_drop, require_coverage=require_coverage)
         if made != draft:
             shutil.copyfile(EngineFiles(Path(workdir)).file(made, built.artifact.settings().engine), draft)
+        built = replace(built, artifact=backend_for(chosen).estimated(built.artifact))
         for name, file in built.artifact.files.items():
             if file.parent != draft.parent:
                 shutil.copyfile(file, draft.with_name(name))
@@ -223,6 +228,7 @@ def quantize(
         decision=decision,
         seconds=watch.seconds(),
         block_compute=built.artifact.details.get(DETAIL),
+        estimate=built.artifact.details.get(ESTIMATE),
     )
 
 
@@ -236,7 +242,7 @@ def _check_format(output: Path, target: Target, engine: EngineChoice | None) -> 
     runner, runs = (target.name, own) if own or engine is None else (engine.name, engine.engine.suffix)
     named = engine_of_file(output.name)
     if (own and output.suffix != own) or (named is not None and named.suffix != runs):
-        raise UsageError(f"{runner} runs no {output.suffix or 'such'} files", f"Name it {output.stem}{runs or _ONNX}")
+        raise UsageError(f"{runner} runs no {output.suffix or 'such'} files", f"Name the output {output.stem}{runs or _ONNX}")
     return _ONNX if named is None else named.suffix
 
 

@@ -7,6 +7,7 @@ converts it first (`LitertBackend.convert`), so that the file itself is proven, 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ import onnx_ir as ir
 
 from edgeq.backends.base import Artifact, Backend, Check, DeviceSimulator, check_names, refuse_wide, require_fields
 from edgeq.backends.litert import ethosu
-from edgeq.backends.litert.companions import with_sources
+from edgeq.backends.litert.companions import with_estimate, with_sources
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.dialect import results, tied
 from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
+from edgeq.backends.qnn.backend import rewrite
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
@@ -99,6 +101,8 @@ class LitertBackend(Backend):
         schema()
         self.check(scheme)
         check_names(prepared, scheme.exclude)
+        place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
+        prepared, ranges = rewrite(prepared, ranges, place / "rewritten.onnx")
         left = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
         shared = share_ranges(model, ranges, tied())
@@ -131,6 +135,11 @@ class LitertBackend(Backend):
         if found is None or found.int8.backend != self.name:
             raise UsageError(f"{name} runs no {_SUFFIX} files", "Correct [device] engine of the target's file")
         return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
+
+    def estimated(self, artifact: Artifact) -> Artifact:
+        """Return `artifact` with vela's estimate, where the target has an Ethos-U. See `Backend.estimated`."""
+        with tempfile.TemporaryDirectory(prefix="edgeq-estimate-") as folder:
+            return with_estimate(artifact, self.engine, self._options, Path(folder))
 
     def with_companions(self, artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:
         """Return `artifact` with the sources for a microcontroller, and the file as vela compiles it, where the target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from edgeq.backends.base import ESTIMATE, Artifact
 from edgeq.backends.litert import ethosu, micro
@@ -15,7 +15,7 @@ from edgeq.model.load import read_own
 from edgeq.run.engines import Engine
 from edgeq.run.session import EngineFiles
 
-COMPILED = "ethos-u/model_vela.tflite"
+_COMPILED = PurePosixPath("ethos-u/model_vela.tflite")
 _TWIN = (
     "`../ethos-u/model_vela.tflite` is the same model, compiled by vela: register `resolver.AddEthosU()` and the "
     "operators that stay on the CPU, and use its bytes in place of `model.cc`. Its answers are those of the uncompiled "
@@ -36,25 +36,34 @@ def with_sources(
         count: how many of `samples` make the self-test.
     """
     folder.mkdir()
-    network = lower(read_own(artifact.model), artifact.model)
     file = EngineFiles(folder).file(artifact.model, engine)
-    files: dict[str, Path] = {}
-    details, notes = dict(artifact.details), list(artifact.notes)
-    twin = ""
-    if options:
-        compiled = folder / "model_vela.tflite"
-        try:
-            estimate = ethosu.compile_for(file, options, compiled)
-        except (RuntimeUnavailableError, EngineError) as error:
-            notes.append(f"not compiled for the NPU: {error}")
-        else:
-            files[COMPILED], twin = compiled, _TWIN
-            details[ESTIMATE] = estimate
-            notes += estimate.notes()
+    artifact = with_estimate(artifact, engine, options, folder)
+    compiled = folder / _COMPILED.name
+    files = {str(_COMPILED): compiled} if compiled.exists() else {}
+    notes = artifact.notes
     try:
+        network, twin = lower(read_own(artifact.model), artifact.model), _TWIN if files else ""
         files |= micro.write_sources(
             artifact.model.stem, network, file, engine, samples, folder / micro.FOLDER, count=count, twin=twin
         )
     except (RuntimeUnavailableError, EngineError) as error:
-        notes.append(f"no sources for TFLite Micro: {error}")
-    return replace(artifact, files={**artifact.files, **files}, details=details, notes=tuple(notes))
+        notes = (*notes, f"no sources for TFLite Micro: {error}")
+    return replace(artifact, files={**artifact.files, **files}, notes=notes)
+
+
+def with_estimate(artifact: Artifact, engine: Engine, options: Mapping[str, str], folder: Path) -> Artifact:
+    """Return `artifact` with vela's estimate, or a note that says why there is none; as it is where no Ethos-U is
+    described. What vela compiles lies in `folder` then.
+
+    Args:
+        engine, options: as `with_sources` has them.
+    """
+    if not options:
+        return artifact
+    try:
+        file = EngineFiles(folder).file(artifact.model, engine)
+        estimate = ethosu.compile_for(file, options, folder / _COMPILED.name)
+    except (RuntimeUnavailableError, EngineError) as error:
+        return replace(artifact, notes=(*artifact.notes, f"not compiled for the NPU: {error}"))
+    details = {**artifact.details, ESTIMATE: estimate}
+    return replace(artifact, details=details, notes=(*artifact.notes, *estimate.notes()))

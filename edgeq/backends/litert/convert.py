@@ -24,8 +24,8 @@ def lower(model: ir.Model, source: Path) -> Network:
         ModelError: names the node that a .tflite file cannot express, and why.
     """
     fixed = _at_batch_one(model, source)
-    fold_shapes(fixed)
-    infer_shapes(fixed)
+    while fold_shapes(fixed):  # what is folded may give the shapes that others read
+        infer_shapes(fixed)
     network = Lowering(fixed, HANDLERS).run()
     check(network)
     return network
