@@ -221,8 +221,12 @@ def _check_fields(scheme: Scheme) -> None:
 
 def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
     """Return the nodes that get no pairs of their own, each with its reason."""
-    predicted = predict_int8(prepared.model, int8_rules("rknn"), scheme.replace(exclude=()), hazards=prepared.hazards)
-    return {node.name: node.reason for node in predicted if node.verdict == "float"}
+    rules, own = int8_rules("rknn"), scheme.replace(exclude=(), op_types=None)
+    predicted = predict_int8(prepared.model, rules, own, hazards=prepared.hazards)
+    types = scheme.op_types
+    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    others = (node for node in predicted if types is not None and node.op_type not in types)
+    return {**{node.name: f"{node.op_type} is none of the types to quantize" for node in others}, **left}
 
 
 def placement(layers: Sequence[Layer]) -> tuple[str, ...]:
