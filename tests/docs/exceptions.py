@@ -17,6 +17,7 @@ LITERT = "needs the packages of LiteRT: tests/backends/litert"
 GPU = "needs an NVIDIA GPU: tests/gpu"
 NPU = "needs onnxruntime-qnn, and minutes in its simulator: tests/backends/qnn"
 WEB = "needs node and the package onnxruntime-web: tests/backends/web"
+RKNN = "needs Rockchip's compiler: tests/backends/rknn"
 DASK = "starts processes of Dask: tests/distributed"
 BOARD = "needs an ARM64 machine: tests/emulate/test_arm64.py does this where there is one"
 SSH = "needs a board: tests/remote does this through a stand-in for ssh, and with sshd where it is installed"
@@ -56,6 +57,18 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq tune model.onnx --data calib/ --val val/ --task classification -t web-wasm -o tuned/": WEB,
     "edgeq package model.onnx --data calib/ -t web-wasm -o dist/": WEB,
     "cd dist/files/web-wasm && npm ci --ignore-scripts && npm start": WEB,
+    "edgeq toolkit rknn --install": INDEX,
+    "edgeq quantize model.onnx --data calib/ --fix N=1 -t rk3588 -o npu.onnx": RKNN,
+    "edgeq package model.onnx --data calib/ --fix N=1 -t rk3588 -o dist/": RKNN,
+    "edgeq verify dist/ --on rk3588": RKNN,
+    "edgeq device setup ssh://rock@10.0.0.5": SSH,
+    "edgeq doctor --on ssh://rock@10.0.0.5": SSH,
+    "edgeq bench dist/ --on ssh://rock@10.0.0.5": SSH,
+    "edgeq verify dist/ --on ssh://rock@10.0.0.5": SSH,
+    "edgeq package detector.onnx --data calib/ --val val/ --task detection --decoder yolox --annotations "
+    "instances_val.json --preprocess yolox.toml -t rk3588 -o dist/": RKNN,
+    "edgeq verify dist/ --on rk3588 --data more/ --task detection --decoder yolox --annotations instances_more.json "
+    "--count 64": RKNN,
     "pip install .[cpu,distributed]": INDEX,
     "edgeq calibrate collect model.onnx --data calib/ --preprocess imagenet -o CAL/ --workers 4": DASK,
     "edgeq eval model.onnx --data val/ --preprocess imagenet --task classification --workers tcp://10.0.0.1:8786": DASK,

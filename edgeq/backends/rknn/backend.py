@@ -36,6 +36,7 @@ from edgeq.backends.rknn.compile import (
 from edgeq.backends.rknn.context import write_context
 from edgeq.backends.rknn.data import Chip, chip_named, dialect, toolkit
 from edgeq.backends.rknn.dialect import write_dialect
+from edgeq.backends.rknn.for_c import FORMS, MAGIC, write_for_c
 from edgeq.calibrate.ranges import Range
 from edgeq.data.samples import Samples
 from edgeq.errors import HardwareError, ModelError, RuntimeUnavailableError
@@ -64,7 +65,7 @@ _FIELDS: Mapping[str, Any] = {
     "activation_symmetric": False,
 }
 _NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations and weights"
-_MAGIC = b"RKNN"
+_OWN = {".rknn": b"RKNN", ".bin": MAGIC, ".json": FORMS}
 _LEAST_SIMULATED, _LISTED = 2, 6
 _APPENDED = re.compile(r"[#_/:]")
 
@@ -140,7 +141,8 @@ class RknnBackend(Backend):
         with progress.stage(f"Compiling for {chip.title}"):
             names = [spec.name for spec in signature.inputs]
             compiled = compile_model(artifact.model, chip.name, folder, names, few)
-        answers = compare_answers(compiled, unfused(artifact.model, few), artifact.model)
+        wanted, stem = unfused(artifact.model, few), artifact.model.stem
+        answers = compare_answers(compiled, wanted, artifact.model)
         maker, file = toolkit().needs, folder / f"{artifact.model.stem}.onnx"
         write_context(compiled.file, signature, chip.name, toolkit().version, file)
         notes = (
@@ -149,12 +151,15 @@ class RknnBackend(Backend):
             f"the compiler's cycle estimate is {compiled.cycles / 1e6:.3g} million; it orders models on one chip; "
             "no latency was measured",
         )
+        more = {} if chip.python else write_for_c(signature, few, wanted, stem, folder)
+        if more:
+            notes += (f"{chip.title} is driven from C: edgeq's runner does not run there, docs/rknn.md",)
         found = coverage(prepared.model, compiled, artifact.scheme, f"the compiler's table, {maker}")
         return dataclasses.replace(
             artifact,
             notes=(*artifact.notes, *notes),
             coverage=found,
-            files={**artifact.files, f"{artifact.model.stem}.rknn": compiled.file},
+            files={**artifact.files, f"{stem}.rknn": compiled.file, **more},
             alternatives=(*self._alternatives(artifact, file, maker), *artifact.alternatives),
         )
 
@@ -179,17 +184,19 @@ class RknnBackend(Backend):
             engine=EngineChoice(engine_for(self.name, {})),
         )
         title = f"{target.title}, compiled by {maker}"
-        yield Alternative(f"{target.name}-compiled", title, target.profile.rank + 1, made, target.architecture)
+        if self._chip.python:
+            yield Alternative(f"{target.name}-compiled", title, target.profile.rank + 1, made, target.architecture)
         yield Alternative(
             f"{target.name}-cpu", "any CPU, the same Q/DQ model", 0, dataclasses.replace(plain, device="cpu")
         )
 
     def owns(self, place: Path) -> bool:
-        """Return whether `place` is a compiled file. See `Backend.owns`."""
-        if place.suffix != ".rknn" or not is_plain(place):
+        """Return whether `place` is a compiled file, or one of those for C. See `Backend.owns`."""
+        if not is_plain(place):
             return False
         with place.open("rb") as stream:
-            return stream.read(len(_MAGIC)) == _MAGIC
+            begins = stream.read(len(FORMS))
+        return any(begins.startswith(known) and place.suffix == suffix for suffix, known in _OWN.items())
 
     def simulator(self) -> DeviceSimulator:
         """Return the compiler's simulator, which is the same for all chips."""
@@ -221,8 +228,12 @@ def _check_fields(scheme: Scheme) -> None:
 
 def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
     """Return the nodes that get no pairs of their own, each with its reason."""
-    predicted = predict_int8(prepared.model, int8_rules("rknn"), scheme.replace(exclude=()), hazards=prepared.hazards)
-    return {node.name: node.reason for node in predicted if node.verdict == "float"}
+    rules, own = int8_rules("rknn"), scheme.replace(exclude=(), op_types=None)
+    predicted = predict_int8(prepared.model, rules, own, hazards=prepared.hazards)
+    types = scheme.op_types
+    left = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    others = (node for node in predicted if types is not None and node.op_type not in types)
+    return {**{node.name: f"{node.op_type} is none of the types to quantize" for node in others}, **left}
 
 
 def placement(layers: Sequence[Layer]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from edgeq.backends.rknn.compile import Compiled, compile_model, unfused
 from edgeq.backends.rknn.data import dialect
 from edgeq.data.samples import Sample
 from edgeq.errors import EngineError, ModelError
+from edgeq.hardware.target import resolve
 from edgeq.model.load import own_signature
 from tests.backends.build import random, residual
 from tests.backends.rknn.build import RK3588, made, needs_toolkit
@@ -60,6 +62,24 @@ def test_a_model_is_compiled_and_equals_the_unfused_kernels(tmp_path: Path) -> N
     assert found.coverage.int8_mac_share == 1
     assert found.files["model.rknn"].read_bytes()[:4] == b"RKNN"
     assert [one.name for one in found.alternatives] == ["rk3588-compiled", "rk3588-cpu"]
+
+
+def test_a_chip_without_python_gets_what_a_c_program_reads(tmp_path: Path) -> None:
+    artifact, prepared, samples = made(residual(), tmp_path, target="rv1106")
+    (tmp_path / "finished").mkdir()
+    backend = backend_for(resolve("rv1106"))
+    found = backend.finished(artifact, prepared, samples, tmp_path / "finished")
+    assert set(found.files) == {"model.rknn", "model.tensors.json", "model.selftest.bin"}
+    assert all(backend.owns(file) for file in found.files.values())
+    assert not backend.owns(artifact.model)
+    assert [one.name for one in found.alternatives] == ["rv1106-cpu"]
+    forms = json.loads(found.files["model.tensors.json"].read_bytes())
+    held = found.files["model.selftest.bin"].read_bytes()
+    sample, case = next(iter(samples)), forms["cases"][0]
+    given = np.frombuffer(held, "<f4", 512, case["inputs"][0]).reshape(forms["inputs"][0]["shape"])
+    assert np.array_equal(given, sample.inputs["x"])
+    (wanted,) = unfused(artifact.model, [sample])
+    assert np.array_equal(np.frombuffer(held, "<f4", 5, case["outputs"][0]), wanted["y"].reshape(-1))
 
 
 @pytest.mark.parametrize(
