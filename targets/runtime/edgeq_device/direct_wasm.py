@@ -139,6 +139,8 @@ def _started(package: Path) -> Node:
     for name in _SCRIPTS:
         (folder / name).write_bytes(pkgutil.get_data(__package__, name) or b"")
     files = json.dumps(pins()["runtimes"][_RUNTIME])
-    guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], os.environ, "node", request_s=_ANSWER_S)
+    # What node writes goes when that folder goes, however node ends.
+    environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
+    guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], environment, "node", request_s=_ANSWER_S)
     atexit.register(guest.end)
     return guest
