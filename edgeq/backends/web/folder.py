@@ -41,7 +41,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
         EngineError: the runtime refuses the model.
     """
     folder.mkdir()
-    copied = [_copied(file, folder / name) for name, file in _model_files(artifact.model)]
+    copied = {name: _copied(file, folder / name) for name, file in _model_files(artifact.model)}
     cases = _write_cases(artifact, samples, folder / SELFTEST, count)
     first = own_signature(artifact.model, artifact.model).inputs[0]
     known = pins()
@@ -53,7 +53,7 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
             name: [{**file, "path": f"node_modules/{known['package']}/{file['path']}"} for file in files]
             for name, files in known["runtimes"].items()
         },
-        "model": [_record(file) for file in copied],
+        "model": [{**_record(file), "path": name} for name, file in copied.items()],
         "session": {"config": dict(artifact.session_options)},
         "selftest": {**_record(folder / SELFTEST), "cases": cases},
         "preprocessing": web_recipe(getattr(samples, "preprocess", None), first),
@@ -62,16 +62,17 @@ def write_folder(artifact: Artifact, samples: Samples, folder: Path, *, count: i
     static = shipped("targets") / "web"
     for file in (*sorted(static.iterdir()), static.parent / "runtime" / "edgeq_device" / MODULE):
         shutil.copyfile(file, folder / file.name)
-    return {file.name: file for file in sorted(folder.iterdir())}
+    return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def _model_files(model: Path) -> Iterator[tuple[str, Path]]:
     """Yield the files of a model, itself first, with their names in the folder."""
     yield MODEL, model
-    yield from ((file.name, file) for file in model_files(model) if file != model)
+    yield from ((file.relative_to(model.parent).as_posix(), file) for file in model_files(model) if file != model)
 
 
 def _copied(file: Path, place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(file, place)
     return place
 

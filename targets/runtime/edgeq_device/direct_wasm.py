@@ -1,6 +1,6 @@
 """Open models in ONNX Runtime Web, in a process of node: the runtime that browsers have, with the same answers.
 
-The package is npm's. It lies in the user's cache, or in the folder that EDGEQ_NODE_MODULES names, and is the pinned
+The package is npm's. It lies in ~/.cache/edgeq/npm, or in the folder that EDGEQ_NODE_MODULES names, and is the pinned
 version alone: node holds the script, its loader and the wasm against their hashes before it runs any of them.
 """
 
@@ -24,7 +24,7 @@ from edgeq_device.places import own_table, temporary_folder
 from edgeq_device.serve import Guest
 
 FOLDER = "EDGEQ_NODE_MODULES"
-"""The variable that names a node_modules folder with the package; default: `edgeq/npm/node_modules` in the cache."""
+"""The variable that names a node_modules folder with the package; default: where the engine's command installs it."""
 _SCRIPTS = ("edgeq.mjs", "wasm_guest.mjs")
 _RUNTIME = "wasm"
 _ANSWER_S = 600.0
@@ -42,8 +42,10 @@ def modules_folder() -> Path:
     named = os.environ.get(FOLDER, "")
     if named:
         return Path(named).absolute()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "edgeq" / "npm" / "node_modules"
+    try:
+        return Path.home() / ".cache" / "edgeq" / "npm" / "node_modules"
+    except RuntimeError:  # a user without a home, as in containers
+        return Path(os.devnull)
 
 
 def package_folder(engine: EngineSpec) -> Path:
@@ -139,6 +141,8 @@ def _started(package: Path) -> Node:
     for name in _SCRIPTS:
         (folder / name).write_bytes(pkgutil.get_data(__package__, name) or b"")
     files = json.dumps(pins()["runtimes"][_RUNTIME])
-    guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], os.environ, "node", request_s=_ANSWER_S)
+    # What node writes goes when that folder goes, however node ends.
+    environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
+    guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], environment, "node", request_s=_ANSWER_S)
     atexit.register(guest.end)
     return guest

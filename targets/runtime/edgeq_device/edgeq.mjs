@@ -136,7 +136,7 @@ export async function load(base, { threads = 1, provider = "wasm" } = {}) {
   const model = rest.slice(0, manifest.model.length);
   const checked = performance.now();
   const ort = await startRuntime(rest.slice(manifest.model.length), threads);
-  const externalData = manifest.model.slice(1).map(({ path }, i) => ({ path: path.split("/").at(-1), data: model[i + 1] }));
+  const externalData = manifest.model.slice(1).map(({ path }, i) => ({ path, data: model[i + 1] }));
   const options = sessionOptions({ provider, externalData, ...manifest.session });
   const session = await ort.InferenceSession.create(model[0], options);
   const timings = { check_ms: checked - start, open_ms: performance.now() - checked, first_run_ms: null };

@@ -125,14 +125,15 @@ def read_runnable(root: Path = ROOT) -> Optional[int]:
     return int(match.group(1)) if match else None
 
 
-def read_memory(root: Path = ROOT) -> Tuple[Optional[int], Optional[int]]:
-    """Bytes of this process that are in memory (RSS): now, and at most so far."""
-    status = read_text(root / "proc/self/status")
+def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int], Optional[int]]:
+    """Bytes of a process that are in memory (RSS): now, and at most so far. Of another one than this, which a number
+    names, Linux alone tells."""
+    status = read_text(root / "proc" / process / "status")
     if status is not None:
         values = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", status, re.M))
         now, peak = (int(values[k]) * 1024 if k in values else None for k in ("VmRSS", "VmHWM"))
         return now, peak
-    if sys.platform == "win32":
+    if sys.platform == "win32" or process != "self":
         return None, None
     import resource
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, Mapping, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from edgeq_device.arrays import random_feeds
 from edgeq_device.environment import read_memory
@@ -67,6 +67,18 @@ def measure_memory(
     return MemoryUse(**answer)
 
 
+def _with_helper(session: Any) -> Tuple[Optional[int], Optional[int]]:
+    """Return `read_memory` of this process, and of the one in which the session runs, if that is another."""
+    own = read_memory(ROOT)
+    if not hasattr(session, "guest"):
+        return own
+    now, peak = (
+        None if here is None or there is None else here + there
+        for here, there in zip(own, read_memory(ROOT, str(session.guest.process)))
+    )
+    return now, peak
+
+
 def main() -> int:
     """Take an order as JSON on stdin; answer as JSON on stdout, or with a failure as one line on stderr."""
     try:
@@ -74,10 +86,10 @@ def main() -> int:
         onnxruntime()
         first, _ = read_memory(ROOT)
         session = open_unchecked(requested_variant(order), order["threads"], requested_engine(order))
-        loaded, _ = read_memory(ROOT)
+        loaded, _ = _with_helper(session)
         for feed in random_feeds(session, order["shapes"], count=1) * 5:
             session.run(None, feed)
-        _, peak = read_memory(ROOT)
+        _, peak = _with_helper(session)
         if first is None or loaded is None or peak is None:
             raise RuntimeUnavailableError(f"{sys.platform} does not report how much memory a process has")
         print(json.dumps(MemoryUse(max(0, loaded - first), max(0, peak - first), peak).to_dict()))

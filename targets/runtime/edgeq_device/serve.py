@@ -129,6 +129,11 @@ class Guest:
             raise RuntimeUnavailableError(f"{command[0]} cannot be started ({error.strerror})") from error
         self._errors = Tail(self._process)
 
+    @property
+    def process(self) -> int:
+        """Return the number of its process."""
+        return self._process.pid
+
     def finish(self, within_s: float) -> None:
         """Let it end by itself, at the end of its input, so that what it keeps for later is written."""
         assert self._process.stdin is not None

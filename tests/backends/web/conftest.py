@@ -11,9 +11,17 @@ from .runtime import need_runtime, with_runtime
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a bundle of the demo model has for a web server, with the runtime beside it."""
+def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """What a bundle of the demo model has for a web server, with the runtime beside it; one for all workers."""
     need_runtime()
-    bundle = tmp_path_factory.mktemp("web") / "bundle"
-    edgeq.package(demo.MODEL, demo.CALIBRATION, bundle, targets="web-wasm", timed=False)
-    return with_runtime(bundle / "files" / "web-wasm")
+    import fcntl
+
+    base = tmp_path_factory.getbasetemp()
+    folder = base if worker_id == "master" else base.parent
+    bundle = folder / "web-bundle"
+    with (folder / "web.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not bundle.exists():
+            edgeq.package(demo.MODEL, demo.CALIBRATION, bundle, targets="web-wasm", timed=False)
+            with_runtime(bundle / "files" / "web-wasm")
+    return bundle / "files" / "web-wasm"

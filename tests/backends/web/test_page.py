@@ -12,10 +12,17 @@ from typing import Any
 
 import pytest
 
+from edgeq import demo
+from edgeq.backends.base import Artifact
+from edgeq.backends.web.folder import write_folder
+from edgeq.data.samples import open_samples
+from edgeq.model.load import model_signature
+from edgeq.run.engines import EngineChoice
+from edgeq.scheme import Scheme
 from tests.docs.blocks import REPOSITORY, blocks
 from tests.report.browser import Page, browsing, find_browser
 
-from .runtime import ISOLATED, in_node, served
+from .runtime import ISOLATED, WASM, in_node, served, with_runtime
 
 SWIFTSHADER = (
     "--enable-unsafe-webgpu",
@@ -137,13 +144,21 @@ def test_javascript_of_the_docs_parses(tmp_path: Path) -> None:
         subprocess.run(["node", "--check", str(tmp_path / "shown.mjs")], check=True, timeout=60)
 
 
-def test_webgpu_follows_the_stored_answers(site: Path) -> None:
+@pytest.mark.parametrize("precision", ["int8", "float32"])
+def test_webgpu_follows_the_stored_answers(site: Path, tmp_path: Path, precision: str) -> None:
     if os.environ.get("EDGEQ_TEST_WEBGPU") != "1":
         pytest.skip("a software GPU takes 15 s: EDGEQ_TEST_WEBGPU=1 runs it")
     program = find_browser()
     if program is None:
         pytest.skip("no chromium here (apt-get install chromium)")
+    if precision == "float32":
+        artifact = Artifact(demo.MODEL, Scheme(mode="float"), "CPUExecutionProvider", engine=EngineChoice(WASM))
+        samples = open_samples(demo.CALIBRATION, model_signature(demo.MODEL))
+        write_folder(artifact, samples, tmp_path / "float", count=2)
+        site = with_runtime(tmp_path / "float")
     with browsing(program, *SWIFTSHADER) as page, served(site, ISOLATED) as (port, _):
         report = report_of(page, f"http://127.0.0.1:{port}/?provider=webgpu&seconds=0")
     assert report["selftest"]["passed"], report
     assert "figures" not in report
+    if precision == "float32":
+        assert all(check["largest"] < 1e-3 for check in report["selftest"]["checks"])
