@@ -1,17 +1,20 @@
 """What racing engines gains: `edgeq tune` with every engine that is installed, beside `--engine onnxruntime`.
 
-    python benchmarks/engines.py [--only NAME ...] [--by-hand] [--json FILE]
+    python benchmarks/engines.py [--only NAME ...] [--by-hand] [--keep DIR] [--minilm MODEL.onnx] [--json FILE]
 
-Each engine runs in a process of its own; bars are ratios of one race. `--by-hand` also races the winner against the
-openvino package used directly, with the better of the float and the int8 file. Needs onnxruntime-ep-openvino.
+Each engine runs in a process of its own; bars are ratios of one race. `--by-hand` races the winner instead against all
+that can be had by hand: float32, edgeq's int8 and NNCF's int8, in onnxruntime and in the openvino package used
+directly, in f32 and bf16, on one thread and on all. `--keep` keeps what was built, and takes what is there. Needs
+onnxruntime-ep-openvino or openvino, and nncf for --by-hand; minilm's model is made by its make_model.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,13 +22,11 @@ from typing import Any
 
 import numpy as np
 from contenders import edgeq_json
-from edgeq_device.claim import rank_until_settled, ratio
-from edgeq_device.latency import WarmUp
 from edgeq_device.package import open_bundle
-from edgeq_device.scenarios import query_runner
+from hands import accuracies, race, runtime, times, ways
 from models import IMAGE, mobilenetv2_shaped, resnet50_shaped
 from tasks import shared_data
-from tune_cases import cases
+from tune_cases import SPECS, Case, cases
 from tuned import timed, tune, verdict, winner
 
 from edgeq.hardware.detect import detect_machine
@@ -37,6 +38,9 @@ AGAINST_FLOAT = {"yolox_nano": 1.3, "mobilenet, first half": 1.3, "mobilenet, se
 ACCURACY = {"yolox_nano": ("mAP50-95", 0.331)}
 LONGEST_S = {"yolox_nano": 300.0}
 TIMES_AS_LONG, SLOWER, BY_HAND = 1.6, 1.03, 1.05
+LOST_MORE = 0.005
+"""What a way by hand may lose beyond that of the winner, to count."""
+TOKENS = 32
 FASTER = {"ResNet-50-shaped": {"amx_int8": (1.25, 1.6), "avx512_vnni": (1.1, 1 / SLOWER)}}
 """By the first feature that the CPU has: with the best threads of each, and on one thread."""
 
@@ -44,66 +48,79 @@ FASTER = {"ResNet-50-shaped": {"amx_int8": (1.25, 1.6), "avx512_vnni": (1.1, 1 /
 Records = Mapping[str, Mapping[str, Any]]
 
 
-class ByHand:
-    """The openvino package, used directly, as a session."""
-
-    def __init__(self, model: Path, threads: int) -> None:
-        import openvino
-
-        options = {"PERFORMANCE_HINT": "LATENCY", **({"INFERENCE_NUM_THREADS": threads} if threads else {})}
-        self._request = openvino.Core().compile_model(str(model), "CPU", options).create_infer_request()
-
-    def run(self, names: None, feed: Mapping[str, Any]) -> Any:
-        return self._request.infer(dict(feed))
-
-
-def p50s(
-    model: Path, folder: Path, records: Records, feed: Mapping[str, Any], threads: int | None, by_hand: bool
-) -> dict[str, float]:
-    """How many times the speed of the restricted build each has, in one race.
+def open_tuned(stack: ExitStack, bundle: Path, record: Mapping[str, Any], model: Path, threads: int | None) -> Any:
+    """Open what tuning chose in a process of its own; where it ended without a bundle, float32 in onnxruntime.
 
     Args:
-        threads: for all; None takes what tuning chose.
+        threads: None takes what tuning chose.
     """
+    chosen = winner(record)
+    choice = EngineChoice(load_engines()[chosen["engine"]], chosen["precision"])
+    file, config = model, {}
+    if "ended" not in record:
+        variants = {v.ep: v for v in stack.enter_context(open_bundle(bundle)).components["model"]}
+        variant = variants[choice.engine.provider]
+        assert variant.model is not None
+        file, config = variant.model, dict(variant.session_options)
+    count = chosen["threads"] if threads is None else threads
+    settings = SessionSettings(config=config, intra_op_threads=count, engine=choice.engine, precision=choice.precision)
+    return stack.enter_context(start_engine(choice.engine)).open(file, settings)
+
+
+def p50s(model: Path, folder: Path, records: Records, feed: Mapping[str, Any], threads: int | None) -> dict[str, float]:
+    """How many times the speed of the restricted build each has, in one race."""
     with ExitStack() as stack:
-        runners = {}
-        for name, record in {**records, "float32": {"ended": ""}}.items():
-            chosen = winner(record)
-            choice = EngineChoice(load_engines()[chosen["engine"]], chosen["precision"])
-            file, options = model, {}
-            if "ended" not in record:
-                bundle = stack.enter_context(open_bundle(folder / name))
-                variants = {v.ep: v for v in bundle.components["model"]}
-                variant = variants[choice.engine.provider]
-                assert variant.model is not None
-                file, options = variant.model, dict(variant.session_options)
-            count = chosen["threads"] if threads is None else threads
-            settings = SessionSettings(
-                config=options, intra_op_threads=count, engine=choice.engine, precision=choice.precision
-            )
-            guest = stack.enter_context(start_engine(choice.engine))
-            runners[name] = query_runner(guest.open(file, settings), [feed])
-            if by_hand and name == "all":
-                for kind, path in {"float": model, "int8": file}.items():
-                    runners[f"by hand, {kind}"] = query_runner(ByHand(path, count), [feed])
-        found = rank_until_settled(runners, max_duration_s=40, tie=0.01, warmup=WarmUp(max_s=2)).distributions
-    return {name: float(ratio(found["onnxruntime"], d).estimate) for name, d in found.items()}
+        everything = {**records, "float32": {"ended": ""}}.items()
+        sessions = {name: open_tuned(stack, folder / name, record, model, threads) for name, record in everything}
+        found = race(sessions, feed)
+    return {name: times(found["onnxruntime"], d) for name, d in found.items()}
 
 
-def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records: Records, by_hand: bool) -> Any:
+def judge_by_hand(case: Case, folder: Path, feed: Mapping[str, Any], run: Callable[[], dict[str, Any]]) -> Any:
+    """Race what tuning chose against all that can be had by hand and loses no more than half a point beyond it."""
+    kept = folder / "record.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(timed(run)), "utf-8")
+    record = json.loads(kept.read_text("utf-8"))
+    print(f"    {record['verdict'][0]}; {record['took_s']:.0f} s", flush=True)
+    tried = {str(way): way for way in ways(case, folder)}
+    values = folder / "accuracy.json"
+    if case.options and not values.exists():
+        with ExitStack() as stack:
+            own = stack.enter_context(runtime())
+            opened = {name: way.open(own, 0) for name, way in tried.items()}
+            tuned = open_tuned(stack, folder / "all", record, case.model, None)
+            values.write_text(json.dumps(accuracies(case, {"tuned": tuned, **opened})), "utf-8")
+    known = json.loads(values.read_text("utf-8")) if case.options else {}
+    with ExitStack() as stack:
+        own = stack.enter_context(runtime())
+        sessions = {"tuned": open_tuned(stack, folder / "all", record, case.model, None)}
+        for count in (1, 0):
+            for name, way in tried.items():
+                sessions[f"{name}, {count or 'all'} threads"] = way.open(own, count, feed)
+        found = race(sessions, feed)
+    lost = {name: known["tuned"] - known[name] if known else 0.0 for name in tried}
+    slower = {name: times(d, found["tuned"]) for name, d in found.items()}
+    for name, speed in sorted(slower.items(), key=lambda item: item[1]):
+        value = f", {100 * known[name.rsplit(',', 1)[0]]:.2f}" if known else ""
+        print(f"    {found[name].p50:8.3f} ms, {speed:.2f} times the latency: {name}{value}")
+    right = {name: slower[name] for name in slower if name != "tuned" and lost[name.rsplit(",", 1)[0]] <= LOST_MORE}
+    best = min(right, key=lambda name: right[name])
+    verdict(f"{1 / right[best]:.2f} times the latency of {best}", 1 / right[best] <= BY_HAND, f"{BY_HAND}")
+    own32 = min(slower[f"float32 in onnxruntime:f32, {count} threads"] for count in (1, "all"))
+    print(f"    {own32:.2f} times the speed of float32 in onnxruntime")
+    return {"times": slower, "accuracy": known, "p50_ms": {name: d.p50 for name, d in found.items()}, "tune": record}
+
+
+def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records: Records) -> Any:
     for which, record in records.items():
         print(f"    {which}: {record['verdict'][0]}; {record['took_s']:.0f} s", flush=True)
-    best, single = (p50s(model, folder, records, feed, n, by_hand) for n in (None, 1))
+    best, single = (p50s(model, folder, records, feed, n) for n in (None, 1))
     features = detect_machine().features
     never = (1 / SLOWER, 1 / SLOWER)
     least = next((bars for feature, bars in FASTER.get(name, {}).items() if feature in features), never)
     for title, speeds, bar in (("threads of each", best, least[0]), ("one thread", single, least[1])):
         verdict(f"{speeds['all']:.2f} times the restricted build's speed, {title}", speeds["all"] >= bar, f"{bar:.2f}")
-        hands = max((v for k, v in speeds.items() if k.startswith("by hand")), default=0.0)
-        if hands:
-            verdict(
-                f"{hands / speeds['all']:.2f} times the latency by hand", hands <= BY_HAND * speeds["all"], f"{BY_HAND}"
-            )
     longer = records["all"]["took_s"] / records["onnxruntime"]["took_s"]
     verdict(f"{longer:.2f} times the time of one engine", longer <= TIMES_AS_LONG, f"{TIMES_AS_LONG}")
     if name in AGAINST_FLOAT:
@@ -120,41 +137,68 @@ def judge(name: str, model: Path, folder: Path, feed: Mapping[str, Any], records
     return {"best": best, "one thread": single, "tune": dict(records)}
 
 
+def subjects(place: Path, samples: int, minilm: Path | None) -> Iterator[Case]:
+    """The shapes, and the models of shared/data where that is."""
+    images = np.random.default_rng(0).normal(size=(samples, 3, IMAGE, IMAGE)).astype(np.float32)
+    np.save(place / "images.npy", images)
+    for name, make in SHAPES.items():
+        file = place / f"{name}.onnx"
+        data = place / "images.npy"
+        yield Case(name, file if file.exists() else make(file), data, data, data, None, (), "1%", 0.01)
+    root = shared_data()
+    if root is None:
+        print("the other models are skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        return
+    yield from cases(root, place / "halves")
+    if minilm is not None:
+        home = root / "minilm_l6" / "data"
+        os.environ.setdefault("EDGEQ_TOKENIZER", str(home / "tokenizer.json"))
+        seen, judged = home / "calib-stsb-en-dev-200.csv", home / "stsb-en-test.csv"
+        spec, options = Path(f"{SPECS / 'minilm_l6.py'}:tokens"), ("--task", "similarity")
+        yield Case("minilm", minilm, seen, judged, judged, spec, options, "0.5pt", 0.005)
+
+
+def first_feed(case: Case) -> dict[str, Any]:
+    """Return the first sample; of tokens, one row of a usual length."""
+    feed = dict(next(iter(case.open(case.judged_on, 1))).inputs)
+    if "attention_mask" not in feed:
+        return feed
+    return {name: np.resize(value, (1, TOKENS)) for name, value in feed.items()}
+
+
+def tune_command(case: Case, output: Path, extra: tuple[str, ...]) -> dict[str, Any]:
+    if case.options:
+        return tune(case, output, extra)
+    return edgeq_json("tune", str(case.model), "--data", str(case.data), "--no-memory", "-q", "-o", str(output), *extra)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="models, by their names")
     parser.add_argument("--by-hand", action="store_true")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="what was built is kept here for another run")
+    parser.add_argument("--minilm", type=Path, help="the model that minilm_l6/make_model.py made")
     parser.add_argument("--samples", type=int, default=32, help="of the shapes")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     raced = {"all": (), "onnxruntime": ("--engine", "onnxruntime")}
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        images = np.random.default_rng(0).normal(size=(options.samples, 3, IMAGE, IMAGE)).astype(np.float32)
-        np.save(place / "images.npy", images)
-        for name, make in SHAPES.items():
-            if not options.only or name in options.only:
-                print(name, flush=True)
-                model, own = make(place / f"{name}.onnx"), place / name
-                own.mkdir()
-                tune_command = ("tune", str(model), "--data", str(place / "images.npy"), "--no-memory", "-q")
-                records = {
-                    which: timed(partial(edgeq_json, *tune_command, "-o", str(own / which), *extra))
-                    for which, extra in raced.items()
-                }
-                results[name] = judge(name, model, own, {"input": images[:1]}, records, options.by_hand)
-        root = shared_data()
-        if root is None:
-            print("the other models are skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
-        for case in cases(root, place / "halves") if root is not None else ():
-            if not options.only or case.name in options.only:
-                print(case.name, flush=True)
-                own = place / case.name
-                own.mkdir()
-                records = {which: timed(partial(tune, case, own / which, extra)) for which, extra in raced.items()}
-                feed = dict(next(iter(case.open(case.data, 1))).inputs)
-                results[case.name] = judge(case.name, case.model, own, feed, records, options.by_hand)
+        place = options.keep or Path(folder)
+        place.mkdir(exist_ok=True)
+        for case in subjects(place, options.samples, options.minilm):
+            if options.only and case.name not in options.only:
+                continue
+            print(case.name, flush=True)
+            own = place / case.name
+            own.mkdir(exist_ok=True)
+            feed = first_feed(case)
+            runs = {which: partial(tune_command, case, own / which, extra) for which, extra in raced.items()}
+            if options.by_hand:
+                results[case.name] = judge_by_hand(case, own, feed, runs["all"])
+            else:
+                records = {which: timed(run) for which, run in runs.items()}
+                results[case.name] = judge(case.name, case.model, own, feed, records)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
     unknown = set(options.only) - results.keys()

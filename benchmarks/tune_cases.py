@@ -34,12 +34,17 @@ class Case:
     data: Path
     tuned_on: Path
     judged_on: Path
-    preprocess: Path
+    preprocess: Path | None
     options: tuple[str, ...]
     max_drop: str
     bar: float
     count: int | None = None
     against_int8: float | None = None
+
+    @property
+    def preprocessing(self) -> tuple[str, ...]:
+        """On the command line."""
+        return ("--preprocess", str(self.preprocess)) if self.preprocess is not None else ()
 
     def make_task(self) -> Task:
         """What `options` say."""

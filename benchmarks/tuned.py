@@ -24,7 +24,7 @@ def tune(case: Case, bundle: Path, options: Sequence[str] = (), *, labels: bool 
         options: more of them, for the command line.
         labels: whether tuning sees the labels of the samples that it is tuned on.
     """
-    data = ["--data", str(case.data), "--val", str(case.tuned_on), "--preprocess", str(case.preprocess)]
+    data = ["--data", str(case.data), "--val", str(case.tuned_on), *case.preprocessing]
     counted = ["--count", str(case.count)] if case.count else []
     task = case.options if labels else ()
     return edgeq_json(
