@@ -44,7 +44,7 @@ class Pace:
         gain: share by which a second candidate must be faster to be recovered beside the first.
         sqnr_db: how much further from float32's the outputs of what is dropped for its accuracy are.
         alike_db: the same for what a plug-in runs about as fast: each calibration method takes it seconds to compile.
-        methods: calibration methods that are tried in a plug-in.
+        methods: calibration methods that are tried in a plug-in, and of what recoveries leave short.
         recovered: structures that are recovered.
         finalists: structures in the last race.
         hopeless: times the loss allowed; a candidate that loses more with all layers in float that may be is given up.

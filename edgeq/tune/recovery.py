@@ -39,7 +39,7 @@ def recover_accuracy(trials: Trials, profile: Profile) -> None:
 def _recover(trials: Trials, base: Trial, *, widens: bool) -> None:
     """Recover `base`: by methods, all tensors in 16 bits where hardware `widens`, and layers in float."""
     widest = _on_16_bits(trials, base) if widens else None
-    best = _apply_recoveries(trials, base)
+    best = _with_other_ranges(trials, base, _apply_recoveries(trials, base))
     if trials.meets(best) or trials.deadline.passed():
         return
     if widest is not None and not trials.meets(widest):
@@ -85,6 +85,23 @@ def _apply_recoveries(trials: Trials, base: Trial) -> Trial:
             continue
         made = attempt(f"- {name}", fewer)
         best = made if made.loss <= (max_drop if enough else best.loss) else best
+    return best
+
+
+def _with_other_ranges(trials: Trials, base: Trial, best: Trial) -> Trial:
+    """Return the better of `best`, which is `base` with recoveries, and those that cost no speed with ranges by other
+    methods: the ranges of `base` lose least without recoveries, with them others may."""
+    if best is base:
+        return best
+    own = base.candidate.recoveries
+    recoveries = (*own, *(name for name in trials.evaluator.recovery_groups()[0] if name not in own))
+    alike = [t for t in trials if t.structure == base.structure and t.candidate.recoveries == own and t is not base]
+    for other in sorted((t for t in alike if t.assessment), key=lambda t: t.loss)[: trials.pace.methods]:
+        if trials.meets(best) or trials.deadline.passed():
+            break
+        candidate = other.candidate.replace(name=f"{other.name} + recovery", recoveries=recoveries)
+        made = build_and_assess(trials, candidate, "recovery", other.name)
+        best = made if made.loss < best.loss else best
     return best
 
 

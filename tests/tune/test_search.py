@@ -396,6 +396,20 @@ def test_of_those_of_about_one_speed_what_loses_least_is_recovered(speed: float,
     assert run(FakeEvaluator(facts, methods=("x",)), "a", "b", "c").chosen == chosen
 
 
+@pytest.mark.parametrize(("loss", "chosen"), [(0.002, "b + recovery"), (0.03, "")])
+def test_recoveries_that_fall_short_are_tried_with_other_ranges(loss: float, chosen: str) -> None:
+    """The ranges of `a` lose least by themselves."""
+    facts = {
+        "a": Fact(loss=0.05, structure="s"),
+        "a + recovery": Fact(loss=0.02, structure="s"),
+        "b": Fact(loss=0.06, structure="s"),
+        "b + recovery": Fact(loss=loss, structure="s"),
+    }
+    outcome = run(FakeEvaluator(facts, methods=("x", "y")), "a", "b")
+    assert outcome.chosen == chosen
+    assert outcome.trial("b + recovery").candidate.recoveries == ("x", "y")
+
+
 def test_all_recoveries_at_once_first() -> None:
     facts = {"a": Fact(loss=0.05), "a + recovery": Fact(loss=0.002)}
     outcome = run(FakeEvaluator(facts, methods=("x", "y")), "a")
