@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from edgeq_device.cuda import Gpu
@@ -12,6 +13,7 @@ from edgeq.jobs import doctor as room
 from edgeq.jobs.doctor import Check, Diagnosis, doctor
 from edgeq.run.engines import load_engines
 from edgeq.util.display import SILENT
+from tests import fake_engine
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,25 @@ def test_an_installed_engine_that_does_not_take_this_cpu_is_no_fault(monkeypatch
     (check,) = room._engines(machine, SILENT)
     assert check.status == "absent"
     assert check.detail.endswith("this one is AuthenticAMD")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "detail"),
+    [
+        ("fails at import", "edgeq-fake-direct 1.2.3 cannot be imported: libfake.so"),
+        ("crashes at compile", "signal SIGSEGV"),
+        ("answers wrong", "wrong"),
+    ],
+)
+def test_a_package_that_is_broken_fails_with_one_line(
+    behaviour: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = fake_engine.install_direct(tmp_path, monkeypatch, behaviour)
+    monkeypatch.setattr(room, "load_engines", {"onnxruntime": load_engines()["onnxruntime"], engine.name: engine}.copy)
+    (check,) = room._engines(detect_machine(), SILENT)
+    assert check.status == "failed"
+    assert detail in check.detail
+    assert "\n" not in check.detail
 
 
 def test_gpu_checks_that_could_not_run_fail_only_where_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
