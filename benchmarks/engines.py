@@ -102,8 +102,7 @@ def judge_by_hand(case: Case, folder: Path, feed: Mapping[str, Any], run: Callab
     lost = {name: known["tuned"] - known[name] if known else 0.0 for name in tried}
     slower = {name: times(d, found["tuned"]) for name, d in found.items()}
     for name, speed in sorted(slower.items(), key=lambda item: item[1]):
-        way = name.rsplit(",", 1)[0]
-        value = f", {100 * known[way]:.2f}" if known else ""
+        value = f", {100 * known[name.rsplit(',', 1)[0]]:.2f}" if known else ""
         print(f"    {found[name].p50:8.3f} ms, {speed:.2f} times the latency: {name}{value}")
     right = {name: slower[name] for name in slower if name != "tuned" and lost[name.rsplit(",", 1)[0]] <= LOST_MORE}
     best = min(right, key=lambda name: right[name])
