@@ -25,6 +25,7 @@ from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
+from edgeq.backends.qnn.backend import rewrite
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
@@ -100,6 +101,8 @@ class LitertBackend(Backend):
         schema()
         self.check(scheme)
         check_names(prepared, scheme.exclude)
+        place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
+        prepared, ranges = rewrite(prepared, ranges, place / "rewritten.onnx")
         left = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
         shared = share_ranges(model, ranges, tied())

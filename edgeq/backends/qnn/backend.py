@@ -200,13 +200,16 @@ def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> 
     """y = x * factor + shift for each channel, in place; whether that could be done."""
     source, result = norm.inputs[0], norm.outputs[0]
     shape, factors = sizes(source), norm_factors(norm)
-    if source is None or shape is None or len(shape) < 2 or isinstance(factors, str):
+    rank = len(source.shape) if source is not None and source.shape is not None else 0
+    if source is None or rank < 2 or isinstance(factors, str):
         return False
     factor, added = factors
-    channels, flat = len(factor), len(shape) != 4
+    channels, flat = len(factor), rank != 4
+    if flat and shape is None:
+        return False
     name = str(norm.name)
     read = source
-    if flat:
+    if shape is not None and flat:
         image = editor.constant(f"{name}/image", np.array([shape[0], channels, 1, -1], np.int64))
         read = editor.node("Reshape", [source, image], f"{name}/image_of", before=norm)
         ranges[name_of(read)] = ranges[name_of(source)]

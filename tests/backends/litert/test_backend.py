@@ -96,9 +96,9 @@ def test_a_layer_in_float_stands_between_conversions(tmp_path: Path) -> None:
 def test_an_output_of_another_name_is_refused(tmp_path: Path) -> None:
     model, data = made(tmp_path)
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match=r"Name it net\.tflite"):
+    with pytest.raises(UsageError, match=r"Name the output net\.tflite"):
         edgeq.quantize(model, data, tmp_path / "out" / "net.onnx", target="android-xnnpack")
-    with pytest.raises(UsageError, match=r"Name it net\.onnx"):
+    with pytest.raises(UsageError, match=r"Name the output net\.onnx"):
         edgeq.quantize(model, data, tmp_path / "out" / "net.tflite", target="generic-arm64")
 
 

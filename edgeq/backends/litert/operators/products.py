@@ -125,6 +125,8 @@ def _weights(work: Lowering, value: ir.Value | None, axis: int) -> tuple[NDArray
         values, scales = work.constant(value)
         if scales is None:
             raise CannotWriteError(f"its weights {name_of(value)!r} are floats between integers")
+        if scales.zero.any():
+            raise CannotWriteError("its weights have a zero point")
         if scales.scale.size > 1 and scales.axis % values.ndim != axis:
             raise CannotWriteError("its weights have scales on another axis than that of its output channels")
         return values, scales
