@@ -177,13 +177,18 @@ def search(
             if known:  # a class offset that shows under the right preprocessing counts for the others, too
                 task = settled[max(known, key=lambda one: sign * found[one].metrics[metric])]
                 for name in [one for one in found if settled[one] != task]:
-                    found[name], _, doubts[name] = _measure(session, taken[name], task)
+                    try:
+                        found[name], _, doubts[name] = _measure(session, taken[name], task)
+                    except (DataError, CheckFailedError, UsageError):  # what fits its outputs is another head
+                        del found[name]
         if failure is not None and not found:
             raise failure
         fitting = fitting or tuple(found)
         tied = _tied(found, task, metric, count)
         left = {name: left[name] for name in tied}
-        if len(left) < 2 or count < size or (size > _ROUNDS[0] and all(doubts[name] for name in left)):
+        best = max(left, key=lambda name: sign * found[name].metrics[metric], default="")
+        sure = size > _ROUNDS[0] and (best == usual or all(doubts[name] for name in left))
+        if len(left) < 2 or count < size or sure:
             break
     # Without labels more bits do not mean that it is right: of those that are tied, the common ones come first.
     order = {name: place if metric == BITS and name in left else 0 for place, name in enumerate(found)}

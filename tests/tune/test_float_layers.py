@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeq.tune.float_layers import (
+    EIGHT_BIT,
     MacCosts,
     RankedLayer,
     Ranking,
@@ -202,3 +203,10 @@ def test_ranked_layers_cover_every_layer_once(noises: list[float]) -> None:
 
 def test_time_that_runs_out_ends_the_splitting() -> None:
     assert len(rank_by_probing({f"n{i}": 1 for i in range(64)}, lambda nodes: 1.0, lambda: True).layers) == 8
+
+
+def test_all_products_may_get_eight_bits() -> None:
+    layers = tuple(RankedLayer(name, (name,), 1.0) for name in NAMES)
+    ranked = Ranking(layers, MacCosts(dict.fromkeys(NAMES, 1)), field=EIGHT_BIT)
+    (*_, found) = select_float_layers(ranked, lambda nodes: 0.0 if len(nodes) == len(NAMES) else 1.0, 0.5, never)
+    assert found == NAMES
