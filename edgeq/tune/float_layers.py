@@ -126,7 +126,6 @@ def select_float_layers(
     headroom: float = math.inf,
     hopeless: float = math.inf,
     refinements: int = REFINEMENTS,
-    coarse: float = 0.0,
 ) -> tuple[tuple[str, ...], ...]:
     """Sets of nodes to keep in float that lose at most `max_drop`, each cheaper than the one before.
 
@@ -144,7 +143,6 @@ def select_float_layers(
         hopeless: where the headroom allows at most half of the layers, the largest set is evaluated first, and with a
             loss above this nothing else is.
         refinements: how many layers are tried to be put back into integers.
-        coarse: share of its layers by which the last set may be larger than need be.
 
     Returns:
         Names of nodes; empty where no affordable set was found in time.
@@ -182,7 +180,7 @@ def select_float_layers(
     if not found:
         return ()
     failed = max((len(layers) for layers in known if len(layers) < len(found[-1])), default=0)
-    while len(found[-1]) - failed > max(1, coarse * len(found[-1])) and not expired():
+    while len(found[-1]) - failed > 1 and not expired():
         middle = (len(found[-1]) + failed) // 2
         if not holds(order[:middle]):
             failed = middle

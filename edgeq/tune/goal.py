@@ -95,7 +95,7 @@ THOROUGH = Pace(
 Effort = Literal["quick", "default", "thorough"]
 EFFORTS: Mapping[Effort, Pace] = {
     "quick": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=0),
-    "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=6, most_float=0.9),
+    "default": Pace(sqnr_db=3.0, recovered=1, hopeless=math.inf, prunes=False, float_sets=8, most_float=0.9),
     "thorough": Pace(hopeless=math.inf, most_float=0.9),
 }
 """What a repair of a poor result may take: the first leaves layers in float out, the second builds a few sets of them,

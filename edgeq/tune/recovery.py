@@ -13,7 +13,6 @@ from edgeq.tune.judge import build_and_assess, in_full, in_simulation
 from edgeq.tune.race import RACE_S, race_new, race_until_claimed
 from edgeq.tune.trials import WIDE_COST, Trial, Trials
 
-_COARSE = 0.2
 _SPARED = {"exclude": "layers in float", "wide": "tensors in 16 bits", "eight_bit": "products in 8 bits"}
 
 
@@ -144,8 +143,7 @@ def _keep_layers_in_float(trials: Trials, base: Trial, headroom: float) -> None:
     share = most / base.loss if trials.pace.few_sets and base.loss > 0 else 1.0
     hopeless = trials.pace.hopeless * most
     how = {"share": share, "headroom": headroom, "hopeless": hopeless}
-    coarse = _COARSE if trials.pace.few_sets else 0.0
-    select_float_layers(ranking, loss, most, expired, refinements=refinements, coarse=coarse, **how)
+    select_float_layers(ranking, loss, most, expired, refinements=refinements, **how)
 
 
 def _bases(trials: Trials) -> list[Trial]:

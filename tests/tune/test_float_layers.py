@@ -205,21 +205,6 @@ def test_time_that_runs_out_ends_the_splitting() -> None:
     assert len(rank_by_probing({f"n{i}": 1 for i in range(64)}, lambda nodes: 1.0, lambda: True).layers) == 8
 
 
-@given(needed=st.integers(1, 60))
-def test_a_coarse_search_takes_fewer_builds_and_a_fifth_more_layers(needed: int) -> None:
-    names = [f"n{i}" for i in range(64)]
-    sets: dict[float, list[tuple[str, ...]]] = {0.0: [], 0.2: []}
-    sizes = {}
-    for coarse, evaluated in sets.items():
-        evaluate = recorded(lambda kept: 0.0 if len(kept) >= needed else 1.0, evaluated)
-        ranked = ranking(dict.fromkeys(names, 1))
-        found = select_float_layers(ranked, evaluate, 0.5, never, refinements=0, coarse=coarse)
-        sizes[coarse] = len(found[-1])
-    assert sizes[0.0] == needed
-    assert needed <= sizes[0.2] <= max(needed, needed / 0.8 + 1)
-    assert len(sets[0.2]) <= len(sets[0.0])
-
-
 def test_all_products_may_get_eight_bits() -> None:
     layers = tuple(RankedLayer(name, (name,), 1.0) for name in NAMES)
     ranked = Ranking(layers, MacCosts(dict.fromkeys(NAMES, 1)), field=EIGHT_BIT)
