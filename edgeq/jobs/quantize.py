@@ -238,7 +238,9 @@ def _check_format(output: Path, target: Target, engine: EngineChoice | None) -> 
     runner, runs = (target.name, own) if own or engine is None else (engine.name, engine.engine.suffix)
     named = engine_of_file(output.name)
     if (own and output.suffix != own) or (named is not None and named.suffix != runs):
-        raise UsageError(f"{runner} runs no {output.suffix or 'such'} files", f"Name the output {output.stem}{runs or _ONNX}")
+        raise UsageError(
+            f"{runner} runs no {output.suffix or 'such'} files", f"Name the output {output.stem}{runs or _ONNX}"
+        )
     return _ONNX if named is None else named.suffix
 
 
