@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+from edgeq_device.engines import engine_of_file
 
 from edgeq.data.samples import Samples, open_samples, spread_over
 from edgeq.errors import ModelError, UsageError
@@ -290,6 +291,10 @@ def debug(
         open_model(quantized, settings, variant=variant) as loaded,
         tempfile.TemporaryDirectory(prefix="edgeq-debug-") as workdir,
     ):
+        own = engine_of_file(loaded.model.name)
+        if own is not None:
+            fix = "Name a variant that onnxruntime runs with --variant, or the Q/DQ model that it was made of"
+            raise UsageError(f"{loaded.name} is a {own.suffix} file, whose layers are not compared", fix)
         if not is_quantized(loaded.graph):
             raise UsageError(f"{loaded.name} holds no quantized operator", ORDER)
         graph = GraphIndex(loaded.graph)

@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 
+from edgeq.backends.base import Artifact
 from edgeq.data.open_source import Data
 from edgeq.emulate.emulator import Speed
 from edgeq.emulate.routes import EMULATED, NOT_RUN, ExecutionRoute, Running
 from edgeq.errors import BoardError, CheckFailedError, RuntimeUnavailableError
+from edgeq.hardware.target import resolve
 from edgeq.jobs.package import package
 from edgeq.jobs.quantize import Quantized, quantize
 from edgeq.prove import builds
+from edgeq.prove.job import Built
+from edgeq.run.engines import choose_engine
 from edgeq.run.session import open_session
+from edgeq.scheme import Scheme
 from edgeq.util.display import Silent
 from edgeq.util.records import plain
 
@@ -64,6 +69,12 @@ def test_without_its_kernels_it_is_a_forecast_by_rules(place: Path, route: Any) 
     assert found.summary().startswith("about ")
     assert found.summary().endswith("a forecast by the int8 rules of the cpu backend, not measured")
     assert plain(quantized().proof)["coverage"]["int8_mac_share"] == 1
+
+
+def test_what_a_plugin_executes_on_a_board_is_not_known() -> None:
+    artifact = Artifact(Path("m.onnx"), Scheme(), "CPUExecutionProvider").in_engine(choose_engine("litert"))
+    found = builds.target_coverage(None, Built(resolve(THERE), artifact), route=NO_GUEST)  # type: ignore[arg-type]
+    assert (found.basis, found.summary()) == ("unknown", "not known: what litert executes is not read from a board")
 
 
 def test_where_they_can_be_run_it_is_measured_on_them(place: Path, route: Any) -> None:

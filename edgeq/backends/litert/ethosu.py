@@ -1,6 +1,6 @@
 """Compile a .tflite file for Arm's Ethos-U with vela, in a process, and read what vela estimates.
 
-What vela writes runs on the NPU alone: no interpreter here takes its operator. The uncompiled file travels beside it,
+What vela writes runs on the NPU alone: no interpreter here takes its operator. The uncompiled file travels with it,
 and is what answers are proven with.
 """
 
@@ -124,13 +124,13 @@ def compile_for(model: Path, options: Mapping[str, str], destination: Path) -> E
 
 
 def find_vela() -> str:
-    """Return the path of vela: beside this Python, else in PATH.
+    """Return the path of vela: in the folder of this Python, else in PATH.
 
     Raises:
         RuntimeUnavailableError: it is in neither.
     """
-    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = shutil.which(PROGRAM, path=beside)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(PROGRAM, path=path)
     if found is None:
         raise RuntimeUnavailableError("vela, which compiles for Ethos-U, is not installed", _INSTALL)
     return found

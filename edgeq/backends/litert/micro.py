@@ -57,7 +57,7 @@ def write_sources(
         file: the .tflite file, which takes and gives integers.
         engine: TFLite Micro.
         count: how many of `samples` make the self-test.
-        twin: what is compiled of the file and lies beside it, one sentence; "" where nothing is.
+        twin: what is compiled of the file and travels with it, one sentence; "" where nothing is.
 
     Raises:
         RuntimeUnavailableError: TFLite Micro is not installed; EngineError: it does not run the file.
@@ -130,7 +130,7 @@ def _cases(network: Network, file: Path, engine: Engine, samples: Samples, count
         session = engines.open(file, SessionSettings(engine=engine))
         taken = list(itertools.islice(samples, count))
         if not taken:
-            raise DataError(f"{samples.source} holds no samples", "Give at least one")
+            raise DataError(f"{samples.source} has no samples", "Give at least one")
         found = []
         for sample in taken:
             one = replace(sample, inputs={name: np.asarray(value)[:1] for name, value in sample.inputs.items()})

@@ -26,6 +26,7 @@ MOST_BYTES = 1 << 20
 _IDENTIFIER = b"TFL3"
 _TYPES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_AXES = 64
+_MOST_ENTRIES = 64
 
 
 def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Mapping[str, str]) -> LiteRtSession:
@@ -84,12 +85,11 @@ class _Table:
 
     def metadata(self, name: str) -> Optional[bytes]:
         """Return the buffer of the entry `name` of a model's metadata."""
-        buffers = self._tables(self._MODEL_BUFFERS)
-        for entry in self._tables(self._MODEL_METADATA):
+        for place in range(min(self._vector(self._MODEL_METADATA, 4)[1], _MOST_ENTRIES)):
+            entry = self._table(self._MODEL_METADATA, place)
             if entry._bytes(self._NAME) == name.encode():
-                place = entry._field(self._BUFFER)
-                number = entry._number(place) if place else 0
-                return buffers[number]._bytes(self._DATA)
+                field = entry._field(self._BUFFER)
+                return self._table(self._MODEL_BUFFERS, self._number(field) if field else 0)._bytes(self._DATA)
         return None
 
     def _number(self, place: int) -> int:
@@ -122,10 +122,12 @@ class _Table:
         place, length = self._vector(number, 1)
         return self._content[place : place + length]
 
-    def _tables(self, number: int) -> List[_Table]:
+    def _table(self, number: int, index: int) -> _Table:
         place, length = self._vector(number, 4)
-        places = range(place, place + 4 * length, 4)
-        return [_Table(self._content, at + self._number(at)) for at in places]
+        if index >= length:
+            raise IndexError(index)
+        at = place + 4 * index
+        return _Table(self._content, at + self._number(at))
 
 
 class _Port:
