@@ -160,7 +160,9 @@ def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
     own = engine_of_file(model.name)
     if own is None:
         return settings
-    if settings.engine is not None and settings.engine.name != own.name:
+    if settings.engine is not None and settings.engine.suffix == own.suffix:
+        return settings
+    if settings.engine is not None:
         problem = f"{model} is a {own.suffix} file, which {settings.engine.name} does not open"
         raise UsageError(problem, f"Give the ONNX model, or --engine {own.name}")
     return replace(settings, engine=load_engines()[own.name])

@@ -21,6 +21,7 @@ from edgeq.backends.litert import ethosu
 from edgeq.backends.litert.companions import with_estimate, with_sources
 from edgeq.backends.litert.convert import lower
 from edgeq.backends.litert.dialect import results, tied
+from edgeq.backends.litert.gelu import parts_of_gelu
 from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.rules import check, check_kernels
@@ -189,6 +190,7 @@ def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: S
     """Return the nodes that stay in float, each with the reason."""
     predicted = predict_int8(prepared.graph, int8_rules("litert"), scheme, hazards=prepared.hazards)
     left = {node.name: node.reason for node in predicted if node.verdict == "float"}
+    left |= dict.fromkeys(parts_of_gelu(prepared.model), "it is part of a Gelu, which computes in float")
     for node in prepared.model.graph:
         found = ranges.get(name_of(node.outputs[0]))
         if is_op(node, "Softmax") and found is not None and spreads_thin(found):
@@ -204,6 +206,7 @@ def _coverage(source: ir.Model, network: Network, left: Mapping[str, str]) -> Co
         if operator.kind != "DEQUANTIZE"
         and any(tensor is not None and tensor.type == "float32" for tensor in operator.inputs)
     }
+    floats |= left.keys()
     floats -= {operator.node for operator in network.operators if operator.kind == "QUANTIZE"}
     macs = node_macs(source)
     runs = [

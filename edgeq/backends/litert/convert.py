@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from edgeq.backends.litert.gelu import join_gelu
 from edgeq.backends.litert.lower import Lowering
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.operators import HANDLERS
@@ -26,6 +27,7 @@ def lower(model: ir.Model, source: Path) -> Network:
     fixed = _at_batch_one(model, source)
     while fold_shapes(fixed):  # what is folded may give the shapes that others read
         infer_shapes(fixed)
+    join_gelu(fixed)
     network = Lowering(fixed, HANDLERS).run()
     check(network)
     return network

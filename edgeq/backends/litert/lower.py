@@ -149,7 +149,7 @@ class Lowering:
         elif is_op(node, "Constant"):
             return
         else:
-            handler = self._handlers.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+            handler = self._handlers.get(node.op_type) if is_op(node, node.op_type) else None
             if handler is None:
                 raise CannotWriteError("it has no form in the file")
             self.integer = self._computes_on_integers(node)

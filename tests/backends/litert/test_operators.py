@@ -218,6 +218,19 @@ FLOATS = {
         plain={name: np.abs(floats(4)) + np.float32(0.1) for name in ("s", "b", "m", "v")},
     ),
     "gelu": Case("y = Gelu(x)", IMAGE, opset=20, lacking=True),
+    "layer norm": Case("y = LayerNormalization(x, s, b)", IMAGE, plain={"s": floats(9), "b": floats(9)}),
+    "gelu of erf": Case(
+        "a = Div(x, r)\ne = Erf(a)\nf = Add(e, one)\ng = Mul(x, f)\ny = Mul(g, h)",
+        IMAGE,
+        plain={"r": np.float32(2**0.5), "one": np.float32(1), "h": np.float32(0.5)},
+        lacking=True,
+    ),
+    "gelu of erf, halved first": Case(
+        "a = Mul(x, r)\ne = Erf(a)\nf = Add(one, e)\ng = Mul(x, h)\ny = Mul(g, f)",
+        IMAGE,
+        plain={"r": np.float32(0.5**0.5), "one": np.float32(1), "h": np.float32(0.5)},
+        lacking=True,
+    ),
     "log softmax": Case("y = LogSoftmax<axis=-1>(x)", IMAGE),
 }
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from edgeq.backends.litert.layout import Order, plain
 from edgeq.backends.litert.lower import CannotWriteError, Lowering, Stored
-from edgeq.backends.litert.network import Scales
+from edgeq.backends.litert.network import Scales, Tensor
 from edgeq.backends.litert.operators.shared import (
     filler_of,
 )
@@ -24,12 +24,12 @@ def write_binary(kind: str) -> Callable[[Lowering, ir.Node], None]:
         scales = work.parameters(node)
         if scales is not None and kind in ("MAXIMUM", "MINIMUM"):
             left, right = work.requantized(left, scales), work.requantized(right, scales)
-        work.write(node, kind, (left.tensor, right.tensor), order, _ACTIVATED.get(kind))
+        work.write(node, kind, (left.tensor, right.tensor), order, ACTIVATED.get(kind))
 
     return write
 
 
-_ACTIVATED: dict[str, dict[str, Any]] = {
+ACTIVATED: dict[str, dict[str, Any]] = {
     kind: {"fusedActivationFunction": "NONE"} for kind in ("ADD", "SUB", "MUL", "DIV")
 }
 
@@ -143,7 +143,7 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
                 work.write(node, kind, (tensor, constant), order)
             else:
                 made = work.partial(f"{name}/{kind.lower()}ed", shape, None)
-                tensor = work.emit(kind, (tensor, constant), made, _ACTIVATED.get(kind))
+                tensor = work.emit(kind, (tensor, constant), made, ACTIVATED.get(kind))
         return
     if alpha <= 0 or beta < 0:
         raise CannotWriteError(f"its alpha, {alpha:g}, is not positive, or its beta, {beta:g}, is negative")
@@ -154,9 +154,9 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
     shift = work.fixed(f"{name}/shift", np.full(ones, 127, np.int8), Scales.of(beta / alpha / 127, 0))
     factor = work.fixed(f"{name}/factor", np.full(ones, 127, np.int8), Scales.of(alpha / 127, 0))
     moved = work.emit(
-        "ADD", (source.tensor, shift), work.partial(f"{name}/shifted", source.tensor.shape, wide), _ACTIVATED["ADD"]
+        "ADD", (source.tensor, shift), work.partial(f"{name}/shifted", source.tensor.shape, wide), ACTIVATED["ADD"]
     )
-    work.write(node, "MUL", (moved, factor), source.order, _ACTIVATED["MUL"])
+    work.write(node, "MUL", (moved, factor), source.order, ACTIVATED["MUL"])
 
 
 def write_softmax(work: Lowering, node: ir.Node) -> None:
@@ -170,6 +170,37 @@ def write_softmax(work: Lowering, node: ir.Node) -> None:
     kind = "LOG_SOFTMAX" if node.op_type == "LogSoftmax" else "SOFTMAX"
     fixed = Scales.of(16 / 256, 127) if kind == "LOG_SOFTMAX" else Scales.of(1 / 256, -128)
     work.write(node, kind, (source.tensor,), order, {"beta": 1.0} if kind == "SOFTMAX" else {}, scales=fixed)
+
+
+def write_layer_norm(work: Lowering, node: ir.Node) -> None:
+    """Write (x - mean) / sqrt(variance + epsilon) times its scale, plus its shift, in float."""
+    if work.integer:
+        raise CannotWriteError("it has no int8 kernel")
+    if any(value.uses() for value in node.outputs[1:]):
+        raise CannotWriteError("its mean or its deviation is read")
+    source = work.read(node.inputs[0])
+    rank, name = len(source.shape), name_of(node.outputs[0])
+    source = work.arranged(source, plain(rank))
+    first = node.attributes.get_int("axis", -1) % rank
+    kept = tuple(1 if axis >= first else size for axis, size in enumerate(source.shape))
+    axes = work.fixed("axes", np.arange(first, rank, dtype=np.int32))
+    epsilon = np.full((1,) * rank, node.attributes.get_float("epsilon", 1e-5), np.float32)
+
+    def step(kind: str, *inputs: Tensor, shape: tuple[int, ...] = source.shape) -> Tensor:
+        """Write one operator of two tensors, or a mean."""
+        made = work.partial(f"{name}/{kind.lower()}", shape, None)
+        options = {"keepDims": True} if kind == "MEAN" else ACTIVATED.get(kind)
+        return work.emit(kind, inputs, made, options)
+
+    centred = step("SUB", source.tensor, step("MEAN", source.tensor, axes, shape=kept))
+    variance = step("MEAN", step("MUL", centred, centred), axes, shape=kept)
+    shifted = step("ADD", variance, work.fixed(f"{name}/epsilon", epsilon), shape=kept)
+    scaled = step("MUL", centred, step("RSQRT", shifted, shape=kept))
+    scaled = step("MUL", scaled, work.fixed(f"{name}/scale", work.floats(node.inputs[1])))
+    shift = node_input(node, 2)
+    values = work.floats(shift) if shift is not None else np.zeros(1, np.float32)
+    inputs = (scaled, work.fixed(f"{name}/shift", values))
+    work.write(node, "ADD", inputs, plain(rank), ACTIVATED["ADD"])
 
 
 def write_batch_norm(work: Lowering, node: ir.Node) -> None:
@@ -187,8 +218,8 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
         work.fixed(f"{name}/{i}", v.astype(np.float32).reshape(shape))
         for i, v in enumerate((factor, beta - mean * factor))
     ]
-    work.emit("MUL", (source.tensor, for_each[0]), scaled, _ACTIVATED["MUL"])
-    work.write(node, "ADD", (scaled, for_each[1]), source.order, _ACTIVATED["ADD"])
+    work.emit("MUL", (source.tensor, for_each[0]), scaled, ACTIVATED["MUL"])
+    work.write(node, "ADD", (scaled, for_each[1]), source.order, ACTIVATED["ADD"])
 
 
 def write_cast(work: Lowering, node: ir.Node) -> None:

@@ -1,0 +1,76 @@
+"""Join the operators that exporters write a Gelu with, x / 2 (1 + erf(x / sqrt 2)): the file has no Erf of its own."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from edgeq.model.edit import replace_value
+from edgeq.model.graph import constant, is_op, name_of, only_reader
+
+_TOLERANCE = 1e-4
+
+
+def join_gelu(model: ir.Model) -> int:
+    """Rewrite every such group of `model` as one Gelu, in place, whatever its operator set is.
+
+    Returns:
+        How many were rewritten.
+    """
+    count = 0
+    for node in list(model.graph):
+        source = _scaled_by(node.inputs[0], 1 / math.sqrt(2)) if is_op(node, "Erf") else None
+        result = _result(node, source) if source is not None else None
+        if source is None or result is None:
+            continue
+        made = ir.node("Gelu", [source], name=result.name)
+        model.graph.insert_before(result, made)
+        made.outputs[0].type, made.outputs[0].shape = result.outputs[0].type, result.outputs[0].shape
+        replace_value(result.outputs[0], made.outputs[0], keep_name=True)
+        model.graph.remove(result, safe=True)
+        count += 1
+    if count:
+        RemoveUnusedNodesPass()(model)
+    return count
+
+
+def parts_of_gelu(model: ir.Model) -> frozenset[str]:
+    """Return the names of the nodes that such groups consist of."""
+    joined = model.clone()
+    join_gelu(joined)
+    kept = {node.name for node in joined.graph if not is_op(node, "Gelu")}
+    return frozenset(str(node.name) for node in model.graph if node.name not in kept)
+
+
+def _result(erf: ir.Node, source: ir.Value) -> ir.Node | None:
+    """Return the node that makes the Gelu of `source`; None where what stands behind `erf` is something else."""
+    added = only_reader(erf.outputs[0])
+    if added is None or not is_op(added, "Add") or not any(_is(value, 1.0) for value in added.inputs):
+        return None
+    product = only_reader(added.outputs[0])
+    if product is None or not is_op(product, "Mul"):
+        return None
+    other = next(value for value in product.inputs if value is not added.outputs[0])
+    if other is not source:
+        return product if _scaled_by(other, 0.5) is source else None
+    half = only_reader(product.outputs[0])
+    return half if half is not None and _scaled_by(half.outputs[0], 0.5) is product.outputs[0] else None
+
+
+def _scaled_by(value: ir.Value | None, factor: float) -> ir.Value | None:
+    """Return what is multiplied by `factor`, or divided by its inverse, to make a value."""
+    maker = value.producer() if value is not None else None
+    if is_op(maker, "Div") and maker is not None and _is(maker.inputs[1], 1 / factor):
+        return maker.inputs[0]
+    if is_op(maker, "Mul") and maker is not None:
+        for place in (0, 1):
+            if _is(maker.inputs[place], factor):
+                return maker.inputs[1 - place]
+    return None
+
+
+def _is(value: ir.Value | None, number: float) -> bool:
+    found = constant(value) if name_of(value) else None
+    return found is not None and found.size == 1 and abs(float(found.reshape(())) - number) < _TOLERANCE * abs(number)
