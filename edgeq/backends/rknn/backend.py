@@ -142,7 +142,7 @@ class RknnBackend(Backend):
             names = [spec.name for spec in signature.inputs]
             compiled = compile_model(artifact.model, chip.name, folder, names, few)
         wanted, stem = unfused(artifact.model, few), artifact.model.stem
-        answers = compare_answers(compiled, wanted, artifact.model)
+        answers = compare_answers(compiled, wanted, unfused(prepared.path, few), artifact.model)
         maker, file = toolkit().needs, folder / f"{artifact.model.stem}.onnx"
         write_context(compiled.file, signature, chip.name, toolkit().version, file)
         notes = (
