@@ -100,7 +100,7 @@ def main() -> None:
     root = shared_data()
     if root is None:
         raise SystemExit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         for case in cases(root, Path(name) / "halves"):
             if given.only and not any(case.name.startswith(wanted) for wanted in given.only):
