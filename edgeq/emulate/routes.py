@@ -231,7 +231,7 @@ def route_to(
     if name is not None:
         simulator = (simulators or {}).get(name)
         if simulator is not None:
-            never = f"; never run: {target.profile.never_run}" if target.profile.never_run else ""
+            never = f"; never run on {target.profile.never_run}" if target.profile.never_run else ""
             return ExecutionRoute(
                 MODELLED, f"the {name} simulator{never}", start=partial(_simulated, simulator, target)
             )

@@ -53,7 +53,8 @@ class Opening:
     Attributes:
         opened: with the level and the options with which devices open it.
         written: without graph optimisation.
-        claimed: of the simulation that stands for the file in the proof; None where the file itself is proven.
+        claimed: of the simulation that stands for the file in the proof; None where the file itself is proven, as it is
+            opened or as it is written.
         changer: the engine that opened it.
         cure: the session option that brings back what is lost, and the SQNR with it; None where none is known.
         notes: files that were not opened here, with the reason, one sentence each.
@@ -138,7 +139,7 @@ def open_as_device(
     opening = Opening(
         opened=_level(found[_OPENED if artifact.simulation is not None else subject]),
         written=_level(found[_WRITTEN]),
-        claimed=_level(found[subject]) if artifact.simulation is not None else None,
+        claimed=_level(found[subject]) if artifact.simulation not in (None, artifact.model) else None,
         changer=changer,
         notes=notes,
     )

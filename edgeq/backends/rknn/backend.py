@@ -120,7 +120,6 @@ class RknnBackend(Backend):
             model=destination,
             scheme=scheme,
             provider=_CPU,
-            device="npu",
             simulation=destination,
             simulation_settings=UNFUSED,
         )
@@ -142,7 +141,7 @@ class RknnBackend(Backend):
             names = [spec.name for spec in signature.inputs]
             compiled = compile_model(artifact.model, chip.name, folder, names, few)
         wanted, stem = unfused(artifact.model, few), artifact.model.stem
-        answers = compare_answers(compiled, wanted, artifact.model)
+        answers = compare_answers(compiled, wanted, unfused(prepared.path, few), artifact.model)
         maker, file = toolkit().needs, folder / f"{artifact.model.stem}.onnx"
         write_context(compiled.file, signature, chip.name, toolkit().version, file)
         notes = (
@@ -179,6 +178,7 @@ class RknnBackend(Backend):
         made = dataclasses.replace(
             plain,
             model=file,
+            device="npu",
             requires=requires,
             simulation=artifact.model,
             engine=EngineChoice(engine_for(self.name, {})),
@@ -186,9 +186,7 @@ class RknnBackend(Backend):
         title = f"{target.title}, compiled by {maker}"
         if self._chip.python:
             yield Alternative(f"{target.name}-compiled", title, target.profile.rank + 1, made, target.architecture)
-        yield Alternative(
-            f"{target.name}-cpu", "any CPU, the same Q/DQ model", 0, dataclasses.replace(plain, device="cpu")
-        )
+        yield Alternative(f"{target.name}-cpu", "any CPU, the same Q/DQ model", 0, plain)
 
     def owns(self, place: Path) -> bool:
         """Return whether `place` is a compiled file, or one of those for C. See `Backend.owns`."""

@@ -24,11 +24,9 @@ class Opset:
 
 @dataclass(frozen=True)
 class ZeroPoint:
-    """The zero point that is not kept, and those that take its place."""
+    """The zero point that is not kept."""
 
     avoided: int
-    weights: int
-    activations: int
     why: str
     source: str
 

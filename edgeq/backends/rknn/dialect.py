@@ -3,7 +3,7 @@
 The compiler keeps a scale whose zero point is not 0, and rounds every other one anew. So no zero point is 0 here:
 
     activations     zero point -1 in place of 0, with scale * 128/127, so that the range is no narrower
-    weights         zero point -1 and integers q - 1, which stand for the same numbers
+    weights         zero point -1 or 1 and integers moved as far, which stand for the same numbers
 
 Pairs stand on every tensor but those of `targets/rknn/dialect.toml`. Each change of the file computes in ONNX Runtime's
 unfused kernels what the file before it computed, but for the scales of the activations named above.
@@ -90,7 +90,7 @@ def off_zero(ranges: Mapping[str, Range], scheme: Scheme) -> dict[str, Range]:
 
 def _off_zero(found: Range, scheme: Scheme) -> Range:
     params = scheme_params(found, scheme)
-    if params.scale.size != 1 or int(params.zero_point.reshape(())) != 0:
+    if params.scale.size != 1 or int(params.zero_point.reshape(())) != dialect().zero_point.avoided:
         return found
     step = float(params.scale.reshape(())) * 128 / 127
     return Range(-127 * step, 128 * step)
@@ -227,7 +227,7 @@ def shifts(values: NDArray[np.int8], zeros: NDArray[np.int8], axis: int) -> NDAr
     up = np.where(most < high, 1, np.where(least > low, -1, 0))
     down = np.where(least > low, -1, np.where(most < high, 1, 0))
     found = np.where(-least > most, up, down).reshape(zeros.shape)
-    return np.where(zeros == 0, found, 0).astype(np.int16)
+    return np.where(zeros == dialect().zero_point.avoided, found, 0).astype(np.int16)
 
 
 def _spread(shift: NDArray[np.int16], rank: int, axis: int) -> NDArray[np.int16]:
