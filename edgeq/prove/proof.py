@@ -24,6 +24,7 @@ from edgeq.model.load import own_signature
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
+from edgeq.report.figures import metric
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Displayed, Progress
@@ -190,7 +191,7 @@ class Proof(Displayed):
         short = self.repair is not None and not self.repair.met
         if self.drop is not None and (self.drop > POOR_DROP or short):
             found.append(
-                f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: "
+                f"accuracy falls from {_written(self.accuracy[FLOAT])} to {_written(self.accuracy[INT8])}: "
                 f"{self._advice()}"
             )
         # A metric need not show what is dead: it may read other parts of the output.
@@ -268,6 +269,10 @@ class Proof(Displayed):
             "repair": self.repair,
             "warnings": self.warnings(),
         }
+
+
+def _written(found: Accuracy) -> str:
+    return metric(found.primary, found.value).replace("\u202f", " ")
 
 
 def unchecked(reason: str) -> RuntimeUnavailableError:
