@@ -56,7 +56,7 @@ class Printer:
 
         try:
             if self.as_json:
-                click.echo(json_text(plain(record)))
+                click.echo(json_text(plain(record)).replace("\u202f", " "))  # which people's numbers have
                 if (context := click.get_current_context(silent=True)) is not None:
                     context.meta[_PRINTED] = True
             elif not (self.quiet and self.writes):

@@ -44,8 +44,8 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     """Yield coverage, agreement, accuracy, speed and warnings."""
     from edgeq_device.claim import SLOWER
 
-    from edgeq.report.figures import metric, metric_name
     from edgeq.run.engines import DEFAULT
+    from edgeq.util.numbers import metric, metric_name
 
     coverage, agreement = proof.coverage, proof.agreement
     yield f"int8 coverage {coverage.summary()}"

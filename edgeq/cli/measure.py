@@ -271,7 +271,7 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
 def _draw_trial(trial: Trial) -> Lines:
     from rich.text import Text
 
-    from edgeq.report.figures import metric
+    from edgeq.util.numbers import metric
 
     yield f"{trial.request.model}, {trial.count} samples, {trial.task}"
     rows = []
@@ -286,7 +286,7 @@ def _draw_trial(trial: Trial) -> Lines:
 
 
 def _eval_lines(found: EvalResult) -> Lines:
-    from edgeq.report.figures import difference, metric, metric_name, share
+    from edgeq.util.numbers import difference, metric, metric_name, share
 
     accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
     variant = f", variant {found.variant}" if found.variant else ""

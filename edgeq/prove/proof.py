@@ -24,10 +24,10 @@ from edgeq.model.load import own_signature
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
 from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
-from edgeq.report.figures import metric
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.numbers import difference, metric
 
 FLOAT, INT8 = "float32", "int8"
 
@@ -237,8 +237,9 @@ class Proof(Displayed):
         if max_drop is not None and lost is None:
             raise UsageError("a bound on the accuracy drop needs a task", "Give --task and labelled --val data")
         if max_drop is not None and lost is not None and lost > max_drop:
+            name = self.accuracy[FLOAT].primary
             raise CheckFailedError(
-                f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
+                f"accuracy falls by {_points(name, lost)}, more than the {_points(name, max_drop)} allowed",
                 f"{self._advice()}; or raise --max-drop",
             )
         share = self.coverage.int8_mac_share
@@ -273,6 +274,10 @@ class Proof(Displayed):
 
 def _written(found: Accuracy) -> str:
     return metric(found.primary, found.value).replace("\u202f", " ")
+
+
+def _points(name: str, lost: float) -> str:
+    return difference(name, lost).lstrip("+").replace("\u202f", " ")
 
 
 def unchecked(reason: str) -> RuntimeUnavailableError:

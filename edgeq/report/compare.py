@@ -27,10 +27,10 @@ from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
-from edgeq.report.figures import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
 from edgeq.run.session import SessionSettings
 from edgeq.signature import Signature, interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
 from edgeq.util.records import plain
 
 Row = tuple[str, str, str, str]
