@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from edgeq_device.budget import Budget, renew
-from edgeq_device.relay import json_text, printable, unfiltered
+from edgeq_device.relay import json_text, printable, unfiltered, without_passwords
 
 from edgeq.cli._recipe import typed_names, written
-from edgeq.errors import OutputError
+from edgeq.errors import EdgeqError, OutputError
 from edgeq.util.display import Progress
 from edgeq.util.process import check_threads, ends_in_one_line
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+_UNBOUND = 10_000
+"""Columns of output that no terminal shows: tables are as wide as their content."""
 
 Lines = Iterable[Any]
 """What a command prints for people: texts, each on a line of its own, tables, and texts with a style."""
@@ -37,12 +40,14 @@ class Printer:
 
     Attributes:
         budget: what the process may take, if it runs under limits; each step of progress renews it.
+        writes: whether the command writes a file or folder: with --quiet, it prints nothing then.
     """
 
     as_json: bool
     quiet: bool
     verbose: bool
     budget: Budget | None = None
+    writes: bool = False
 
     def result(self, record: Any, human: Callable[[], None]) -> None:
         """Print a command's result: `record` (see `edgeq.util.records`) as JSON with --json, else what `human`
@@ -51,8 +56,10 @@ class Printer:
 
         try:
             if self.as_json:
-                click.echo(json_text(plain(record)))
-            else:
+                click.echo(json_text(plain(record)).replace("\u202f", " "))  # which people's numbers have
+                if (context := click.get_current_context(silent=True)) is not None:
+                    context.meta[_PRINTED] = True
+            elif not (self.quiet and self.writes):
                 human()
             sys.stdout.flush()
         except OSError as error:
@@ -84,9 +91,10 @@ class Printer:
             def render_str(self, text: str, **options: Any) -> Text:  # all that is no Text yet comes through here
                 return super().render_str(printable(text), **options)
 
-        return Piped(
-            file=unfiltered(sys.stdout), soft_wrap=not sys.stdout.isatty(), highlight=False, markup=False, emoji=False
-        )
+        watched = sys.stdout.isatty()
+        width = None if watched else _UNBOUND
+        output = unfiltered(sys.stdout)
+        return Piped(file=output, width=width, soft_wrap=not watched, highlight=False, markup=False, emoji=False)
 
     def progress(self) -> Progress:
         """Return a display on stderr: bars when a person is watching, else notes alone; nothing with --quiet."""
@@ -122,6 +130,7 @@ def styled(text: str, style: str) -> Text:
     return Text(printable(text), style=style)
 
 
+_PRINTED = "edgeq.printed"
 _TOPICS = {
     "Data": "data val source calibration preprocess try_preprocess count start first stride labels classes task "
     "annotations decoder class_offset confidence iou task_output fixed shapes batch seed skip every_element",
@@ -136,8 +145,42 @@ _TOPICS = {
 _FEW = 14
 
 
+_MEANT = {
+    "calib": "--data",
+    "calib-data": "--data",
+    "calibration-data": "--data",
+    "dataset": "--data",
+    "images": "--data",
+    "input": "--data",
+    "validation": "--val",
+    "val-data": "--val",
+    "out": "--output",
+    "preprocessing": "--preprocess",
+    "metric": "--task",
+    "device": "--target",
+    "time": "--budget",
+    "overwrite": "--force",
+}
+"""What other tools call an option → what edgeq calls it."""
+
+
 class Command(click.Command):
     """A command whose help shows its options by topic, where there are many."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse `args`; an option of another tool is answered with edgeq's."""
+        as_json = "--json" in args
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            wrong: click.UsageError = error
+            typed = error.option_name if isinstance(error, click.NoSuchOption) else ""
+            meant = _MEANT.get(typed.lstrip("-"))
+            if meant is not None and any(meant in param.opts for param in self.params):
+                wrong = click.UsageError(f"No such option {typed!r}. Did you mean {meant!r}?", ctx)
+            if as_json:
+                _show_error("UsageError", wrong.format_message(), f"See `{ctx.command_path} --help`", wrong.exit_code)
+            raise wrong from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, each under its topic."""
@@ -178,7 +221,7 @@ def command(name: str, within: click.Group | None = None) -> Callable[[Callable[
 
 def _common_options() -> Iterator[click.Option]:
     yield click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON and nothing else on stdout.")
-    yield click.Option(["-q", "--quiet"], is_flag=True, help="No progress and no notes.")
+    yield click.Option(["-q", "--quiet"], is_flag=True, help="No progress, no notes, no summary of what is written.")
     yield click.Option(["-v", "--verbose"], is_flag=True, help="Give reasons.")
     yield click.Option(["--print-recipe"], is_flag=True, help="Print the recipe for `edgeq run` that does the same.")
 
@@ -194,9 +237,22 @@ def _run(
             click.echo(written(context))
             return
         check_threads()
-        function(printer=Printer(as_json, quiet, verbose, context.find_object(Budget)), **given)
+        writes = "output" in given and not given.get("dry_run")
+        printer = Printer(as_json, quiet, verbose, context.find_object(Budget), writes)
+        try:
+            function(printer=printer, **given)
+        except EdgeqError as error:
+            if as_json and not context.meta.get(_PRINTED):
+                _show_error(type(error).__name__, error.problem, error.fix, error.exit_code)
+            raise
         if not as_json and not quiet and (line := next_line(context)) is not None:
             click.echo(printable(f"next: {line}"))
+
+
+def _show_error(kind: str, problem: str, fix: str, code: int) -> None:
+    """Print an error as JSON on stdout; its line still goes to stderr."""
+    words = {"type": kind, "problem": without_passwords(problem), "fix": without_passwords(fix), "exit_code": code}
+    click.echo(json_text({"error": words}))
 
 
 NEXT = {

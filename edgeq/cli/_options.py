@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from edgeq_device.errors import DeviceError
 from edgeq_device.options import MOST_THREADS
 
 from edgeq.errors import UsageError
-from edgeq.util.registry import DECODERS, METHODS, TASKS
+from edgeq.util.registry import DECODERS, METHODS, RECOVERIES, TASKS
 
 if TYPE_CHECKING:
     from edgeq.remote.devices import Board
@@ -47,6 +47,30 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, incomplete: 
     del ctx, parameter
     names = {file.stem for folder in ("targets", "profiles") for file in shipped(folder).glob("*.toml")}
     return sorted(name for name in names if incomplete.lower() in name)
+
+
+def _completing(names: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return what the shell completes a value from: `names` that begin with what was typed, or files for a path."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        del ctx, parameter
+        found: list[Any] = sorted(name for name in names() if name.startswith(incomplete))
+        return found or [CompletionItem(incomplete, type="file")]
+
+    return complete
+
+
+def _preprocessings() -> Iterable[str]:
+    from edgeq.data.preprocess import names
+
+    return names()
+
+
+COMPLETE_RECOVERY = _completing(RECOVERIES.names)
+COMPLETE_TASK, _COMPLETE_DECODER = _completing(TASKS.names), _completing(DECODERS.names)
+_COMPLETE_PREPROCESS = _completing(_preprocessings)
 
 
 def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
@@ -84,7 +108,7 @@ def engines_of(texts: Sequence[str]) -> list[EngineChoice]:
     """Return the engines that `--engine` names."""
     from edgeq.run.engines import choose_engine
 
-    return [choose_engine(text) for text in texts]
+    return list(dict.fromkeys(choose_engine(text) for text in texts))
 
 
 def _checked_workers(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
@@ -130,10 +154,12 @@ INTEGER = click.Choice(["int8", "uint8"])
 
 PREPROCESS = click.option(
     "--preprocess",
+    shell_complete=_COMPLETE_PREPROCESS,
     help="Preprocessing: a name or steps (`edgeq preprocess list`), a .toml file, or path.py:function.",
 )
 OWN_PREPROCESS = click.option(
     "--preprocess",
+    shell_complete=_COMPLETE_PREPROCESS,
     help="Preprocessing: a name or steps (`edgeq preprocess list`), or a .toml file. A bundle brings its own.",
 )
 VARIANT = click.option("--variant", help="Variant of the bundle; else the one that fits this machine.")
@@ -204,7 +230,11 @@ _DECODING = (
         "--classes", type=PATH, help="Names in the order of the scores, for class folders and labels: labels.txt, JSON."
     ),
     click.option("--annotations", type=PATH, help="Detection: COCO instances file."),
-    click.option("--decoder", help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function."),
+    click.option(
+        "--decoder",
+        shell_complete=_COMPLETE_DECODER,
+        help=f"Detection: {', '.join(DECODERS.names())}, or your own: path.py:function.",
+    ),
     click.option("--class-offset", type=int, help="Classification: scores in front of class 0 (background: 1)."),
     click.option("--confidence", type=float, help="Detection: drop boxes that score at most this. [0.01]"),
     click.option("--iou", type=float, help="Detection: suppress boxes of a class that overlap more than this. [0.65]"),
@@ -226,7 +256,7 @@ _DATA = (
     PREPROCESS,
     click.option("--count", type=click.IntRange(min=1), help="Calibration samples to use, at most."),
     click.option("--labels", help="Where the --val labels are, if not with the data."),
-    click.option("--task", help=f"What to measure on --val: {TASK_NAMES}."),
+    click.option("--task", shell_complete=COMPLETE_TASK, help=f"What to measure on --val: {TASK_NAMES}."),
     *_DECODING,
     _task_output(),
     FIX,
@@ -331,7 +361,7 @@ def comparison_options(function: F) -> F:
     """Add what two models are compared on."""
     options: tuple[Callable[[F], F], ...] = (
         click.option("--data", help="Samples that both are run on: a folder, .npz, .npy, .pb ..."),
-        click.option("--task", help=f"What to measure against labels: {TASK_NAMES}."),
+        click.option("--task", shell_complete=COMPLETE_TASK, help=f"What to measure against labels: {TASK_NAMES}."),
         OWN_PREPROCESS,
         task_options(),
         click.option("--count", type=click.IntRange(min=1), help="Samples to use, at most."),

@@ -12,6 +12,7 @@ import click
 
 from edgeq.cli._common import Lines, Printer, command, propose_check, styled, table
 from edgeq.cli._options import (
+    COMPLETE_RECOVERY,
     ENGINE,
     FORCE,
     PATH,
@@ -44,6 +45,7 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
     from edgeq_device.claim import SLOWER
 
     from edgeq.run.engines import DEFAULT
+    from edgeq.util.numbers import metric, metric_name
 
     coverage, agreement = proof.coverage, proof.agreement
     yield f"int8 coverage {coverage.summary()}"
@@ -66,8 +68,10 @@ def draw_proof(proof: Proof, *, verbose: bool) -> Lines:
             same, figures = part.sqnr_db == math.inf, f"SQNR {part.sqnr_db:.1f} dB, cosine {part.cosine:.5f}"
             yield f"  output {output.name}, {part.where}: {'the same' if same else figures}"
     if proof.accuracy:
-        rows = ((name, *(f"{value:.4f}" for value in one.metrics.values())) for name, one in proof.accuracy.items())
-        yield table(("", *next(iter(proof.accuracy.values())).metrics), rows)
+        rows = (
+            (name, *(metric(key, value) for key, value in one.metrics.items())) for name, one in proof.accuracy.items()
+        )
+        yield table(("", *map(metric_name, next(iter(proof.accuracy.values())).metrics)), rows)
     if proof.speed is not None and proof.speed.ratio.verdict != SLOWER:  # a warning says that
         yield proof.speed.ratio.sentence("int8", "float32")
     if proof.repair is not None and proof.repair.met:
@@ -130,6 +134,7 @@ def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
 )
 @click.option(
     "--recover",
+    shell_complete=COMPLETE_RECOVERY,
     multiple=True,
     metavar="METHOD",
     help=f"Accuracy recovery (docs/recover.md), repeatable: {', '.join(RECOVERIES.names())}.",

@@ -92,7 +92,7 @@ def _compare_lines(found: Comparison) -> Lines:
     type=float,
     default=5.0,
     show_default=True,
-    help="Seconds each is timed; where that settles nothing, again for twice and four times as long.",
+    help="Seconds each is timed; where that settles nothing, once more for twice as long.",
 )
 @click.option("--update", is_flag=True, help="Make MODEL the new baseline, whatever was found.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a job's summary.")
@@ -152,7 +152,7 @@ def _gate(
 def _gate_lines(found: Gated) -> Lines:
     if found.comparison is not None:
         yield table(("", "baseline", "model", "model against baseline"), found.rows())
-        yield from (f"{check.what}: {check.outcome}, limit: {check.limit}" for check in found.checks)
+        yield from (f"{check.what}: {check.outcome}, limit: {check.text}" for check in found.checks)
         yield from (f"note: {note}" for note in found.comparison.notes)
         yield styled(found.outcome, "bold")
     if found.updated:

@@ -37,6 +37,7 @@ def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
     from edgeq_device.verify import report_lines
 
     from edgeq.measure.latency import speed_of
+    from edgeq.util.numbers import share
 
     machine, match = result.machine, result.match
     yield f"machine   {machine.cpu_name or 'unknown CPU'}, {machine.usable_threads} threads"
@@ -47,7 +48,7 @@ def _demo_lines(result: Demonstration, *, verbose: bool) -> Lines:
     rows = []
     for row in result.rows:
         latency = (f"{value:.3f}" for value in (row.p50_ms, row.p90_ms, row.p99_ms))
-        rows.append((row.name, *latency, f"{row.bytes / 1e3:.0f}", f"{row.top1:.4f}", f"{row.int8_mac_share:.1%}"))
+        rows.append((row.name, *latency, f"{row.bytes / 1e3:.0f}", share(row.top1, 2), share(row.int8_mac_share)))
     yield table(("", "p50 ms", "p90 ms", "p99 ms", "size kB", "top-1", "int8 MACs"), rows)
     name = next(n for n in result.measurement.report["models"] if n != result.rows[0].name)
     yield speed_of(result.measurement, name).sentence("int8", "float32")

@@ -13,6 +13,7 @@ from edgeq_device.relay import printable
 
 from edgeq.cli._common import Lines, Printer, command, styled, table
 from edgeq.cli._options import (
+    COMPLETE_TASK,
     ENGINE,
     ENGINE_HELP,
     OWN_PREPROCESS,
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     help="Samples to use, at most of --data.",
 )
 @click.option("--preprocess", help="Preprocessing, if not the bundle's own.")
-@click.option("--task", help=f"Measure accuracy too: {TASK_NAMES}.")
+@click.option("--task", shell_complete=COMPLETE_TASK, help=f"Measure accuracy too: {TASK_NAMES}.")
 @task_options()
 @click.option("--max-drop", metavar="DROP", help="Fail if accuracy on the target falls by more: 0.005, 0.5% or 0.5pt.")
 def verify_command(printer: Printer, bundle: Path, variant: str | None, **options: Any) -> None:
@@ -211,7 +212,7 @@ def _on_fleet(printer: Printer, boards: Sequence[Board], run: Callable[..., Meas
 @command("eval")
 @click.argument("model", type=PATH, metavar="MODEL|BUNDLE")
 @click.option("--data", required=True, help="Samples: a folder, .npz, .npy, .pb ...")
-@click.option("--task", help=f"What to measure: {TASK_NAMES}.")
+@click.option("--task", shell_complete=COMPLETE_TASK, help=f"What to measure: {TASK_NAMES}.")
 @click.option("--reference", type=PATH, help="Another model or bundle to run on the same samples and compare with.")
 @OWN_PREPROCESS
 @click.option("--try-preprocess", is_flag=True, help="Measure under every known preprocessing: which one fits?")
@@ -270,10 +271,12 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
 def _draw_trial(trial: Trial) -> Lines:
     from rich.text import Text
 
+    from edgeq.util.numbers import metric
+
     yield f"{trial.request.model}, {trial.count} samples, {trial.task}"
     rows = []
     for one in trial.tries:
-        value = "" if one.accuracy is None else f"{one.accuracy.value:.4f}"
+        value = "" if one.accuracy is None else metric(one.accuracy.primary, one.accuracy.value)
         lines = filter(None, (one.preprocess, one.reason or one.title))
         rows.append((value, Text("\n  ".join(map(printable, lines)), overflow="fold")))
     yield table((trial.primary, "preprocessing"), rows, title="the best first")
@@ -283,14 +286,17 @@ def _draw_trial(trial: Trial) -> Lines:
 
 
 def _eval_lines(found: EvalResult) -> Lines:
+    from edgeq.util.numbers import difference, metric, metric_name, share
+
     accuracy, reference, agreement = found.accuracy, found.reference_accuracy, found.agreement
     variant = f", variant {found.variant}" if found.variant else ""
     yield f"{found.request.model}{variant}, {found.count} samples"
     if accuracy is not None:
         rows = []
         for name, value in accuracy.metrics.items():
-            other = [reference.metrics[name], value - reference.metrics[name]] if reference else []
-            rows.append((name, f"{value:.4f}", *(f"{number:.4f}" for number in other)))
+            known = reference.metrics[name] if reference else None
+            other = [metric(name, known), difference(name, value - known)] if known is not None else []
+            rows.append((metric_name(name), metric(name, value), *other))
         heads = ("metric", "value", *(("reference", "difference") if reference else ()))
         yield table(heads, rows, title=accuracy.task)
     for one in (accuracy, reference):
@@ -300,14 +306,14 @@ def _eval_lines(found: EvalResult) -> Lines:
     if agreement is not None:
         outputs = []
         for output in agreement.outputs:
-            top1 = "" if output.top1 is None else f"{output.top1:.4f}"
+            top1 = "" if output.top1 is None else share(output.top1, 2)
             sqnr = "equal" if output.equal else f"{output.sqnr_db:.1f}" if output.compared else "not compared"
             if output.same not in (None, 1):
-                sqnr = f"{output.same:.2%} same"
+                sqnr = f"{share(output.same, 2)} same"
             outputs.append((output.name, sqnr, f"{output.cosine:.6f}", f"{output.max_abs_error:.4g}", top1))
             for part in output.slices:
                 figures = (f"{part.sqnr_db:.1f}", f"{part.cosine:.6f}", f"{part.max_abs_error:.4g}", "")
                 outputs.append((f"  {part.where}", *figures))
-        heads = ("output", "SQNR dB", "cosine", "max error", "top-1")
+        heads = ("output", "SQNR dB", "cosine", "max error", "same top answer")
         yield table(heads, outputs, title="agreement with the reference")
         yield from (styled(f"warning: {warning}", "yellow") for warning in agreement.left_out("the reference"))

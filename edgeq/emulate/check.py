@@ -52,6 +52,7 @@ from edgeq.model.load import own_signature
 from edgeq.run.engines import Engine, described, load_engines
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.display import SILENT, Advance, Progress
+from edgeq.util.numbers import difference, metric, metric_name
 from edgeq.util.records import NOT_WRITTEN, computed, written
 from edgeq.util.registry import device_errors
 
@@ -173,8 +174,10 @@ class EmulatedCheck:
                 f"{name} fails on {self.target} ({self.how}): {self.reason}", "Do not deploy it there; package it again"
             )
         if max_drop is not None and self.drop is not None and self.drop > max_drop:
+            primary = next(iter(self.accuracy.values())).primary
+            lost, allowed = (difference(primary, value).lstrip("+") for value in (self.drop, max_drop))
             raise CheckFailedError(
-                f"{name} loses {self.drop:.4f} of accuracy on {self.target}'s kernels, more than {max_drop:g}",
+                f"{name} loses {lost} of {metric_name(primary)} on {self.target}'s kernels, more than {allowed}",
                 "Package it for that target again, or see `edgeq debug`",
             )
 
@@ -573,5 +576,5 @@ def summary(checks: Sequence[EmulatedCheck]) -> list[str]:
             against = "float32" if check.host_agreement is not None else "this machine"
             lines.append(f"  {check.samples} samples, against {against}: {sqnr}")
         for place, accuracy in check.accuracy.items():
-            lines.append(f"  {accuracy.primary} on the {place}: {accuracy.value:.4f}")
+            lines.append(f"  {accuracy.primary} on the {place}: {metric(accuracy.primary, accuracy.value)}")
     return lines

@@ -31,6 +31,7 @@ from edgeq.measure.task import Measured, ResampledMeter, Task, loss_error
 from edgeq.measure.tasks import infer_task
 from edgeq.signature import Signature
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.numbers import metric
 
 _ROUNDS = (16, 64, 256, 1024)
 """Samples of each round."""
@@ -89,10 +90,10 @@ class Search:
         """Say what was decided, and by what."""
         best = next(one for one in self.ranked if one.preprocess == self.decided)
         others = [one for one in self.ranked if one is not best][:1]
-        next_best = "".join(f", the next {_typed(one.preprocess)} {one.value:.4f}" for one in others)
+        next_best = "".join(f", the next {_typed(one.preprocess)} {metric(self.metric, one.value)}" for one in others)
         return (
-            f"preprocessing {_typed(best.preprocess)}: {self.metric} {best.value:.4f} on {self.count} samples"
-            f"{next_best}; --preprocess sets another"
+            f"preprocessing {_typed(best.preprocess)}: {self.metric} {metric(self.metric, best.value)} on "
+            f"{self.count} samples{next_best}; --preprocess sets another"
         )
 
     @property
@@ -114,7 +115,7 @@ class Search:
             usual = f"; {_typed(self.usual)} goes with outputs like these" if self.usual else ""
             return f"Which one was the model trained with? Type --preprocess NAME, as one of {listed}{usual}"
         tied = self.ranked[: self.tied]
-        listed = ", ".join(f"{_typed(one.preprocess)} {one.value:.4f}" for one in tied[:_SHOWN])
+        listed = ", ".join(f"{_typed(one.preprocess)} {metric(self.metric, one.value)}" for one in tied[:_SHOWN])
         first = f"--preprocess {_typed(tied[0].preprocess)}"
         if self.metric == BITS:
             doubt = "no labels decide it; " if len(tied) < 2 else ""

@@ -37,6 +37,7 @@ from edgeq.measure.decoders import REGISTRY as HEADS
 from edgeq.measure.decoders import Decode, Decoder, load_decoder, recognise
 from edgeq.measure.task import PairedMeter, TaskKind, TaskOptions, integer_labels, only_input, pick_output
 from edgeq.util.display import Displayed
+from edgeq.util.numbers import share
 from edgeq.util.registry import DECODERS, names_function
 
 
@@ -180,9 +181,9 @@ class ClassificationMeter:
             return ()
         seen = len(set(self._labels))
         return (
-            f"top-1 is {right / rows:.4f} on {rows} rows, no better than a guess ({guessed:.4f}): a loss against it "
-            f"proves nothing. The labels are of {seen} classes, the scores of {self._classes}; `--classes FILE` names "
-            "them (a name a line in the order of the scores), `--class-offset` skips some",
+            f"top-1 is {share(right / rows)} on {rows} rows, no better than a guess ({share(guessed)}): a loss against "
+            f"it proves nothing. The labels are of {seen} classes, the scores of {self._classes}; `--classes FILE` "
+            "names them (a name a line in the order of the scores), `--class-offset` skips some",
         )
 
     def scores(self) -> NDArray[np.float64]:

@@ -27,6 +27,7 @@ from edgeq.prove.opening import Opening, check_other_sizes, open_as_device
 from edgeq.run.engines import DEFAULT
 from edgeq.run.session import Engines, float_settings
 from edgeq.util.display import SILENT, Displayed, Progress
+from edgeq.util.numbers import difference, metric
 
 FLOAT, INT8 = "float32", "int8"
 
@@ -194,7 +195,7 @@ class Proof(Displayed):
         short = self.repair is not None and not self.repair.met
         if self.drop is not None and (self.drop > POOR_DROP or short):
             found.append(
-                f"accuracy falls from {self.accuracy[FLOAT].value:.4f} to {self.accuracy[INT8].value:.4f}: "
+                f"accuracy falls from {_written(self.accuracy[FLOAT])} to {_written(self.accuracy[INT8])}: "
                 f"{self._advice()}"
             )
         # A metric need not show what is dead: it may read other parts of the output.
@@ -240,8 +241,9 @@ class Proof(Displayed):
         if max_drop is not None and lost is None:
             raise UsageError("a bound on the accuracy drop needs labels", "Give labelled --val data")
         if max_drop is not None and lost is not None and lost > max_drop:
+            name = self.accuracy[FLOAT].primary
             raise CheckFailedError(
-                f"accuracy falls by {lost:.4f}, more than the {max_drop:g} allowed",
+                f"accuracy falls by {_points(name, lost)}, more than the {_points(name, max_drop)} allowed",
                 f"{self._advice()}; or raise --max-drop",
             )
         share = self.coverage.int8_mac_share
@@ -272,6 +274,14 @@ class Proof(Displayed):
             "repair": self.repair,
             "warnings": self.warnings(),
         }
+
+
+def _written(found: Accuracy) -> str:
+    return metric(found.primary, found.value).replace("\u202f", " ")
+
+
+def _points(name: str, lost: float) -> str:
+    return difference(name, lost).lstrip("+").replace("\u202f", " ")
 
 
 def unchecked(reason: str) -> RuntimeUnavailableError:

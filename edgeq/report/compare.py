@@ -27,10 +27,10 @@ from edgeq.measure.preprocess_search import open_or_search
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, as_task
 from edgeq.model.load import is_quantized, model_bytes, model_digest, path_of
-from edgeq.report.figures import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
 from edgeq.run.session import SessionSettings
 from edgeq.signature import Signature, interchangeable, signature_differences
 from edgeq.util.display import SILENT, Page, Progress
+from edgeq.util.numbers import decibels, difference, metric, metric_name, milliseconds, share, signed, size, times
 from edgeq.util.records import plain
 
 Row = tuple[str, str, str, str]
@@ -63,13 +63,15 @@ class LimitCheck:
 
     Attributes:
         what: "latency", "accuracy", "size" or "memory".
-        limit: for people.
+        limit: the number: a share, or for latency how many times as fast it must be at least.
+        text: the limit for people.
         outcome: unsettled where the measurement shows neither that the limit holds nor that it does not.
         sentence: what was found; "" where the limit holds.
     """
 
     what: str
-    limit: str
+    limit: float
+    text: str
     outcome: Outcome
     sentence: str = ""
 
@@ -279,8 +281,12 @@ def check_limits(found: Comparison, a: str = "A", b: str = "B") -> tuple[LimitCh
     ):
         if limit is not None:
             sentence = "" if found.same else _growth(what, *values, limit, a, b)
-            checks.append(LimitCheck(what, f"{share(limit)} more", MISSED if sentence else HELD, sentence))
-    return tuple(checks)
+            checks.append(LimitCheck(what, limit, f"{share(limit)} more", MISSED if sentence else HELD, sentence))
+    # Terminals, JSON and JUnit XML read these: a thin space is the report's alone.
+    return tuple(
+        replace(check, text=check.text.replace("\u202f", " "), sentence=check.sentence.replace("\u202f", " "))
+        for check in checks
+    )
 
 
 def speed_outcome(found: Claim, limit: float) -> Outcome:
@@ -302,18 +308,18 @@ def _speedup(found: Comparison, limit: float, a: str, b: str) -> LimitCheck:
         MISSED: f"{said}, {required}",
         UNSETTLED: f"that {b} is {times(limit)} as fast as {a} was not shown: {said}; try a longer --duration",
     }
-    return LimitCheck("latency", f"at least {times(limit)} the speed", outcome, sentences[outcome])
+    return LimitCheck("latency", limit, f"at least {times(limit)} the speed", outcome, sentences[outcome])
 
 
 def _drop(found: Comparison, limit: float, b: str) -> LimitCheck:
     before, after = found.a.accuracy, found.b.accuracy
     if found.same or before is None or after is None:
         sentence = "" if found.same else f"how much accuracy {b} loses could not be measured"
-        return LimitCheck("accuracy", f"a loss of {limit:g}", MISSED if sentence else HELD, sentence)
+        return LimitCheck("accuracy", limit, f"a loss of {limit:g}", MISSED if sentence else HELD, sentence)
     lost, name = after.loss_against(before), before.primary
     shown, allowed = (difference(name, value).lstrip("+") for value in (lost, limit))
     sentence = f"{b} loses {shown} of {metric_name(name)}, more than the {allowed} allowed" if lost > limit else ""
-    return LimitCheck("accuracy", f"a loss of {allowed}", MISSED if sentence else HELD, sentence)
+    return LimitCheck("accuracy", limit, f"a loss of {allowed}", MISSED if sentence else HELD, sentence)
 
 
 def _growth(what: str, before: int | None, after: int | None, limit: float, a: str, b: str) -> str:

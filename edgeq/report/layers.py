@@ -50,7 +50,9 @@ from edgeq.report.figures import (
 )
 from edgeq.run.session import SessionSettings, open_session
 from edgeq.scheme import Scheme
+from edgeq.util import numbers
 from edgeq.util.display import SILENT, Progress
+from edgeq.util.numbers import significant
 from edgeq.util.records import Amount, Finite, Share, parse, plain
 
 SAMPLES = 4
@@ -468,7 +470,7 @@ def histogram_chart(tensor: TensorHistogram, width: float) -> Markup:
     base = 8.0 + _PLOT
     height = base + _BOTTOM + _STRIP * len(tensor.thresholds)
     spans = [(tensor.edges[0], tensor.edges[-1]), *((t.low, t.high) for t in tensor.thresholds)]
-    whole, *others = (f"{figures.significant(start)} to {figures.significant(end)}" for start, end in spans)
+    whole, *others = (f"{significant(start)} to {significant(end)}" for start, end in spans)
     ranges = "; ".join(f"{t.method}: {span}" for t, span in zip(tensor.thresholds, others, strict=True))
     return figure(
         width,
@@ -516,7 +518,7 @@ def _strip(tensor: TensorHistogram, index: int, xs: Scale, y: float, left: float
         *(tag("line", x1=end, x2=end, y1=y - 4, y2=y + 4, class_=f"range {kind}") for end in (low, high)),
     ]
     if threshold.sqnr_db is not None:
-        shown = figures.decibels(threshold.sqnr_db)
+        shown = numbers.decibels(threshold.sqnr_db)
         margin = text_width(shown)
         if high - low > margin + 2 * EM:
             x, anchor, on = (low + high) / 2, "middle", "on-range "

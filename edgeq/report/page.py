@@ -20,20 +20,7 @@ from edgeq.bundle.plan import tool_versions
 from edgeq.measure.agreement import OutputAgreement
 from edgeq.measure.coverage import Coverage, FloatNode, OperatorCoverage
 from edgeq.report import figures
-from edgeq.report.figures import (
-    count,
-    decibels,
-    difference,
-    escaped,
-    isolated,
-    metric,
-    metric_name,
-    milliseconds,
-    share,
-    shorten,
-    significant,
-    size,
-)
+from edgeq.report.figures import escaped, isolated, shorten
 from edgeq.report.layers import Layer, TensorHistogram, histogram_chart, layer_profile, measured_alone
 from edgeq.report.read import ReportData, Variant, compared, read_report, timing_of, verdict_of
 from edgeq.report.timing import Timing, board_table, failures, kind_table, latency_chart, series
@@ -48,6 +35,8 @@ from edgeq.report.tuning import (
     tuning_facts,
 )
 from edgeq.report.tuning_record import TrialRecord, TuningRecord
+from edgeq.util import numbers
+from edgeq.util.numbers import count, decibels, difference, metric, metric_name, milliseconds, share, significant, size
 from edgeq.util.records import plain, rounded
 
 Row = Sequence[str]
@@ -403,7 +392,7 @@ def _environment() -> Environment:
     texts = (coverage_text, failures, histogram_texts, statuses_drawn, trial_settings, tuning_facts)
     rest = (layers_view, operators_drawn, ordered_candidates, timing_of, verdict_of)
     environment.globals.update({one.__name__: one for one in (*charts, *tables, *rows, *texts, *rest)})
-    environment.globals.update(numbers=figures, status_names=NAMES)
+    environment.globals.update(numbers=numbers, pairs=figures.pairs, status_names=NAMES)
     return environment
 
 

@@ -15,7 +15,7 @@ from edgeq_device.claim import FASTER, SLOWER, UNKNOWN, UNSETTLED, Claim
 from edgeq.measure.accuracy import Accuracy
 from edgeq.measure.agreement import HEALTHY_DB, Agreement, OutputAgreement
 from edgeq.measure.coverage import Coverage, KernelTime
-from edgeq.report.figures import Pairs, decibels, difference, metric, metric_name, pairs, share, size, string, times
+from edgeq.report.figures import Pairs, pairs, string
 from edgeq.report.layers import Layer, LayersRecord, TensorHistogram, layer_rows
 from edgeq.report.timing import (
     INT8,
@@ -28,6 +28,7 @@ from edgeq.report.timing import (
     speed_timing,
 )
 from edgeq.report.tuning_record import FLOAT, ModelRecord, TuningRecord
+from edgeq.util.numbers import decibels, difference, metric, metric_name, share, size, times
 from edgeq.util.records import Count, Finite, Positive, Share, readable
 
 

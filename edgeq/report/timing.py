@@ -21,16 +21,14 @@ from edgeq.report.figures import (
     fitted,
     join,
     label,
-    milliseconds,
     pairs,
     scale_for,
-    share,
-    significant,
     tag,
     text_width,
     x_axis,
 )
 from edgeq.report.tuning_record import FLOAT, TuningRecord
+from edgeq.util.numbers import milliseconds, share, significant
 from edgeq.util.records import Amount, Count, Finite, Positive, readable
 
 INT8 = "int8"

@@ -14,15 +14,10 @@ from edgeq.report.figures import (
     Pairs,
     Scale,
     axis_width,
-    difference,
     figure,
     fitted,
-    is_share,
     join,
     label,
-    metric,
-    metric_name,
-    milliseconds,
     pairs,
     place_label,
     scale_for,
@@ -32,6 +27,7 @@ from edgeq.report.figures import (
     y_axis,
 )
 from edgeq.report.tuning_record import TrialRecord, TuningRecord
+from edgeq.util.numbers import difference, is_share, metric, metric_name, milliseconds
 
 # What a scheme has where nothing special was chosen: not worth a line in each candidate's settings.
 _USUAL = {"mode": "static", "weight_symmetric": "yes", "activation_symmetric": "no", "reduce_range": "no"}

@@ -88,12 +88,12 @@ def test_few_samples_with_another_class_say_nothing(top1: float | None, count: i
         ),
         (
             {"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.87)}, "repair": REPAIRED},
-            "falls from 0.9000 to 0.8700: repaired: recovery: 20.00 points of loss expected before, 3.00 points of "
+            "falls from 90.00 % to 87.00 %: repaired: recovery: 20.00 points of loss expected before, 3.00 points of "
             "loss expected now; 1.00 points allowed (2 builds compared)",
         ),
         ({"agreement": agreement(17.0, 0.93, 100), "accuracy": {}}, "another top-1 than float32 in 7 of 100 samples"),
         ({"agreement": agreement(17.0, 0.625, 8), "accuracy": {}}, "another top-1 than float32 in 3 of 8 samples"),
-        ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 0.9000 to 0.7000"),
+        ({"accuracy": {FLOAT: accuracy(0.9), INT8: accuracy(0.7)}}, "accuracy falls from 90.00 % to 70.00 %"),
         (
             {"opening": Opening(10.0, 30.0)},
             "optimiser changes the answer: 10.0 dB SQNR against float32 on the optimised",
@@ -156,7 +156,7 @@ def test_the_drop_is_in_the_primary_metric() -> None:
 @pytest.mark.parametrize(
     ("bars", "problem"),
     [
-        ({"max_drop": 0.01}, "accuracy falls by 0.0200, more than the 0.01 allowed"),
+        ({"max_drop": 0.01}, "accuracy falls by 2.00 pt, more than the 1.00 pt allowed"),
         ({"require_coverage": 0.5}, "40.0% .* less than the 50.0% required; the largest left in float is conv"),
     ],
 )

@@ -143,7 +143,7 @@ def test_answers_of_a_guess_are_doubted() -> None:
         meter.update({"y": np.eye(10)[best]}, rows)
         return meter.notes()
 
-    assert "no better than a guess (0.1" in doubts(random.permutation(labels))[0]
+    assert "no better than a guess (10." in doubts(random.permutation(labels))[0]
     assert "--classes FILE" in doubts(np.zeros(200, int))[0]
     assert doubts(np.where(np.arange(200) % 3, random.integers(0, 10, 200), labels)) == ()
 

@@ -130,7 +130,7 @@ def test_labels_decide_on_the_preprocessing(eval_request: EvalRequest, folders: 
     assert isinstance(samples, SourceSamples)
     assert samples.preprocess is not None
     assert samples.preprocess.name == "bgr-mean"
-    assert any(note.startswith("found: preprocessing bgr-mean: top1 1.0000 on 16 samples") for note in notes)
+    assert any(note.startswith("found: preprocessing bgr-mean: top1 100.00\u202f% on 16 samples") for note in notes)
 
 
 def test_a_tie_is_a_question_and_wrong_labels_are_named(eval_request: EvalRequest, folders: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_tie_is_a_question_and_wrong_labels_are_named(eval_request: EvalReques
     found = search(session, signature, Data(folders), names=names)
     assert found.decided is None
     assert found.tied == 2  # caffe2 makes the same inputs
-    assert "40 samples cannot tell these apart: bgr-mean 1.0000" in found.question
+    assert "40 samples cannot tell these apart: bgr-mean 100.00\u202f%" in found.question
     flipped = Labels({path.name: number % 2 for number, path in enumerate(sorted(folders.rglob("*.png")))})
     doubted = search(session, signature, Data(folders, labels=flipped), names=names)
     assert doubted.decided is None

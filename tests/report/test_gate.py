@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,6 +88,12 @@ def test_a_model_that_is_as_good_passes(models: tuple[Path, Path], speed: list[C
     assert {check["what"]: check["outcome"] for check in record["checks"]} == dict.fromkeys(
         ("latency", "size", "memory"), "held"
     )
+    assert {check["what"]: check["limit"] for check in record["checks"]} == {
+        "latency": pytest.approx(1 / 1.05),
+        "size": 0.05,
+        "memory": 0.1,
+    }
+    assert "\u202f" not in "".join(check["text"] for check in record["checks"])
 
 
 def test_the_same_model_passes_without_being_timed(models: tuple[Path, Path]) -> None:
@@ -103,16 +111,18 @@ def test_a_slower_model_fails_with_a_code_of_its_own(models: tuple[Path, Path], 
 
 def test_what_is_not_settled_is_measured_again(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
     unsure = Claim(0.95, 0.8, 1.1, 0.96, 12)
-    speed[:] = [unsure, unsure, Claim(1.0, 0.99, 1.01, 0.96, 12)]
+    speed[:] = [unsure, Claim(1.0, 0.99, 1.01, 0.96, 12)]
     done = gate(*reversed(models), "--limits", limits(tmp_path, ""), "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["comparison"]["bench"]["settings"]["min_duration_s"] == 0.08  # twice, then again
+    assert json.loads(done.stdout)["comparison"]["bench"]["settings"]["min_duration_s"] == 0.04  # for twice as long
 
 
 def test_a_busy_machine_is_an_outcome_of_its_own(models: tuple[Path, Path], speed: list[Claim], tmp_path: Path) -> None:
     speed[:] = [Claim(reason="the machine was busy")]
-    done = gate(*reversed(models), "--limits", limits(tmp_path, ""))
+    done = gate(*reversed(models), "--limits", limits(tmp_path, ""), "--junit", tmp_path / "gate.xml")
     assert done.exit_code == InconclusiveError.exit_code
+    suite = ElementTree.parse(tmp_path / "gate.xml").getroot()
+    assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
     assert "the machine was busy" in done.stderr
     done = gate(*reversed(models), "--limits", limits(tmp_path, 'inconclusive = "pass"'), "--json")
     assert done.exit_code == 0
@@ -206,14 +216,14 @@ def test_what_ci_reads_replaces_no_input(place: str, models: tuple[Path, Path], 
     assert taken.read_bytes() == before
 
 
-def test_what_is_inconclusive_is_skipped_where_that_passes() -> None:
-    checks = (LimitCheck("latency", "x", UNSETTLED, "not | shown"),)
-    for inconclusive, failures, skipped in (("pass", "0", "1"), ("fail", "1", "0")):
+def test_what_is_inconclusive_is_skipped() -> None:
+    checks = (LimitCheck("latency", 1.0, "x", UNSETTLED, "not | shown"),)
+    for inconclusive in ("pass", "fail"):
         given = GateLimits(inconclusive=inconclusive)  # type: ignore[arg-type]
         found = Gated(Path("m"), Path("b"), given, None, checks, on="ssh://pi")
         suite = ElementTree.fromstring(junit(found))
         assert suite.get("name") == "edgeq gate on ssh://pi"
-        assert (suite.get("failures"), suite.get("skipped")) == (failures, skipped)
+        assert (suite.get("failures"), suite.get("skipped")) == ("0", "1")
     assert "is the new baseline" in markdown(found)
 
 
@@ -251,3 +261,26 @@ def test_a_model_that_fails_while_it_runs_is_one_line(tmp_path: Path) -> None:
     assert found.exit_code == 4, found.output
     assert "refuses sample 0" in found.stderr
     assert found.stderr.count("\n") == 1
+
+
+def test_the_workflow_of_the_page_runs_as_written(
+    speed: list[Claim], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps that run edgeq, in their order, on a repository with the files that they name."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "gate.md").read_text("utf-8")
+    steps = re.findall(r"^ +- run: (edgeq .*?)(?: >> .*)?$", page, re.MULTILINE)
+    assert [step.split()[1] for step in steps] == ["package", "gate"]
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(demo.MODEL, "model.onnx")
+    for folder, data in (("calib", demo.CALIBRATION), ("val", demo.VALIDATION)):
+        Path(folder).mkdir()
+        with np.load(data) as arrays:
+            np.savez(Path(folder, "samples.npz"), image=arrays["image"][:16], label=arrays["label"][:16])
+    Path("gate.toml").write_text('inconclusive = "pass"')
+    for step in steps:
+        done = CliRunner().invoke(group, shlex.split(step)[1:])
+        assert done.exit_code == 0, done.output
+        if "package" in step:
+            shutil.copyfile("new.edgeq", "baseline.edgeq")
+    assert done.stdout.startswith("### edgeq gate: passed")
+    assert ElementTree.parse("gate.xml").getroot().get("failures") == "0"

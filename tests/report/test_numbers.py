@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeq.report import figures
+from edgeq.util import numbers as figures
 
 
 def plain(shown: str) -> str:

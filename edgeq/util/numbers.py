@@ -1,0 +1,106 @@
+"""Write numbers as people read them: few digits, a unit, a true minus sign; shares and their differences in percent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_MINUS = "\u2212"
+_THIN = "\u202f"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return `value` with so many significant digits, never in exponent form between 1e-4 and 1e15."""
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if exponent < -4 or exponent >= 15:
+        return _signed(f"{value:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - exponent)
+    return _signed(f"{round(value, digits - 1 - exponent):.{decimals}f}")
+
+
+def fixed(value: float, decimals: int) -> str:
+    """Return `value` with `decimals` digits after the point, a true minus sign, and no sign on a zero."""
+    shown = f"{value:.{decimals}f}"
+    return _signed(shown if float(shown) else shown.lstrip("-"))
+
+
+def milliseconds(value: float) -> str:
+    """Return a latency, in microseconds, milliseconds or seconds."""
+    if abs(value) >= 1000:
+        return f"{significant(value / 1000)}{_THIN}s"
+    if abs(value) < 0.1:
+        return f"{significant(value * 1000)}{_THIN}µs"
+    return f"{significant(value)}{_THIN}ms"
+
+
+def size(value: float) -> str:
+    """Write bytes, in decimal units."""
+    return _scaled(value, ("B", "kB", "MB", "GB"))
+
+
+def count(value: float) -> str:
+    """Return a count in thousands, millions and so on, as operations are counted."""
+    return _scaled(value, ("", "k", "M", "G", "T"))
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    """Return `value` in the unit, each a thousand of the one before, that leaves it at most three digits."""
+    for unit in units:
+        if abs(value) < 999.5 or unit == units[-1]:
+            break
+        value /= 1000
+    return f"{significant(value)}{_THIN}{unit}" if unit else significant(value)
+
+
+def share(value: float, decimals: int = 1) -> str:
+    """Return a fraction in percent. What is not all is never rounded to 100 %, nor what is not nothing to 0 %."""
+    percent = 100 * value
+    shown = f"{percent:.{decimals}f}"
+    step = 10.0**-decimals
+    if float(shown) == 100 and value < 1:
+        shown = f"{100 - step:.{decimals}f}"
+    elif float(shown) == 0 and value > 0:
+        return f"<{step:.{decimals}f}{_THIN}%"
+    return f"{_signed(shown)}{_THIN}%"
+
+
+def signed(value: float, decimals: int) -> str:
+    """Write a number with a plus sign where it is positive."""
+    shown = fixed(value, decimals)
+    return f"+{shown}" if value > 0 and float(shown.replace(_MINUS, "-")) else shown
+
+
+def times(value: float) -> str:
+    """Return a factor: 2.10×."""
+    return f"{value:.2f}×" if value < 99.5 else f"{significant(value)}×"
+
+
+def decibels(value: float) -> str:
+    """Return a level in dB with one decimal."""
+    return f"{fixed(value, 1)}{_THIN}dB"
+
+
+def metric(name: str, value: float) -> str:
+    """Return the value of an accuracy metric: those that are shares of samples in percent, others with four digits."""
+    return share(value, 2) if is_share(name) and 0 <= value <= 1 else significant(value, 4)
+
+
+def difference(name: str, value: float) -> str:
+    """Return a difference of two values of a metric: in points where the metric is in percent."""
+    return f"{signed(100 * value, 2)}{_THIN}pt" if is_share(name) else signed(value, 4)
+
+
+def metric_name(name: str) -> str:
+    """Return a metric's name as people write it."""
+    return {"top1": "top-1", "top5": "top-5", "auc": "AUC"}.get(name, name)
+
+
+def is_share(name: str) -> bool:
+    """Tell whether a metric is a fraction that people state in percent."""
+    return name.casefold().startswith(("top", "map", "ar1", "accuracy"))
+
+
+def _signed(shown: str) -> str:
+    return shown.replace("-", _MINUS)
