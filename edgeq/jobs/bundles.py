@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgeq_device.program import LABELS
 
 from edgeq.bundle.plan import BundleSpec
 from edgeq.bundle.write import share_weights, write_bundle
@@ -123,6 +125,9 @@ def bundle_variants(
         key: selftest_cases(variant.built.artifact, job.validation, selftest)
         for key, variant in {_answers(variant): variant for variant in variants.values()}.items()
     }
+    names = [re.sub(r"\s+", " ", as_text(name)) for name in getattr(job.validation, "score_names", ())]
+    if any(names):
+        extras[LABELS] = "".join(f"{name}\n" for name in names).encode("utf-8")
     if tuning is not None:
         extras[TUNING] = (json.dumps(tuning, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
     stand_ins = {a.name: a for variant in variants.values() for a in variant.built.artifact.alternatives}

@@ -23,6 +23,7 @@ from edgeq.calibrate.hazards import calibrated
 from edgeq.calibrate.methods import REGISTRY as METHODS
 from edgeq.calibrate.ranges import Range, clipped_power, derive_ranges, quantizable_tensors, scheme_ranges
 from edgeq.calibrate.statistics import Statistics
+from edgeq.data.labels import Labels
 from edgeq.data.open_source import Data, as_data, has_parts, in_role, sample_paths
 from edgeq.data.parts import shared_files
 from edgeq.data.preprocess import Preprocess
@@ -299,13 +300,14 @@ def _data_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         task = make_task(name, named)
     elif named.given():
         raise UsageError("task options without a task", "Give a --task")
-    if options["labels"] and not options["val"]:
+    listed = isinstance(options["labels"], Labels) and options["labels"].where is None  # --classes alone
+    if options["labels"] and not options["val"] and not listed:
         raise UsageError("--labels says where the labels of --val are", "Give --val, or leave it out")
     if options["count"] is not None and not options["data"]:
         raise UsageError("--count is how many samples of --data are taken", "Give --data, or leave it out")
-    preprocess = options["preprocess"]
+    preprocess, classes = options["preprocess"], options["labels"] if listed and not options["val"] else None
     return {
-        "data": Data(options["data"], preprocess, count=options["count"]) if options["data"] else None,
+        "data": Data(options["data"], preprocess, classes, count=options["count"]) if options["data"] else None,
         "val": Data(options["val"], preprocess, options["labels"]) if options["val"] else None,
         "statistics": options["calibration"],
         "task": task,

@@ -1,5 +1,7 @@
 """Check, time and run this bundle on this device: python edgeq_run.py info|verify|bench|infer.
 
+In a program: `from edgeq_run import open_bundle; open_bundle().run("cat.jpg")`, with this file's folder on the path.
+
 Needs Python 3.9 or newer, numpy and onnxruntime. The same file is the bundle's `__main__.py`, so that
 `python some.edgeq verify` works on the zip as it is.
 """
@@ -74,6 +76,20 @@ class _Finder:
             return None
         inside = None if module else [str(self._folder)]
         return spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
+
+
+def open_bundle(path=None, variant=None, threads=0, trust=None):
+    """Open the model of the bundle at `path`, by default the one that this file is part of: see `Model`.
+
+    `open_bundle("dist").run("cat.jpg")` returns the outputs by name. The hashes are checked before anything of the
+    bundle is used, and its signature where keys are trusted here.
+    """
+    root = Path(os.path.realpath(__file__)).parent
+    if PACKAGE not in sys.modules:
+        sys.meta_path.insert(0, _Finder(root))
+    from edgeq_device.program import open_model
+
+    return open_model(root if path is None else path, variant, threads, trust)
 
 
 if __name__ == "__main__":

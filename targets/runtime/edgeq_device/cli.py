@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
 from edgeq_device.budget import Endings, confine, lift_seconds
-from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError
+from edgeq_device.errors import BudgetError, BundleError, DeviceError, OutputError, UsageError
 from edgeq_device.package import Bundle, open_bundle
 from edgeq_device.relay import json_text, prepare_output, printable, without_passwords
 from edgeq_device.trust import PLACE, Trust, check_signature, trust_for
 from edgeq_device.variants import Variant
 
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 INTERRUPTED = 130
 READER_GONE = 141
 
@@ -78,7 +79,7 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         ("info", _info, "Show the variants, which one this device takes, and why."),
         ("verify", _verify, "Check the hashes and run the self-test of every variant that runs here."),
         ("bench", _bench, "Measure latency and throughput."),
-        ("infer", _infer, "Run the model on tensors from .npy or .npz files."),
+        ("infer", _infer, "Run the model on images, or on tensors from .npy or .npz files."),
         ("pull", None, "Get a bundle from an OCI registry, by its digest."),
     ):
         command = commands.add_parser(name, help=summary, description=summary)
@@ -103,7 +104,10 @@ def _parser(root: Optional[Path]) -> argparse.ArgumentParser:
         if name == "bench":
             _add_bench_options(command)
         if name == "infer":
-            command.add_argument("inputs", nargs="+", metavar="INPUT", help="X.npz, X.npy, or INPUT_NAME=X.npy")
+            command.add_argument(
+                "inputs", nargs="+", metavar="INPUT", help="IMAGE.jpg, X.npz, X.npy, or INPUT_NAME=X.npy"
+            )
+            command.add_argument("--top", type=_count, metavar="N", help="print the N best classes of each input")
             command.add_argument("-o", "--output", type=Path, help="the outputs, as .npz (beside the bundle)")
             command.add_argument("--force", action="store_true", help="replace an existing output")
     return parser
@@ -183,6 +187,8 @@ def _bench(bundle: Bundle, arguments: argparse.Namespace) -> int:
 
 
 def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    if arguments.top or any(Path(text).suffix.lower() in IMAGES for text in arguments.inputs):
+        return _answer(bundle, arguments)
     from edgeq_device.opening import open_best, open_variant, output_place, read_feeds, save_outputs
     from edgeq_device.sessions import infer, read_device
 
@@ -209,6 +215,38 @@ def _infer(bundle: Bundle, arguments: argparse.Namespace) -> int:
     lines += [f"  {reason}" for reason in opened.passed_over]
     lines += [f"  {name}: {entry['dtype']}{entry['shape']}" for name, entry in shapes.items()]
     _show(arguments, plain, [*lines, f"written to {arguments.output or output}"])
+    return 0
+
+
+def _answer(bundle: Bundle, arguments: argparse.Namespace) -> int:
+    """Run the model on each image, or on the tensors of all files, and print the best classes or write the outputs."""
+    from edgeq_device.opening import output_place, read_feeds, save_outputs
+    from edgeq_device.program import Model
+
+    images = [text for text in arguments.inputs if Path(text).suffix.lower() in IMAGES]
+    if len(images) not in (0, len(arguments.inputs)) or (len(images) > 1 and not arguments.top):
+        raise UsageError("images and tensors are given, or several images", "Give one kind; several images with --top")
+    output = None if arguments.top and arguments.output is None else output_place(bundle, arguments.output)
+    with Model(bundle, arguments.variant, arguments.threads) as model:
+        named = images or [", ".join(arguments.inputs)]
+        found = [model.run(item) for item in images] or [model.run(read_feeds(model.session, arguments.inputs))]
+        best = [model.top(outputs, arguments.top) for outputs in found] if arguments.top else []
+    plain: Dict[str, Any] = {"variant": model.variant, "why": model.why}
+    lines = [f"variant {model.variant}: {model.why}"]
+    if best:
+        plain["inputs"] = [
+            {"input": name, "top": [{"label": label, "score": score} for label, score in one]}
+            for name, one in zip(named, best)
+        ]
+        for name, one in zip(named, best):
+            lines += [name, *(f"  {score:10.4g}  {label}" for label, score in one)]
+    if output is not None:
+        if len(found) > 1:
+            raise UsageError("--output takes what the model makes of one input", "Leave it out, or give one input")
+        save_outputs(output, found[0], force=arguments.force)
+        plain["output"] = str(arguments.output or output)
+        lines.append(f"written to {plain['output']}")
+    _show(arguments, plain, lines)
     return 0
 
 

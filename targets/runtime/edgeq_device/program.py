@@ -1,0 +1,148 @@
+"""Use the model of a bundle in a program: `edgeq_run.open_bundle("dist").run(x)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+
+import numpy as np
+
+from edgeq_device import package
+from edgeq_device.arrays import one_array
+from edgeq_device.errors import BundleError, DataError
+from edgeq_device.onnxfile import DTYPES
+from edgeq_device.opening import check_feeds, open_best
+from edgeq_device.prepare import Prepare
+from edgeq_device.sessions import infer, read_device
+from edgeq_device.trust import check_signature, trust_for
+
+LABELS = "labels.txt"
+_MOST_LABELS, _LONGEST = 1_000_000, 1 << 24
+
+
+class Model:
+    """The best variant of a bundle for this device, open. Close it, or use `with`.
+
+    Attributes:
+        bundle: what was opened; its hashes are checked.
+        variant: the name of the variant that runs, and `why` it was chosen.
+        session: what runs it, with the interface of an `onnxruntime.InferenceSession`.
+        inputs, outputs: names, in the model's order.
+        labels: the names of the scores; empty where none travel with the bundle.
+    """
+
+    def __init__(self, bundle: package.Bundle, variant: Optional[str] = None, threads: int = 0) -> None:
+        self.bundle = bundle
+        opened = open_best(bundle, read_device(), name=variant, threads=threads)
+        self.variant, self.why, self.session = opened.choice.variant.name, opened.choice.why, opened.session
+        self._specs = {spec.name: spec for spec in self.session.get_inputs()}
+        self.inputs = tuple(self._specs)
+        self.outputs = tuple(spec.name for spec in self.session.get_outputs())
+        self.labels = read_labels(bundle)
+        self._record = opened.choice.variant.info.get("preprocessing")
+
+    def run(self, x: Any) -> Dict[str, Any]:
+        """Run the model and return its outputs, arrays by name.
+
+        Args:
+            x: the file of an image, a Pillow image or a raw array, which are preprocessed as the bundle says; an array
+                of the input's own dtype and rank, or a mapping of all inputs by name, which are taken as they are.
+
+        Raises:
+            DataError: it does not fit the model, or cannot be read.
+            BundleError: it needs preprocessing, and the bundle has none that runs here.
+        """
+        feeds = dict(x) if isinstance(x, Mapping) else self._fed(x)
+        check_feeds(self.session, feeds)
+        return infer(self.session, feeds)
+
+    def prepare(self, x: Any) -> Dict[str, Any]:
+        """Return the model's inputs for an image or raw array, as `run` feeds them."""
+        if not isinstance(self._record, Mapping):
+            raise BundleError("the bundle does not say how its inputs are prepared", "Give tensors by input name")
+        source = self._record.get("source")
+        named = source.get("input") if isinstance(source, Mapping) else None
+        name = str(named) if named in self._specs else self.inputs[0]
+        if len(self.inputs) > 1:
+            raise DataError(f"the model has several inputs: {', '.join(self.inputs)}", "Give a mapping of all by name")
+        spec = self._specs[name]
+        array = Prepare(self._record, spec.shape)(x)
+        dtype = DTYPES.get(spec.type)
+        return {name: array if dtype is None else array.astype(dtype, copy=False)}
+
+    def top(self, outputs: Mapping[str, Any], count: int = 5) -> List[Tuple[str, float]]:
+        """Return the classes of the highest scores of one sample, best first: the label or number, and the score.
+
+        Raises:
+            DataError: no output holds one row of scores.
+        """
+        scores = next((row for array in outputs.values() if (row := _row(array)) is not None), None)
+        if scores is None:
+            raise DataError("no output is one row of class scores", "Read the outputs themselves")
+        best = np.argsort(-scores, kind="stable")[: max(1, count)]
+        return [(self._label(int(i), len(scores)), float(scores[i])) for i in best]
+
+    def _label(self, index: int, count: int) -> str:
+        return self.labels[index] if len(self.labels) == count else str(index)
+
+    def _fed(self, x: Any) -> Dict[str, Any]:
+        first = self._specs[self.inputs[0]]
+        as_it_is = (
+            isinstance(x, np.ndarray)
+            and len(self.inputs) == 1
+            and x.ndim == len(first.shape)
+            and x.dtype == np.dtype(DTYPES.get(first.type) or x.dtype)
+        )
+        return {self.inputs[0]: x} if as_it_is else self.prepare(x)
+
+    def close(self) -> None:
+        """End the session and remove the bundle's temporary files."""
+        del self.session
+        self.bundle.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def open_model(
+    path: Union[str, Path], variant: Optional[str] = None, threads: int = 0, trust: Optional[Path] = None
+) -> Model:
+    """Open the bundle at `path` after checking its hashes, and its signature where keys are trusted.
+
+    Args:
+        variant: the one to run; None takes the best for this device.
+        threads: threads inside an operator; 0 takes those that suit the model.
+        trust: keys one of which must have signed it; see `--trust`.
+
+    Raises:
+        BundleError: it is damaged, or has no variant for this device.
+        RuntimeUnavailableError: onnxruntime is missing or refuses the model.
+    """
+    bundle = package.open_bundle(path)
+    try:
+        check_signature(bundle, trust_for(trust, required=False))
+        return Model(bundle, variant, threads)
+    except BaseException:
+        bundle.close()
+        raise
+
+
+def read_labels(bundle: package.Bundle) -> Tuple[str, ...]:
+    """Return the names of the scores that travel with a bundle, one a line of its labels.txt."""
+    record = bundle.files.get(LABELS)
+    if record is None:
+        return ()
+    if record.size > _LONGEST:
+        raise BundleError(f"{LABELS} has {record.size} bytes, more than {_LONGEST}")
+    lines = (bundle.root / LABELS).read_text(encoding="utf-8", errors="replace").splitlines()
+    return tuple(lines[:_MOST_LABELS])
+
+
+def _row(array: Any) -> Any:
+    """Return the one row of scores that an output is, else None."""
+    if isinstance(array, np.ndarray) and array.dtype.kind == "f" and array.size > 1 and array.size == array.shape[-1]:
+        return one_array(array).reshape(-1).astype(np.float64)
+    return None
