@@ -57,7 +57,7 @@ def run(case: Case, target: Target, count: int, seen: int, folder: Path) -> dict
         Data(case.data, case.preprocess, count=case.count),
         folder / "int8.onnx",
         target=target.name,
-        validation=every_second(case, case.tuned_on, 0, seen),
+        val=every_second(case, case.tuned_on, 0, seen),
         task=task,
         fix=sizes_of(case) or None,
         timed=False,
