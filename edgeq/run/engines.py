@@ -108,7 +108,7 @@ class Engine(EngineSpec):
         cache: provider options by which it keeps what it has compiled in a folder, "{folder}" in them; none: it does
             not.
         present_on: platforms of which every machine has hardware for it; a CPU engine's are all of `platforms`.
-        boards: parts of the names that device trees give boards with hardware for it.
+        boards: parts of the names of boards, by their device trees, that have hardware for it.
         compute_capabilities: of the NVIDIA GPUs that it runs on, as "8.6", or "12.0+" for it and all newer ones; none:
             it needs no such GPU.
         why, source: the reason for a value and where it is known from, by its key.

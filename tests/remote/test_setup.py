@@ -45,7 +45,7 @@ def test_no_wheels(board: FakeBoard, tmp_path: Path) -> None:
         set_up(one_board(board.address), wheels=tmp_path)
 
 
-def test_what_a_boards_other_hardware_needs_is_said() -> None:
+def test_a_board_that_is_known_by_name_hears_of_its_npu() -> None:
     machine = Machine(architecture="arm64", os="Linux", board="Radxa ROCK 5B")
     (line,) = _missing(Description(machine, {}, cast(State, None)))
     assert line.startswith(
