@@ -148,4 +148,6 @@ def _would_run(engine: Engine, machine: Machine, place: str) -> bool:
         return False
     if engine.compute_capabilities:
         return not gpu_problem(engine, machine)
+    if any(name in machine.board for name in engine.boards):
+        return True
     return place in engine.present_on or engine.devices == ("CPU",)

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -284,18 +284,20 @@ _PACKAGES = ("numpy", "onnxruntime")
 
 @dataclass(frozen=True)
 class DeviceSetUp:
-    """A board with an environment of its own: its folder, and the versions that are in it."""
+    """A board with an environment of its own: its folder, the versions that are in it, and what the engines for its
+    other hardware need."""
 
     device: str
     folder: str
     python: str
     numpy: str
     onnxruntime: str
+    engines: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """For people."""
         versions = f"Python {self.python}, numpy {self.numpy}, onnxruntime {self.onnxruntime}"
-        return [f"{self.device}: {versions} in {self.folder}/venv"]
+        return [f"{self.device}: {versions} in {self.folder}/venv", *self.engines]
 
 
 @dataclass(frozen=True)
@@ -341,7 +343,17 @@ def set_up(board: Board, *, wheels: Path | None = None, progress: Progress = SIL
             raise BoardError(f"{board.name}: pip failed: {last}", _what_to_copy(session, newest))
     with open_board(board) as session:
         session.require(*_PACKAGES)
-        return DeviceSetUp(board.name, folder, session.hello.python, **{n: session.hello.modules[n] for n in _PACKAGES})
+        found = describe_board(session)
+        versions = {name: session.hello.modules[name] for name in _PACKAGES}
+        return DeviceSetUp(board.name, folder, session.hello.python, **versions, engines=tuple(_missing(found)))
+
+
+def _missing(found: Description) -> Iterator[str]:
+    """Yield what to install for each engine whose hardware the board's name tells of."""
+    known = load_engines()
+    for state in detect_engines(found.machine, known, found.engines):
+        if known[state.name].boards and not state.version:
+            yield f"for {state.title}: {state.install}. {known[state.name].driver}"
 
 
 def clean(board: Board) -> DeviceCleaned:

@@ -109,6 +109,7 @@ class Engine(EngineSpec):
         cache: provider options by which it keeps what it has compiled in a folder, "{folder}" in them; none: it does
             not.
         present_on: platforms of which every machine has hardware for it; a CPU engine's are all of `platforms`.
+        boards: parts of the names of boards, by their device trees, that have hardware for it.
         compute_capabilities: of the NVIDIA GPUs that it runs on, as "8.6", or "12.0+" for it and all newer ones; none:
             it needs no such GPU.
         why, source: the reason for a value and where it is known from, by its key.
@@ -121,6 +122,7 @@ class Engine(EngineSpec):
     graph: ExecutionGraph = field(default_factory=ExecutionGraph)
     cache: Mapping[str, Any] = field(default_factory=dict)
     present_on: tuple[str, ...] = ()
+    boards: tuple[str, ...] = ()
     compute_capabilities: tuple[str, ...] = ()
     why: Mapping[str, str] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)

@@ -92,3 +92,12 @@ def test_cuda_comes_with_a_command_that_leaves_one_onnxruntime() -> None:
 
 def _with_gpu(version: tuple[int, int]) -> Machine:
     return Machine(architecture="x86_64", features=frozenset(), gpus=(Gpu("a GPU", version),), os="Linux 6")
+
+
+@pytest.mark.parametrize(("board", "named"), [("Radxa ROCK 5B", True), ("Raspberry Pi 5 Model B Rev 1.0", False)])
+def test_a_boards_name_tells_of_hardware_for_an_engine(board: str, named: bool) -> None:
+    there = Machine(architecture="arm64", os="Linux", board=board)
+    found = {state.name: state for state in detect_engines(there, load_engines(), {})}
+    assert ("rknnlite" in found) == named
+    if named:
+        assert found["rknnlite"].install == "python -m pip install rknn-toolkit-lite2==2.5.0"
