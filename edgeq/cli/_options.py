@@ -108,7 +108,7 @@ def engines_of(texts: Sequence[str]) -> list[EngineChoice]:
     """Return the engines that `--engine` names."""
     from edgeq.run.engines import choose_engine
 
-    return list(dict.fromkeys(choose_engine(text) for text in texts))
+    return list({choice.name: choice for choice in map(choose_engine, texts)}.values())
 
 
 def _checked_workers(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:

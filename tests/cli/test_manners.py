@@ -67,3 +67,10 @@ def test_tables_are_whole_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("compare", demo.MODEL, demo.MODEL, "--data", demo.VALIDATION, "--count", "4", "--no-timing")
     assert "…" not in shown.stdout
     assert "B against A" in shown.stdout
+
+
+def test_an_engine_that_is_named_twice_runs_once() -> None:
+    words = ("--engine", "onnxruntime", "--engine", "onnxruntime", "--duration", "0.02", "--queries", "2", "--json")
+    done = run("bench", demo.MODEL, *words)
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads(done.stdout)["models"]) == 1

@@ -147,7 +147,7 @@ def test_an_interrupted_run_goes_on_and_only_with_the_same_settings(tmp_path: Pa
     journal = output.with_name("t.tuning") / "journal.jsonl"
     known = len(journal.read_text().splitlines())
     assert known > 3
-    with pytest.raises(OutputError, match="--resume"):
+    with pytest.raises(OutputError, match="resume"):
         tuned(output)
     with pytest.raises(OutputError, match="another objective"):
         tuned(output, goal=Goal("size"), resume=True)
@@ -209,7 +209,7 @@ def test_a_dry_run_looks_whether_the_samples_are_there(tmp_path: Path, option: s
 def test_the_command_says_the_verdict_first(tmp_path: Path) -> None:
     arguments = ["tune", str(demo.MODEL), "--data", str(demo.CALIBRATION), "--count", "10", "--budget", "60s"]
     # Others are raced in test_engines.py.
-    shown = CliRunner().invoke(group, [*arguments, "--engine", "onnxruntime", "-o", str(tmp_path / "t"), "-q"])
+    shown = CliRunner().invoke(group, [*arguments, "--engine", "onnxruntime", "-o", str(tmp_path / "t")])
     assert shown.exit_code == 0, shown.output
     assert "times float32's speed" in shown.stdout.splitlines()[0]
     assert "Pareto front" in shown.stdout

@@ -78,7 +78,7 @@ def test_what_was_interrupted_is_resumed(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tuned(progress=Interrupting())
-    with pytest.raises(OutputError, match="--resume"):
+    with pytest.raises(OutputError, match="resume"):
         tuned()
     assert tuned(resume=True).record["chosen"]["loss"] <= 0.2
     assert output.exists()
