@@ -81,15 +81,18 @@ _FIXED = {"LOGISTIC": Scales.of(1 / 256, -128), "TANH": Scales.of(1 / 128, 0)}
 
 
 def write_leaky(work: Lowering, node: ir.Node) -> None:
+    """Write LEAKY_RELU."""
     write_unary("LEAKY_RELU", alpha=node.attributes.get_float("alpha", 0.01))(work, node)
 
 
 def write_gelu(work: Lowering, node: ir.Node) -> None:
+    """Write GELU."""
     approximate = node.attributes.get_string("approximate", "none") == "tanh"
     write_unary("GELU", approximate=approximate)(work, node)
 
 
 def write_prelu(work: Lowering, node: ir.Node) -> None:
+    """Write PRELU, whose slopes lie as the tensor does."""
     source = work.read(node.inputs[0])
     slope = _constant_side(work, node.inputs[1], len(source.shape), source.order)
     shape = slope.tensor.shape[1:]
@@ -107,6 +110,7 @@ def write_prelu(work: Lowering, node: ir.Node) -> None:
 
 
 def write_clamp(work: Lowering, node: ir.Node) -> None:
+    """Write a Relu or Clip: one operator of floats where there is one, else a MAXIMUM and a MINIMUM."""
     source, bounds = work.read(node.inputs[0]), clamp_bounds(node)
     if bounds is None:
         raise CannotWriteError("its bounds are computed")
@@ -160,6 +164,7 @@ def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
 
 
 def write_softmax(work: Lowering, node: ir.Node) -> None:
+    """Write SOFTMAX or LOG_SOFTMAX, whose axis is the last one of the file."""
     source = work.read(node.inputs[0])
     rank = len(source.shape)
     axis = node.attributes.get_int("axis", -1) % rank
@@ -204,6 +209,7 @@ def write_layer_norm(work: Lowering, node: ir.Node) -> None:
 
 
 def write_batch_norm(work: Lowering, node: ir.Node) -> None:
+    """Write a BatchNormalization in float, as a MUL and an ADD."""
     source = work.read(node.inputs[0])
     if work.integer:
         raise CannotWriteError("it stands between integers")
@@ -223,6 +229,7 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
 
 
 def write_cast(work: Lowering, node: ir.Node) -> None:
+    """Write CAST from integers to floats; integers of other widths are the file's int32 already."""
     source = work.read(node.inputs[0])
     made = node.outputs[0].dtype
     if source.tensor.type == "int32" and made in (ir.DataType.INT32, ir.DataType.INT64):
@@ -236,6 +243,7 @@ def write_cast(work: Lowering, node: ir.Node) -> None:
 
 
 def write_mean(work: Lowering, node: ir.Node) -> None:
+    """Write a reduction over axes, or over a whole image."""
     source = work.read(node.inputs[0])
     rank = len(source.shape)
     if node.op_type.startswith("Global"):

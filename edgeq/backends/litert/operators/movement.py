@@ -26,6 +26,7 @@ from edgeq.model.graph import Geometry, is_constant, is_op, name_of, node_input
 
 
 def write_pool(work: Lowering, node: ir.Node) -> None:
+    """Write MAX_POOL_2D or AVERAGE_POOL_2D."""
     if len(node.outputs) > 1 and node.outputs[1].uses():
         raise CannotWriteError("its second output, the places of the largest numbers, is read")
     source = image(work, node)
@@ -52,6 +53,7 @@ def _within(shape: Geometry, source: Stored, padded: Tensor) -> bool:
 
 
 def write_reshape(work: Lowering, node: ir.Node) -> None:
+    """Write a RESHAPE, or let the products behind it take the features in the order of the file."""
     source, value = work.read(node.inputs[0]), node.outputs[0]
     shape = work.sizes(value)
     if 0 in shape or 0 in source.shape:
@@ -80,10 +82,12 @@ def _only_products(work: Lowering, value: ir.Value) -> bool:
 
 
 def write_identity(work: Lowering, node: ir.Node) -> None:
+    """Let the output be the input."""
     work.hold(node.outputs[0], work.read(node.inputs[0]))
 
 
 def write_transpose(work: Lowering, node: ir.Node) -> None:
+    """Count the axes in another order; nothing is written."""
     source, value = work.read(node.inputs[0]), node.outputs[0]
     if source.features is not None:
         source = work.arranged(source, plain(2))
@@ -93,6 +97,7 @@ def write_transpose(work: Lowering, node: ir.Node) -> None:
 
 
 def write_concat(work: Lowering, node: ir.Node) -> None:
+    """Write CONCATENATION of tensors in one order of axes, and of integers with one scale."""
     found = [work.read(value) for value in node.inputs]
     scales = work.parameters(node) if work.integer else None
     if scales is None and work.integer:
@@ -117,6 +122,7 @@ def _cut(
 
 
 def write_slice(work: Lowering, node: ir.Node) -> None:
+    """Write STRIDED_SLICE."""
     source = _whole(work, node)
     given = [work.constant(value)[0].ravel() if value is not None else None for value in node.inputs[1:]]
     if len(node.inputs) < 3 or given[0] is None or given[1] is None:
@@ -135,6 +141,7 @@ def write_slice(work: Lowering, node: ir.Node) -> None:
 
 
 def write_split(work: Lowering, node: ir.Node) -> None:
+    """Write a STRIDED_SLICE for each part that is read."""
     source = _whole(work, node)
     axis, begin = node.attributes.get_int("axis", 0) % len(source.shape), 0
     for place, value in enumerate(node.outputs):
@@ -150,6 +157,7 @@ def _whole(work: Lowering, node: ir.Node) -> Stored:
 
 
 def write_gather(work: Lowering, node: ir.Node) -> None:
+    """Write GATHER, of rows of a constant table or of places of an activation."""
     if is_constant(node.inputs[1]) and not work.is_constant(node.inputs[0]):
         source, (places, _) = _whole(work, node), work.constant(node.inputs[1])
         axis = node.attributes.get_int("axis", 0) % len(source.shape)
@@ -178,6 +186,7 @@ def write_gather(work: Lowering, node: ir.Node) -> None:
 
 
 def write_pad_node(work: Lowering, node: ir.Node) -> None:
+    """Write PAD, PADV2 or MIRROR_PAD."""
     source, mode = _whole(work, node), node.attributes.get_string("mode", "constant")
     rank = len(source.shape)
     given = work.constant(node.inputs[1])[0].ravel().tolist()
@@ -206,6 +215,7 @@ def write_pad_node(work: Lowering, node: ir.Node) -> None:
 
 
 def write_resize(work: Lowering, node: ir.Node) -> None:
+    """Write RESIZE_NEAREST_NEIGHBOR or RESIZE_BILINEAR where their places are the node's."""
     source, made = image(work, node), work.sizes(node.outputs[0])
     if made[:2] != source.shape[:2]:
         raise CannotWriteError("it resizes channels")
@@ -231,6 +241,7 @@ def write_resize(work: Lowering, node: ir.Node) -> None:
 
 
 def write_depth_to_space(work: Lowering, node: ir.Node) -> None:
+    """Write DEPTH_TO_SPACE, whose blocks stand ahead of the channels."""
     source, block = image(work, node), node.attributes.get_int("blocksize", 1)
     if node.attributes.get_string("mode", "DCR") != "DCR":
         # The file has the blocks ahead of the channels.

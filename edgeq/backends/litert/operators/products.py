@@ -29,6 +29,7 @@ from edgeq.model.graph import name_of, node_input
 
 
 def write_conv(work: Lowering, node: ir.Node) -> None:
+    """Write CONV_2D or DEPTHWISE_CONV_2D."""
     source = image(work, node)
     weights, weight_scales = _weights(work, node.inputs[1], 0)
     shape = window(node, source, weights.shape[2:])
@@ -48,6 +49,7 @@ def write_conv(work: Lowering, node: ir.Node) -> None:
 
 
 def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
+    """Write TRANSPOSE_CONV, and a slice where the node's pads are not those of SAME or VALID."""
     source = image(work, node)
     weights, weight_scales = _weights(work, node.inputs[1], 1)
     shape = window(node, source, weights.shape[2:])
@@ -79,6 +81,7 @@ def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
 
 
 def write_gemm(work: Lowering, node: ir.Node) -> None:
+    """Write FULLY_CONNECTED."""
     alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
     if (alpha, beta, node.attributes.get_int("transA", 0)) != (1, 1, 0):
         raise CannotWriteError("its alpha or beta is not 1, or it transposes its input")
@@ -86,6 +89,7 @@ def write_gemm(work: Lowering, node: ir.Node) -> None:
 
 
 def write_matmul(work: Lowering, node: ir.Node) -> None:
+    """Write FULLY_CONNECTED of a constant matrix, or BATCH_MATMUL of two activations."""
     if work.is_constant(node.inputs[1]) and len(work.sizes(node.inputs[1])) == 2:
         _fully_connected(work, node, transposed_weights=False)
         return

@@ -128,6 +128,7 @@ SLICING = {"beginMask": 0, "endMask": 0, "ellipsisMask": 0, "newAxisMask": 0, "s
 
 
 def slices(work: Lowering, ends: Sequence[tuple[int, int]], steps: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tensors of STRIDED_SLICE: begins, ends and steps."""
     columns = ([b for b, _ in ends], [e for _, e in ends], list(steps))
     begin, end, step = (
         work.fixed(name, np.array(column, np.int32))
