@@ -43,7 +43,7 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq quantize model.onnx --data calib/ --val val/ --task classification -t web-wasm -o web.onnx": WEB,
     "edgeq tune model.onnx --data calib/ --val val/ --task classification -t web-wasm -o tuned/": WEB,
     "edgeq package model.onnx --data calib/ -t web-wasm -o dist/": WEB,
-    "cd dist/files/web-wasm && npm ci --ignore-scripts && npm start": WEB,
+    "cp -r dist/files/web-wasm site && cd site && npm ci --ignore-scripts && npm start": WEB,
     "pip install .[cpu,distributed]": INDEX,
     "edgeq calibrate collect model.onnx --data calib/ --preprocess imagenet -o CAL/ --workers 4": DASK,
     "edgeq eval model.onnx --data val/ --preprocess imagenet --task classification --workers tcp://10.0.0.1:8786": DASK,
