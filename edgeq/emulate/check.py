@@ -49,7 +49,7 @@ from edgeq.measure.coverage import HERE
 from edgeq.measure.settle import settle
 from edgeq.measure.task import Task, TaskOptions, make_task
 from edgeq.model.load import own_signature
-from edgeq.run.engines import Engine, described, load_engines
+from edgeq.run.engines import Engine, described, load_engines, only_engine
 from edgeq.run.session import Engines, SessionSettings, onnxruntime, open_session, start_engine
 from edgeq.util.display import SILENT, Advance, Progress
 from edgeq.util.numbers import difference, metric, metric_name
@@ -540,7 +540,8 @@ def _taken(bundle: Bundle, target: Target, name: str | None) -> Iterator[Variant
     }
     found = select(bundle, device, name=name, failed=others).variant
     yield found
-    if name is None and simulated is None and plugin_of(found.ep) is not None:
+    without = only_engine(target.backend) is None
+    if name is None and simulated is None and without and plugin_of(found.ep) is not None:
         yield select(bundle, replace(device, plugins={})).variant
 
 

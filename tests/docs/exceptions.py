@@ -56,7 +56,7 @@ NOT_RUN: Mapping[str, str] = {
     "edgeq quantize model.onnx --data calib/ --val val/ --task classification -t web-wasm -o web.onnx": WEB,
     "edgeq tune model.onnx --data calib/ --val val/ --task classification -t web-wasm -o tuned/": WEB,
     "edgeq package model.onnx --data calib/ -t web-wasm -o dist/": WEB,
-    "cd dist/files/web-wasm && npm ci --ignore-scripts && npm start": WEB,
+    "cp -r dist/files/web-wasm site && cd site && npm ci --ignore-scripts && npm start": WEB,
     "edgeq toolkit rknn --install": INDEX,
     "edgeq quantize model.onnx --data calib/ --fix N=1 -t rk3588 -o npu.onnx": RKNN,
     "edgeq package model.onnx --data calib/ --fix N=1 -t rk3588 -o dist/": RKNN,

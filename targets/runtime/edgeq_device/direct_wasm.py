@@ -22,6 +22,7 @@ from edgeq_device.onnxfile import read_onnx
 from edgeq_device.options import LEVELS, rules
 from edgeq_device.places import own_table, temporary_folder
 from edgeq_device.serve import Guest
+from edgeq_device.variants import EXTERNAL_FOLDER
 
 FOLDER = "EDGEQ_NODE_MODULES"
 """The variable that names a node_modules folder with the package; default: where the engine's command installs it."""
@@ -96,9 +97,9 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
 
 
 def _entries(options: Any) -> Dict[str, str]:
-    """Return the session configuration entries that are set."""
+    """Return the session configuration entries that are set, but for the folder of files that are sent along."""
     found = {}
-    for key in rules():
+    for key in rules().keys() - {EXTERNAL_FOLDER}:
         with suppress(RuntimeError):  # it is not set
             found[key] = options.get_session_config_entry(key)
     return found

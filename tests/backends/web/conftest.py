@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     with (folder / "web.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not bundle.exists():
-            edgeq.package(demo.MODEL, demo.CALIBRATION, bundle, targets="web-wasm", timed=False)
-            with_runtime(bundle / "files" / "web-wasm")
-    return bundle / "files" / "web-wasm"
+            targets = ("web-wasm", "this-machine")
+            edgeq.package(demo.MODEL, demo.CALIBRATION, bundle, targets=targets, with_float=True, timed=False)
+            with_runtime(shutil.copytree(bundle / "files" / "web-wasm", folder / "web-site"))
+    return folder / "web-site"

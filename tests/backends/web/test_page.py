@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import edgeq
 from edgeq import demo
 from edgeq.backends.base import Artifact
 from edgeq.backends.web.folder import write_folder
@@ -120,6 +121,13 @@ def test_node_runs_the_same_module(site: Path) -> None:
     found = in_node(script, (site / "edgeq.mjs").as_uri())
     assert found["verified"]["passed"]
     assert 0 < found["figures"]["p50_ms"] <= found["figures"]["p99_ms"]
+
+
+def test_the_bundle_passes_beside_another_target_that_shares_its_weights(site: Path) -> None:
+    report = edgeq.verify(site.with_name("web-bundle"), variant="web-wasm").to_dict()
+    (checked,) = (one for one in report["variants"] if one["variant"] == "web-wasm")
+    assert checked["status"] == "passed"
+    assert {found["max_error"] for found in checked["outputs"].values()} == {0.0}
 
 
 def test_a_path_that_leads_out_is_refused(site: Path, tmp_path: Path) -> None:
