@@ -1,8 +1,8 @@
-"""4-bit weights in blocks: edgeq beside ONNX Runtime's own MatMulNBitsQuantizer, which rounds between extremes.
+"""4-bit weights in blocks: edgeq next to ONNX Runtime's own MatMulNBitsQuantizer, which rounds between extremes.
 
     python benchmarks/blocks.py [--only decoder minilm] [--minilm MODEL.onnx] [--layers N] [--json FILE]
 
-minilm: Spearman, bytes and latency beside the quantizer without an option; its model is made by shared/data's
+minilm: Spearman, bytes and latency next to the quantizer without an option; its model is made by shared/data's
 make_model.py. Each shape is judged on the model that `edgeq quantize` makes of samples of that shape, which decides
 what its products compute in; timings are on all cores. Decoder: about 100 million weights of structure (low rank,
 channels of unlike size, heavy tails), made here from a seed; its figure is the divergence of the next token's
@@ -242,7 +242,7 @@ def shaped(case: Case, make: Callable[[Feed], Feed], path: Path) -> tuple[str, .
 
 def minilm_figures(model: Path, work: Path) -> dict[str, Any]:
     root = shared_data()
-    assert root is not None, "shared/data is not beside this checkout"
+    assert root is not None, "shared/data is not next to this checkout"
     (case,) = (c for c in cases(root, model, work) if c.name == "minilm_l6")
     peer = Contender("ONNX Runtime's default", nearest(model, work / "nearest.onnx"))
     plain = Contender("float32", model)

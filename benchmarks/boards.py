@@ -1,4 +1,4 @@
-"""What measuring over SSH costs: `edgeq bench --on` beside the same bench started by hand on the board, in turns, and
+"""What measuring over SSH costs: `edgeq bench --on` next to the same bench started by hand on the board, in turns, and
 the bytes that a second run sends. With `--cuts N` instead: a small `edgeq tune --on` whose link is cut, once each time,
 at N points from its first request to the last but one, and that is resumed.
 

@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     root = required_data()
-    print(f"onnxruntime {onnxruntime.__version__}, {options.runs} runs beside {options.loops} loops")
+    print(f"onnxruntime {onnxruntime.__version__}, {options.runs} runs next to {options.loops} loops")
     results: dict[str, Any] = {}
     estimates: dict[str, Estimates] = {}
     with tempfile.TemporaryDirectory() as folder:

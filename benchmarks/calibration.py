@@ -218,7 +218,7 @@ def bench_real(rounds: int) -> None:
 
     data = shared_data()
     if data is None:
-        print("mobilenet_v1_0.25_224: skipped, shared/data is not beside this checkout")
+        print("mobilenet_v1_0.25_224: skipped, shared/data is not next to this checkout")
         return
     model = data / "mobilenet_v1_0.25_224" / "model.onnx"
     opened = open_samples(data / "imagenet-sample" / "calib", model_signature(model), preprocess="tf")

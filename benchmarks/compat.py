@@ -1,4 +1,4 @@
-"""The older interfaces beside ONNX Runtime's own, in one run, as bars and what was measured.
+"""The older interfaces next to ONNX Runtime's own, in one run, as bars and what was measured.
 
     python benchmarks/compat.py [--only SECTION ...] [--seconds S]
 

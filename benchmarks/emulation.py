@@ -112,7 +112,7 @@ def arm64(arguments: argparse.Namespace) -> Iterator[Row]:
     """Each model packaged for both boards, and checked on each board's kernels."""
     data = shared_data()
     if data is None:
-        print("arm64: skipped, shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        print("arm64: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
         return
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:

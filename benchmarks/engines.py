@@ -1,4 +1,4 @@
-"""What racing engines gains: `edgeq tune` with every engine that is installed, beside `--engine onnxruntime`.
+"""What racing engines gains: `edgeq tune` with every engine that is installed, next to `--engine onnxruntime`.
 
     python benchmarks/engines.py [--only NAME ...] [--by-hand] [--keep DIR] [--minilm MODEL.onnx] [--json FILE]
 
@@ -147,7 +147,7 @@ def subjects(place: Path, samples: int, minilm: Path | None) -> Iterator[Case]:
         yield Case(name, file if file.exists() else make(file), data, data, data, None, (), "1%", 0.01)
     root = shared_data()
     if root is None:
-        print("the other models are skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        print("the other models are skipped: shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
         return
     yield from cases(root, place / "halves")
     if minilm is not None:

@@ -88,7 +88,7 @@ def cases() -> dict[str, Case]:
 
 
 def contents(place: Path, kept: tuple[str, ...] = ()) -> Contents:
-    """Relative path → digest of every file that is no draft."""
+    """Relative path → digest of every file that is not a draft."""
     return {
         path.relative_to(place).as_posix(): sha256(path)
         for path in sorted(place.rglob("*"))
@@ -119,7 +119,7 @@ def in_a_process(work: Callable[[], object], seconds: float | None = None) -> bo
 
 
 def whole(case: Case, place: Path) -> Contents:
-    """What is at the output and beside it, without the folder that tune goes on from."""
+    """What is at the output and next to it, without the folder that tune goes on from."""
     folder = f"{case.output}.tuning/"
     return {name: digest for name, digest in contents(place).items() if not name.startswith(folder)}
 

@@ -93,7 +93,7 @@ def accuracy(target: str, only: Sequence[str]) -> list[Row]:
     """Points lost against float32, without and with tuning, on all validation samples."""
     root = shared_data()
     if root is None:
-        print("accuracy: skipped, shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        print("accuracy: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
         return []
     rows: list[Row] = []
     for case in cases(root):

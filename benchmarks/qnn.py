@@ -1,4 +1,4 @@
-"""Models for Qualcomm's NPU, in its simulator: what is delegated, and the accuracy beside float32 and the CPU's.
+"""Models for Qualcomm's NPU, in its simulator: what is delegated, and the accuracy against float32 and the CPU's.
 
     python benchmarks/qnn.py [--only NAME ...] [--target hexagon-v73] [--count 50] [--wide NODE ...] [--helper]
     python benchmarks/qnn.py --tune 20m [--only NAME ...] [--count 200] [--seen 500]
@@ -194,7 +194,7 @@ def main() -> None:
     given = parser.parse_args()
     root = shared_data()
     if root is None:
-        raise SystemExit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        raise SystemExit("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for case in cases(root, Path(name) / "halves"):

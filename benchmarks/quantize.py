@@ -1,4 +1,4 @@
-"""edgeq's default beside ONNX Runtime's default and float32, in one run on this machine, as figures and as ratios.
+"""edgeq's default next to ONNX Runtime's default and float32, in one run on this machine, as figures and as ratios.
 
     python benchmarks/quantize.py [--only SECTION ...] [--json FILE]
 
@@ -68,7 +68,7 @@ def accuracy(seconds: float) -> Results:
     """Top-1 of the labelled tasks: float32, ONNX Runtime's default, edgeq's default."""
     root = shared_data()
     if root is None:
-        print("\naccuracy: skipped, shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        print("\naccuracy: skipped, shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
         return {}
     return {task.name: _one_task(task, seconds) for task in tasks(root)}
 

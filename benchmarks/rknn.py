@@ -1,4 +1,4 @@
-"""Models for Rockchip's NPUs beside those of Rockchip's own quantizer, all in the compiler's simulator.
+"""Models for Rockchip's NPUs next to those of Rockchip's own quantizer, all in the compiler's simulator.
 
     python benchmarks/rknn.py [--only NAME ...] [--target rk3588] [--count 300] [--seen 300] [--json FILE]
 
@@ -99,7 +99,7 @@ def main() -> None:
     given = parser.parse_args()
     root = shared_data()
     if root is None:
-        raise SystemExit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        raise SystemExit("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         for case in cases(root, Path(name) / "halves"):

@@ -6,7 +6,7 @@
 
 The simulation plays `edgeq.distributed.Workers.map` with its own shard sizes: workers take shards as they become free,
 results wait until they can be merged in order, at most four for each thread, and the main process merges one after the
-other. It is no model of Dask's insides: what those cost for each shard is a measured coefficient.
+other. It is not a model of Dask's insides: what those cost for each shard is a measured coefficient.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def cost(run: Callable[[Shard], Any], merge: Callable[[Any], None]) -> Job:
 def measure() -> Coefficients:
     root = shared_data()
     if root is None:
-        raise SystemExit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        raise SystemExit("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         prepared = prepare_model(root / "mobilenet_v1_0.25_224" / "model.onnx", Path(folder))
         samples = open_samples(

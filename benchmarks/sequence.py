@@ -1,4 +1,4 @@
-"""Transformers, recurrent networks and multilayer perceptrons: edgeq beside ONNX Runtime's own dynamic quantization.
+"""Transformers, recurrent networks and multilayer perceptrons: edgeq next to ONNX Runtime's own dynamic quantization.
 
     python benchmarks/sequence.py [--only NAME ...] [--minilm MODEL.onnx] [--tune] [--json FILE]
 
@@ -249,7 +249,7 @@ def main() -> None:
     options = parser.parse_args()
     root = shared_data()
     if root is None:
-        sys.exit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        sys.exit("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
     with tempfile.TemporaryDirectory() as work:
         begins = tuple(options.only or ("",))
         chosen = [c for c in cases(root, options.minilm, Path(work)) if c.name.startswith(begins)]

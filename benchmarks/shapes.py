@@ -1,4 +1,5 @@
-"""How much faster int8 is than float32, where accuracy is no obstacle: `edgeq tune` on known shapes, random weights.
+"""How much faster int8 is than float32, where accuracy is not an obstacle: `edgeq tune` on known shapes, random
+weights.
 
     python benchmarks/shapes.py [--samples N] [--json FILE]
 

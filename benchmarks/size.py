@@ -38,7 +38,7 @@ def chain(count: int) -> list[str]:
 
 
 def weights_case(folder: Path) -> tuple[Path, Path]:
-    """`LAYERS` products with matrices of `WIDTH` squared, in one file beside the model."""
+    """`LAYERS` products with matrices of `WIDTH` squared, in one file next to the model."""
     random = np.random.default_rng(0)
     names = chain(LAYERS)
     nodes, tensors = [], []

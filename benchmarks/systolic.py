@@ -116,7 +116,7 @@ def all_tasks() -> Iterator[Task]:
     yield demo_task()
     root = shared_data()
     if root is None:
-        print("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA): only the demo model is measured")
+        print("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA): only the demo model is measured")
         return
     yield _lenet(root / "lenet_mnist")
     for task in tasks(root):

@@ -49,7 +49,7 @@ class Task:
 
 
 def shared_data() -> Path | None:
-    """`shared/data` beside the checkout, or what EDGEQ_SHARED_DATA names."""
+    """`shared/data` next to the checkout, or what EDGEQ_SHARED_DATA names."""
     named = os.environ.get("EDGEQ_SHARED_DATA")
     candidates = [Path(named)] if named else [parent / "shared" / "data" for parent in REPOSITORY.parents]
     return next((c for c in candidates if c.is_dir()), None)
@@ -59,7 +59,7 @@ def required_data() -> Path:
     """`shared_data`; where there is none, the benchmark ends and says so."""
     root = shared_data()
     if root is None:
-        print("skipped: shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        print("skipped: shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
         raise SystemExit(0)
     return root
 

@@ -1,4 +1,4 @@
-"""Whether `edgeq tune` finds with its shortcuts what it finds without: beside `edgeq tune --thorough`, in one run.
+"""Whether `edgeq tune` finds with its shortcuts what it finds without: next to `edgeq tune --thorough`, in one run.
 
     python benchmarks/thorough.py [--only NAME ...] [--json FILE]
 

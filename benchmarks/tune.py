@@ -1,4 +1,4 @@
-"""`edgeq tune` beside float32 and the exhaustive grid of ONNX Runtime's own options, in one run on this machine.
+"""`edgeq tune` against float32 and the exhaustive grid of ONNX Runtime's own options, in one run on this machine.
 
     python benchmarks/tune.py [--quick] [--only NAME ...] [--grid N] [--budget TIME] [--json FILE]
 

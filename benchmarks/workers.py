@@ -171,7 +171,7 @@ def memory(folder: Path) -> dict[str, Any]:
 def real(job: str) -> list[str]:
     root = shared_data()
     if root is None:
-        raise SystemExit("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        raise SystemExit("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
     labels = ["--labels", "name:{label}_*", "--class-offset", "1"] if job == "eval" else []
     model, data = root / "mobilenet_v1_0.25_224" / "model.onnx", root / "imagenet-sample" / "val"
     return [str(model), "--data", str(data), "--preprocess", "tf", *labels]

@@ -1,4 +1,4 @@
-"""edgeq: quantize ONNX models for the hardware they will run on, prove the result, ship it as a bundle.
+"""Quantize ONNX models for the hardware they will run on, prove the result, and ship it as a bundle.
 
 The command line is these functions and nothing more. They are imported when first used, so that `import edgeq` and
 `edgeq --help` are instant.

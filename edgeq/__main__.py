@@ -1,12 +1,12 @@
-"""`edgeq` and `python -m edgeq`."""
+"""Run the command line: `edgeq` and `python -m edgeq`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# `python -m edgeq` looks for modules in the working directory first, where a `numpy.py` may lie beside the model. Where
-# edgeq itself was found elsewhere, the directory has no part in it. -P and the program `edgeq` do not need this.
+# `python -m edgeq` looks for modules in the working directory first, where a `numpy.py` may lie next to the model.
+# Where edgeq itself was found elsewhere, the directory has no part in it. -P and the program `edgeq` do not need this.
 try:
     here = os.getcwd()  # noqa: PTH109 (pathlib may lie there)
 except FileNotFoundError:  # it has been removed: there is nothing in it

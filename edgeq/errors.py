@@ -1,4 +1,4 @@
-"""Every exception that edgeq raises on purpose, and the exit code that each becomes.
+"""Define every exception that edgeq raises on purpose, and the exit code of each.
 
     EdgeqError                   1
     ├── UsageError               2   an argument or option that makes no sense
@@ -31,12 +31,12 @@ from typing import Any
 
 
 def one_line(error: BaseException, *, most: int | None = None) -> str:
-    """The text of another library's exception, for a message: in one line, cut to so many characters."""
+    """Return the text of another library's exception for a message, in one line of at most the given length."""
     return " ".join(str(error).split())[:most]
 
 
 class EdgeqError(Exception):
-    """Base of all deliberate failures.
+    """Serve as the base of all deliberate failures.
 
     Args:
         problem: what is wrong and where, one sentence; a full stop at its end (other libraries' texts) is dropped.
@@ -91,11 +91,13 @@ class RuntimeUnavailableError(EdgeqError):
 
 
 class EngineError(RuntimeUnavailableError):
-    """An engine failed in its own process; edgeq goes on without it where something else can run the model."""
+    """Report that an engine failed in its own process; edgeq goes on without it where something else can run the
+    model.
+    """
 
 
 class BoardError(RuntimeUnavailableError):
-    """A board over SSH cannot be used, or not any more; what was measured until then is kept where work is resumed."""
+    """Report that a board over SSH cannot be used, or no longer; measurements so far are kept where work is resumed."""
 
 
 class CalibrationError(EdgeqError):
@@ -107,7 +109,7 @@ class CheckFailedError(EdgeqError):
 
 
 class GoalNotMetError(EdgeqError):
-    """`record` is what was found all the same: the tuning record, plain values."""
+    """Report a missed goal. `record` is what was found all the same: the tuning record, plain values."""
 
     exit_code = 11
 
@@ -117,7 +119,7 @@ class GoalNotMetError(EdgeqError):
 
 
 class BudgetError(EdgeqError):
-    """What was to be read takes more memory or processor time than `EDGEQ_BUDGET` allows."""
+    """Report that reading something would take more memory or processor time than `EDGEQ_BUDGET` allows."""
 
     exit_code = 12
 
@@ -142,14 +144,15 @@ _SEPARATORS = re.compile(r"[^a-z0-9]+")
 
 
 def closest(given: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
-    """A fix for a name that is not known: "Did you mean …?" with up to `most` near misses; `otherwise` without any."""
+    """Return a fix for an unknown name: "Did you mean …?" with up to `most` near misses; `otherwise` without any."""
     close = difflib.get_close_matches(given, list(known), n=most)
     return f"Did you mean {', '.join(close)}?" if close else otherwise
 
 
 def suggest(given: str, known: Iterable[str]) -> str:
-    """A fix for a name that is not known: "Did you mean …?" for near misses and parts of names, whatever separates them
-    ("pi5" of "raspberry-pi-5"), else all of `known`."""
+    """Return a fix for an unknown name: "Did you mean …?" for near misses and parts of names, whatever separates
+    them ("pi5" of "raspberry-pi-5"), else all of `known`.
+    """
     names, part = sorted(set(known) - {"*"}), _joined(given)
     near = [name for name in names if part in _SEPARATORS.split(name) or (len(part) > 2 and part in _joined(name))]
     near = near or difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)

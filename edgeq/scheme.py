@@ -1,4 +1,4 @@
-"""How to quantize: the choices that a profile makes, a user overrides and a backend carries out."""
+"""Describe how to quantize: the choices that a profile makes, a user overrides and a backend carries out."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
 
 @dataclass(frozen=True)
 class Scheme(Displayed):
-    """One way to quantize a model.
+    """Describe one way to quantize a model.
 
     Attributes:
         mode: "static" (activation ranges from calibration), "dynamic" (ranges measured at run time), "weight-only"
             (constant matrices as blocks of integers, activations as the kernel likes them) or "float" (the model as it
             is, for an engine that computes it faster).
         format: "QDQ" (QuantizeLinear/DequantizeLinear pairs), "QOperator" (QLinearConv and the like) or "table" (the
-            float model, with a calibration table beside it from which the runtime quantizes).
+            float model, with a calibration table next to it from which the runtime quantizes).
         activation_type, weight_type: integer types.
         activation_symmetric, weight_symmetric: zero point in the middle of the integer range.
         per_channel: one weight scale per output channel.
         reduce_range: 7-bit weights, for kernels that add two products in 16 bits.
         fit_pairs: 8-bit weights, but where two neighbours could overflow such a sum, their output channel's scale grows
             just so far that they cannot. As safe as `reduce_range`, at a fraction of its noise.
-        fit_seen: with `fit_pairs`, only as far as it takes beside the calibration samples, and a tenth more: hardly any
+        fit_seen: with `fit_pairs`, only as far as it takes on the calibration samples, and a tenth more: hardly any
             noise, and what other samples make overflow is clipped.
         method: name of the calibration method that derives ranges from the statistics; any registered one.
         method_options: parameters of the method, for example {"percentile": 99.99}.
@@ -107,13 +107,13 @@ class Scheme(Displayed):
 
     @property
     def pair(self) -> str:
-        """Activation and weight type in the field's short form, such as "U8S8"."""
+        """Return the activation and weight type in the field's short form, such as "U8S8"."""
         short = {"uint8": "U8", "int8": "S8"}
         return short[self.activation_type] + short[self.weight_type]
 
     @property
     def quantized_types(self) -> frozenset[str] | None:
-        """Operator types that the scheme quantizes; None means all that the backend can."""
+        """Return the operator types that the scheme quantizes; None means all that the backend can."""
         if self.mode == "static":
             return frozenset(self.op_types) if self.op_types is not None else None
         if self.mode == "float":
@@ -123,7 +123,9 @@ class Scheme(Displayed):
 
     @property
     def title(self) -> str:
-        """The scheme in a few words: "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)", "weight-only 4 bits"."""
+        """Return the scheme in a few words: "static QDQ U8S8", "dynamic (Gemm int8, MatMul int8)", "weight-only 4
+        bits".
+        """
         if self.mode == "static":
             wide = f", {_nodes(self.wide)} on 16-bit activations" if self.wide else ""
             return f"static {self.format} {self.pair}{wide}"
@@ -137,11 +139,11 @@ class Scheme(Displayed):
         return f"dynamic ({', '.join(f'{t} {self.dynamic_weight_types[t]}' for t in types)})"
 
     def replace(self, **changes: Any) -> Scheme:
-        """A copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
+        """Return a copy with `changes`; None leaves a field as it is, so unset options can be passed through."""
         return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
 
     def equals_but_options(self, other: Scheme) -> bool:
-        """Whether the two differ in nothing, or in session options alone."""
+        """Return whether the two differ in nothing, or in session options alone."""
         return self.replace(session_options=other.session_options) == other
 
 

@@ -1,4 +1,4 @@
-"""What goes into a model and what comes out: names, dtypes, shapes."""
+"""Describe a model's inputs and outputs: names, dtypes, shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Dimension = int | str | None
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One model input or output. `shape` is None when even the rank is unknown."""
+    """Describe one model input or output. `shape` is None when even the rank is unknown."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -31,7 +31,7 @@ class Signature:
 
 
 def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
-    """One sentence for each input or output that is missing, added or changed, in A's order and then B's."""
+    """Return one sentence for each input or output that is missing, added or changed, in A's order and then B's."""
     found = []
     for kind, left, right in (("input", a.inputs, b.inputs), ("output", a.outputs, b.outputs)):
         before, after = ({spec.name: spec for spec in specs} for specs in (left, right))
@@ -46,7 +46,7 @@ def signature_differences(a: Signature, b: Signature) -> tuple[str, ...]:
 
 
 def interchangeable(a: Signature, b: Signature) -> bool:
-    """Whether what one takes the other takes too: the same names and dtypes, and no two sizes that differ."""
+    """Return whether each accepts what the other accepts: the same names and dtypes, and no two sizes that differ."""
     left, right = ({spec.name: spec for spec in s.inputs} for s in (a, b))
     return left.keys() == right.keys() and all(_agree(left[name], right[name]) for name in left)
 

@@ -34,7 +34,7 @@ class Layer:
         mutate: what changes a file.
         cases: how many are run where nobody says; what takes long per case has fewer.
         native: whether libraries run untrusted graphs in it. `edgeq` does that in a process under limits, so a crash,
-            or memory or time that runs out there, is counted and is no finding.
+            or memory or time that runs out there, is counted and is not a finding.
     """
 
     name: str

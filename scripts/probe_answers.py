@@ -1,7 +1,7 @@
 """Models with answers that are known exactly, one for each operator and pair of types: `probe_runtime.py` runs them in
 each onnxruntime release.
 
-A model has several shapes of its operator, each an input and an output of its own; the file beside it, NAME.npz, holds
+A model has several shapes of its operator, each an input and an output of its own; the file next to it, NAME.npz, holds
 the inputs ("x0" ...) and the answers ("y0" ...). Weights are at most 64 in magnitude, so that kernels that add two
 products in 16 bits give the same; the models called "extreme" take all bytes, -128 times -128 among them.
 """
@@ -68,7 +68,7 @@ class _Model:
 
 
 def write_answers(folder: Path) -> None:
-    """Write `answer OPERATOR TYPES.onnx` and what it must give, each a file beside it."""
+    """Write `answer OPERATOR TYPES.onnx` and what it must give, each a file next to it."""
     rng = np.random.default_rng(0)
     for op in _INTEGER:
         for a, b in PAIRS:

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def load_all(folder: Path) -> dict[str, Any]:
-    """Model name → whether this interpreter's onnxruntime loads it, and of one with answers beside it the shapes that
+    """Model name → whether this interpreter's onnxruntime loads it, and of one with answers next to it the shapes that
     are wrong, if it loads; "" → the version."""
     import onnxruntime
 

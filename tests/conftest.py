@@ -29,7 +29,7 @@ os.environ.setdefault("XDG_CACHE_HOME", str(REPOSITORY / ".pytest_cache" / "home
 
 
 def find_shared_data() -> Path | None:
-    """Real models and data lie beside the checkout (`shared/data`), never inside it; EDGEQ_SHARED_DATA overrides."""
+    """Real models and data lie next to the checkout (`shared/data`), never inside it; EDGEQ_SHARED_DATA overrides."""
     named = os.environ.get("EDGEQ_SHARED_DATA")
     candidates = [Path(named)] if named else [parent / "shared" / "data" for parent in REPOSITORY.parents]
     return next((c for c in candidates if c.is_dir()), None)
@@ -39,7 +39,7 @@ def find_shared_data() -> Path | None:
 def shared_data() -> Path:
     found = find_shared_data()
     if found is None:
-        pytest.skip("shared/data is not beside this checkout (or set EDGEQ_SHARED_DATA)")
+        pytest.skip("shared/data is not next to this checkout (or set EDGEQ_SHARED_DATA)")
     return found
 
 
@@ -63,7 +63,7 @@ def _nothing_tuned_before(request: pytest.FixtureRequest, tmp_path_factory: pyte
 
 @pytest.fixture(autouse=True, scope="session")
 def _brief_timings() -> None:
-    """No test looks at how long something takes, and beside other tests no run is undisturbed: proofs are timed, but
+    """No test looks at how long something takes, and next to other tests no run is undisturbed: proofs are timed, but
     for a moment, and so is a warm-up that names no limits."""
     from edgeq_device.latency import WarmUp
 

@@ -210,7 +210,7 @@ def test_an_unwritable_parent_is_refused_early_whoever_runs_it(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", ["-", ".", ""])
 def test_standard_output_and_the_working_directory_are_no_outputs(name: str) -> None:
-    with pytest.raises(OutputError, match="is no output"):
+    with pytest.raises(OutputError, match="is not an output"):
         check_free(Path(name), force=True)
 
 

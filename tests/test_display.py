@@ -89,7 +89,7 @@ def test_all_result_types_are_found() -> None:
     }  # fmt: skip
 
 
-# Those of the device side, which edgeq's display is no part of.
+# Those of the device side, which edgeq's display is not part of.
 OF_DEVICES = (Report, edgeq.BenchSettings)
 
 

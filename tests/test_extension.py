@@ -184,7 +184,7 @@ def test_without_the_package_nothing_is_known_of_it() -> None:
     [
         ("import a_module_that_is_not_there", "broken_example:METHOD", "fails: ModuleNotFoundError"),
         ("raise ValueError('no\\nlicence')", "broken_example:METHOD", "fails: ValueError: no licence"),
-        ("METHOD = 3", "broken_example:METHOD", "is no edgeq.calibrate.range_method.RangeMethod"),
+        ("METHOD = 3", "broken_example:METHOD", "is not an edgeq.calibrate.range_method.RangeMethod"),
         ("", "broken_example:METHOD", "fails: AttributeError"),
         (
             "from edgeq.calibrate.methods.mse import METHOD",

@@ -24,7 +24,7 @@ EIGHT = edgeq.Data(demo.VALIDATION, count=8)
         ("Pass --force to replace it", "Pass `force=True` to replace it"),
         ("--no-timing was given", "`timed=False` was given"),
         ("type `edgeq debug M --data DATA`, or --max-drop", "type `edgeq debug M --data DATA`, or `max_drop`"),
-        ("a--b and - -- --- are no options", "a--b and - -- --- are no options"),
+        ("a--b and - -- --- are not options", "a--b and - -- --- are not options"),
     ],
 )
 def test_options_are_named_as_arguments(text: str, shown: str) -> None:

@@ -93,7 +93,7 @@ def test_what_a_field_says_of_its_record() -> None:
 def test_values_that_json_does_not_have() -> None:
     values = {"a": math.inf, "b": math.nan, "c": np.float32(0.5), "d": np.int64(3), "e": MappingProxyType({1: {3, 2}})}
     assert plain(values) == {"a": None, "b": None, "c": 0.5, "d": 3, "e": {"1": [2, 3]}}
-    with pytest.raises(TypeError, match="object is no record"):
+    with pytest.raises(TypeError, match="object is not a record"):
         plain([object()])
 
 

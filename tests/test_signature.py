@@ -1,4 +1,4 @@
-"""Inputs and outputs of two models beside each other."""
+"""Inputs and outputs of two models next to each other."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
 
 
 def lines_of_page(text: str) -> Iterator[tuple[int, str]]:
-    """Line number and text of every line that is no code."""
+    """Line number and text of every line that is not a code."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")

@@ -1,4 +1,4 @@
-"""What every backend is: a function from a prepared model, ranges and a scheme to an artifact."""
+"""Define the backend interface: a function from a prepared model, ranges and a scheme to an artifact."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from edgeq.util.registry import BACKENDS, Registry
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a backend built.
+    """Describe an artifact that a backend built.
 
     Attributes:
-        model: the file to deploy; external data lies beside it.
+        model: the file to deploy; external data lies next to it.
         scheme: what was really built (a backend may add node exclusions or session options, each with a note).
         provider: ONNX Runtime execution provider that the artifact is for.
         session_options: session configuration entries that must be set for the artifact to be right.
         provider_options: options of the execution provider.
         min_onnxruntime: the oldest onnxruntime that has every kernel.
         notes: what a reader should know, one sentence each.
-        files: what else travels with the model, by relative path; the files lie beside it.
+        files: what else travels with the model, by relative path; the files lie next to it.
         device: "cpu", "gpu" or "npu".
         requires: what a device must have, for the runner that chooses: see `edgeq_device.select`.
         simulation: a model that computes on a CPU what `model` computes where it goes, if that cannot run here.
         simulation_settings: how to run it.
-        proof_options: session options, beside its own, with which this machine's kernels compute what the target's do.
+        proof_options: session options, next to its own, with which this machine's kernels compute what the target's do.
         coverage: what runs on integers, where that cannot be read off a run here.
         details: more for reports: plain JSON values, or records.
-        tables: calibration tables that must lie beside the model where it runs.
+        tables: calibration tables that must lie next to the model where it runs.
         alternatives: the same model for devices of the target's kind that cannot run this one.
         engine: what executes it in place of `provider`'s kernels, and in which precision what stays float.
     """
@@ -74,7 +74,7 @@ class Artifact:
     engine: EngineChoice | None = None
 
     def settings(self, *, threads: int = 0) -> SessionSettings:
-        """Session settings that ship with this artifact."""
+        """Return the session settings that ship with this artifact."""
         plain = SessionSettings(providers=(self.provider,), config=self.session_options, intra_op_threads=threads)
         if self.engine is None:
             return plain
@@ -87,7 +87,7 @@ class Artifact:
 
     @property
     def plugin(self) -> EngineChoice | None:
-        """`engine`, where it is not one that onnxruntime has built in."""
+        """Return `engine`, or None where onnxruntime has it built in."""
         return self.engine if self.engine is not None and self.engine.engine.module else None
 
     def in_engine(self, choice: EngineChoice) -> Artifact:
@@ -108,7 +108,7 @@ class Artifact:
         return self.simulation or self.model
 
     def proof_settings(self, *, threads: int = 0) -> SessionSettings:
-        """Session settings of `proof_model`."""
+        """Return the session settings of `proof_model`."""
         if self.simulation is None:
             shipped = self.settings(threads=threads)
             return dataclasses.replace(shipped, config={**shipped.config, **self.proof_options})
@@ -121,8 +121,9 @@ ESTIMATE = "estimate"
 
 @dataclass(frozen=True)
 class Alternative:
-    """An artifact that stands in for another: `name` and `title` for the bundle, `rank` among its variants, and the
-    `architecture` that it needs."""
+    """Describe an artifact that can replace another: `name` and `title` for the bundle, `rank` among its variants,
+    and the `architecture` that it needs.
+    """
 
     name: str
     title: str
@@ -139,7 +140,7 @@ Status = Literal["ok", "absent", "failed", "not run"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that `edgeq doctor` looked at. "absent" is no fault: not every machine has a GPU."""
+    """Record one thing that `edgeq doctor` checked. "absent" is not a fault: not every machine has a GPU."""
 
     name: str
     status: Status
@@ -278,7 +279,7 @@ class Backend:
         return artifact
 
     def owns(self, place: Path) -> bool:
-        """Return whether `place` is a file that this backend wrote, beside a model or in its place."""
+        """Return whether `place` is a file that this backend wrote, next to a model or in its place."""
         del place
         return False
 

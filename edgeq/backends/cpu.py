@@ -112,7 +112,7 @@ _OTHER_FORMAT = "Choose --format QDQ; it writes Where wrongly in this format"
 
 
 class CpuBackend(Backend):
-    """For ONNX Runtime's kernels on CPUs of any architecture: static, dynamic and weight-only quantization."""
+    """Build for ONNX Runtime's CPU kernels on any architecture: static, dynamic and weight-only quantization."""
 
     name = "cpu"
     title = "ONNX Runtime's CPU execution provider"
@@ -218,8 +218,7 @@ def _quantizable(scheme: Scheme) -> tuple[str, ...]:
 
 
 def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
-    """What a user can do about a model in which nothing was quantized, with the reason of the node that has most of the
-    work."""
+    """Explain what a user can do about a model in which nothing was quantized, citing the node with the most work."""
     rules, hazards = int8_rules("cpu"), prepared.hazards if scheme.mode == "static" else {}
     for node in sorted(predict_int8(prepared.graph, rules, hazards=hazards), key=lambda n: -n.macs):
         if node.name in scheme.exclude:
@@ -297,7 +296,7 @@ def _write_operators(
 
 def _float_nodes(prepared: PreparedModel, rules: Mapping[str, Rule], scheme: Scheme) -> list[str]:
     """Nodes of quantizable types that have no integer form as they stand. Q/DQ around them costs time and accuracy,
-    and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are no matrix) would make a file
+    and some (a dilated AveragePool, a scale per channel of a MatMul's weights that are not a matrix) would make a file
     that ONNX Runtime refuses."""
     predicted = predict_int8(prepared.graph, rules, hazards=prepared.hazards)
     found = [node.name for node in predicted if node.verdict == "float"]

@@ -1,4 +1,4 @@
-"""The plan of a bundle: every file that it will hold, by path, before one byte is written.
+"""Plan a bundle: every file that it will contain, by path, before one byte is written.
 
 Where each model file lies in a package, so that what variants have in common is there once.
 
@@ -65,7 +65,7 @@ _RESERVED_METADATA = ("bundle_schema", "tools", "files")
 
 @dataclass(frozen=True)
 class SelfTestCase:
-    """One input and the outputs that it must give, as what `session.run` takes and returns, keyed by name."""
+    """Store one input and its expected outputs, as `session.run` takes and returns them, keyed by name."""
 
     inputs: Arrays
     outputs: Arrays
@@ -73,7 +73,7 @@ class SelfTestCase:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The self-test of a variant.
+    """Describe the self-test of a variant.
 
     Attributes:
         tolerance: absolute difference allowed for each output of the cases.
@@ -96,7 +96,7 @@ class SelfTest:
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """One way to run the model.
+    """Describe one way to run the model.
 
     Attributes:
         name: letters, digits and `._+-`.
@@ -157,7 +157,7 @@ class VariantSpec:
 
 @dataclass(frozen=True)
 class BundleSpec:
-    """A whole bundle.
+    """Describe a whole bundle.
 
     Attributes:
         name: what people call the model.
@@ -165,7 +165,7 @@ class BundleSpec:
             each architecture must be right on every machine of it; edgeq's runner goes by features and rank.
         metadata: becomes additional_metadata.edgeq: sha256 of the source model and of the calibration set, ...
         float_model: becomes the component "float32", so that `bench` can run both in one go.
-        extras: further files, by plain name, that stand beside the manifest and are hashed like all others: the report
+        extras: further files, by plain name, that stand next to the manifest and are hashed like all others: the report
             and what it was made of.
     """
 
@@ -252,7 +252,7 @@ MODEL_FILE = "model.onnx"
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file with the sha256 of its bytes."""
+    """Describe a file with the sha256 of its bytes."""
 
     path: Path
     sha256: str
@@ -260,7 +260,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model file and its external data, the latter by their names relative to the model."""
+    """List a model file and its external data, the latter by their names relative to the model."""
 
     model: StoredFile
     external: Mapping[str, StoredFile]
@@ -279,11 +279,11 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one variant's files go.
+    """Locate the files of one variant.
 
     Attributes:
         model_file: the value of `executor_info.ort.model_file`.
-        weights: reference to the asset with its external data, "" where they lie beside the model.
+        weights: reference to the asset with its external data, "" where they lie next to the model.
         own: files of the variant's directory, by name.
     """
 
@@ -350,7 +350,7 @@ Content = bytes | Path
 CALIBRATION = "calibration"
 """Folder of the first variant's calibration tables; those of variants with other ranges lie in folders below it."""
 FILES = "files"
-"""Folder of what travels with variants beside their models."""
+"""Folder of what travels with variants next to their models."""
 
 
 def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
@@ -431,7 +431,7 @@ def _variant_body(variant: VariantSpec, placement: Placement) -> dict[str, Any]:
     if placement.weights:
         session_options[EXTERNAL_FOLDER] = placement.weights
     return {
-        # No "device" beside it: ONNX Runtime 1.31.1 matches a device only with providers that were added through its
+        # No "device" next to it: ONNX Runtime 1.31.1 matches a device only with providers that were added through its
         # newer device interface, and would pass over these variants where a provider was added by its name.
         "ep": variant.ep,
         "executor_info": {

@@ -1,4 +1,4 @@
-"""`edgeq push` and `edgeq pull`."""
+"""Implement `edgeq push` and `edgeq pull`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ _TITLE = "org.opencontainers.image.title"
 
 @dataclass(frozen=True)
 class Pushed(Displayed):
-    """What `push_bundle` did: the reference by digest, by which `pull` gets the same bytes, and bytes uploaded."""
+    """Report what `push_bundle` did: the reference by digest, by which `pull` gets the same bytes, and the bytes
+    uploaded.
+    """
 
     reference: str
     digest: str
@@ -44,7 +46,7 @@ class Pushed(Displayed):
 
 @dataclass(frozen=True)
 class Pulled(Displayed):
-    """What `pull_bundle` did; `signer` is None where no key is trusted."""
+    """Report what `pull_bundle` did; `signer` is None where no key is trusted."""
 
     output: Path
     reference: str
@@ -61,7 +63,7 @@ def push_bundle(path: str | Path, reference: str, *, limits: Limits = LIMITS, pr
 
     Raises:
         UsageError: no such reference.
-        BundleError: it is no bundle, or a damaged one.
+        BundleError: it is not a bundle, or a damaged one.
         RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or refuses.
     """
     with device_errors():
@@ -116,7 +118,7 @@ def pull_bundle(
     Raises:
         UsageError: no such reference, or one without a digest.
         RuntimeUnavailableError: the registry does not answer, is slower than `limits`, or does not have it.
-        BundleError: what came does not have that digest, is no bundle, or is not signed as it must be.
+        BundleError: what came does not have that digest, is not a bundle, or is not signed as it must be.
         OutputError: there is something at `output` (without `force`), or it cannot be written.
     """
     with device_errors():

@@ -1,4 +1,4 @@
-"""Certificate chains, verified by `cryptography`."""
+"""Verify certificate chains with `cryptography`."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def _policy() -> PolicyBuilder:
     from cryptography.x509.verification import Criticality, ExtensionPolicy, Policy, PolicyBuilder
 
     def authority(policy: Policy, certificate: Certificate, found: x509.BasicConstraints) -> None:
-        """Refuse an issuer that is no certificate authority."""
+        """Refuse an issuer that is not a certificate authority."""
         del policy, certificate
         if not found.ca:
-            raise ValueError("an issuer is no certificate authority")
+            raise ValueError("an issuer is not a certificate authority")
 
     def issues(policy: Policy, certificate: Certificate, found: x509.KeyUsage | None) -> None:
         """Refuse an issuer whose key may not sign certificates."""

@@ -1,4 +1,4 @@
-"""Writing a bundle: a directory, or the same as a zip; whole or not at all, the same bytes every time.
+"""Write a bundle as a directory or a zip: whole or not at all, the same bytes every time.
 
 Large tensors of several models as files named by their content, so that a bundle holds each of them once.
 
@@ -52,7 +52,7 @@ from edgeq.util.registry import device_errors
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-# Python writes these beside the runner's modules when those are imported.
+# Python writes these next to the runner's modules when those are imported.
 _COMPILED = re.compile(r"(?P<folder>(?:.*/)?)__pycache__/(?P<module>[^/.]+)\.[^/]+\.pyc")
 
 
@@ -109,7 +109,7 @@ def check_archive(path: Path) -> None:
     except EdgeqError:
         whole = False
     if not whole:
-        raise OutputError(f"{shown(path)} is no bundle that edgeq wrote", "Move it, or choose another output")
+        raise OutputError(f"{shown(path)} is not a bundle that edgeq wrote", "Move it, or choose another output")
 
 
 BUNDLE = Ownership("bundle", _judge)
@@ -236,7 +236,7 @@ PASSWORD = "EDGEQ_KEY_PASSWORD"
 
 @dataclass(frozen=True)
 class SigningKey:
-    """A private key, its public one, and the certificates (DER, the key's own first) that vouch for it, if any."""
+    """Hold a private key, its public key, and the certificates (DER, the key's own first) that vouch for it, if any."""
 
     private: EllipticCurvePrivateKey
     public: PublicKey
@@ -250,7 +250,7 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
         certificates: PEM files: the key's own certificate first, then those of its issuers. The root may be left out.
 
     Raises:
-        DataError: it cannot be read, or is no elliptic-curve key on P-256, P-384 or P-521.
+        DataError: it cannot be read, or is not an elliptic-curve key on P-256, P-384 or P-521.
         UsageError: the password is missing or wrong, or the first certificate is another key's.
         RuntimeUnavailableError: cryptography is not installed.
     """
@@ -269,9 +269,9 @@ def read_signing_key(path: Path, certificates: Sequence[Path] = ()) -> SigningKe
     except TypeError as error:
         raise UsageError(f"{path} is encrypted", f"Set {PASSWORD}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise DataError(f"{path} is no private key in PEM, or its password is another", _how()) from error
+        raise DataError(f"{path} is not a private key in PEM, or its password is another", _how()) from error
     if not isinstance(private, EllipticCurvePrivateKey):
-        raise DataError(f"{path} is no elliptic-curve key", _how())
+        raise DataError(f"{path} is not an elliptic-curve key", _how())
     with device_errors():
         spki = private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         public = read_public_key(spki, str(path))
@@ -349,7 +349,7 @@ def _how() -> str:
 
 @dataclass(frozen=True)
 class Signed(Displayed):
-    """What `sign_bundle` did: how many files the signature covers, and the id of the key (docs/signing.md)."""
+    """Report what `sign_bundle` did: how many files the signature covers, and the id of the key (docs/signing.md)."""
 
     bundle: Path
     files: int
@@ -361,7 +361,7 @@ class Signed(Displayed):
 def sign_bundle(
     path: str | Path, key: str | Path, *, certificates: Sequence[str | Path] = (), force: bool = False
 ) -> Signed:
-    """Sign the bundle at `path`: `model.sig` beside its manifest, in a directory as in an .edgeq file.
+    """Sign the bundle at `path`: `model.sig` next to its manifest, in a directory as in an .edgeq file.
 
     Args:
         key: private key, PEM.
@@ -369,7 +369,7 @@ def sign_bundle(
         force: replace the signature that it has.
 
     Raises:
-        BundleError: it is no bundle, or a damaged one.
+        BundleError: it is not a bundle, or a damaged one.
         OutputError: it is signed already, or cannot be written.
         DataError, UsageError, RuntimeUnavailableError: see `read_signing_key`.
     """
@@ -384,7 +384,7 @@ def sign_bundle(
         if path.is_dir():
             place = path / SIGNATURE
             if place.exists() and not is_signature(place):
-                raise OutputError(f"{place} is no signature", "Move it")
+                raise OutputError(f"{place} is not a signature", "Move it")
             with output_file(place, force=force) as draft:
                 draft.write_bytes(signature)
         else:

@@ -1,4 +1,4 @@
-"""Calibration: `edgeq.calibrate(...)` is `edgeq.jobs.calibrate.calibrate`."""
+"""Calibrate: `edgeq.calibrate(...)` is `edgeq.jobs.calibrate.calibrate`."""
 
 from __future__ import annotations
 

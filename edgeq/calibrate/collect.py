@@ -1,4 +1,5 @@
-"""One float32 pass of a model over samples: what every tensor held, in memory that does not grow with the samples.
+"""Run a model in float32 over samples once and count what every tensor contained, in memory that does not grow with the
+samples.
 
 One pass of a float model over samples: a session that gives tensors, and the observers that count them.
 
@@ -46,7 +47,7 @@ _LARGEST_ELEMENT = 8
 
 
 class FloatOutputs:
-    """What each sample gave; filled by several threads.
+    """Store the outputs of each sample; several threads fill it.
 
     Args:
         model: the float model.
@@ -69,7 +70,7 @@ class FloatOutputs:
         self._by_place[place] = {name: values[name] for name in self.names}
 
     def all(self) -> Sequence[Mapping[str, NDArray[Any]]]:
-        """Output name → array for each sample, in order; empty where not all of them were kept."""
+        """Return output name → array for each sample, in order; empty where not all of them were kept."""
         if not self.names or len(self._by_place) < self._total:
             return ()
         return tuple(self._by_place[place] for place in range(self._total))
@@ -89,7 +90,7 @@ _Arrays = list[tuple[str, NDArray[Any] | Part]]
 
 
 class FloatPass:
-    """The observers of one pass, and the threads that feed them.
+    """Hold the observers of one pass, and the threads that feed them.
 
     Args:
         model: gives the fetched tensors of `steps`.
@@ -137,7 +138,7 @@ class FloatPass:
             yield from self._finished(wait(self._pending, return_when=FIRST_COMPLETED).done)
 
     def so_far(self) -> dict[str, TensorStatistics]:
-        """Statistics of the samples that were begun, on the way through them.
+        """Return statistics of the samples begun so far.
 
         Raises:
             EdgeqError: a sample failed.
@@ -147,7 +148,7 @@ class FloatPass:
         return self.freeze()
 
     def end(self) -> dict[str, TensorStatistics]:
-        """Statistics of the samples that were begun; what has not begun is forgotten.
+        """Return statistics of the samples that were begun, and forget the others.
 
         Raises:
             EdgeqError: a sample failed.
@@ -156,7 +157,7 @@ class FloatPass:
         return self.freeze(last=True)
 
     def freeze(self, *, last: bool = False, derive: bool = True) -> dict[str, TensorStatistics]:
-        """Statistics of the pass's tensors; only while no sample is half done.
+        """Return statistics of the pass's tensors; call it only while no sample is half done.
 
         Args:
             last: free the memory.
@@ -238,7 +239,7 @@ class FloatPass:
                 raise _refusal(name, sample, seen[name])
 
     def _arrays(self, sample: Sample, place: int) -> _Arrays:
-        """What is counted of a sample, by tensor; the first one last."""
+        """Return the counted arrays of a sample by tensor, the first one last."""
         for name in self._plan.inputs:
             if name not in sample.inputs:
                 raise DataError(f"sample {sample.name} has no input {name!r}", "Give all inputs of the model")
@@ -272,7 +273,7 @@ def _derive(how: Derived, sources: list[Seen]) -> Seen:
 
 @dataclass(frozen=True)
 class CalibrationJob:
-    """What a worker does: the statistics of `names` over a shard."""
+    """Compute the statistics of `names` over a shard, in a worker."""
 
     model: Files
     samples: SourceSamples | None
@@ -311,7 +312,9 @@ def observe_on(
     every_element: bool,
     first: int,
 ) -> Iterator[dict[str, TensorStatistics]]:
-    """The statistics of each shard from sample `first` on, in order, without the histograms that follow from others."""
+    """Yield the statistics of each shard from sample `first` on, in order, without the histograms that follow from
+    others.
+    """
     with tempfile.TemporaryDirectory(prefix="edgeq-calibrate-") as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
@@ -321,8 +324,8 @@ def observe_on(
 
 
 class Merged:
-    """The statistics of shards, merged as they come: histograms are counted in tables and, where they follow from
-    others, made once at the end.
+    """Merge the statistics of shards as they arrive: count histograms in tables, and derive those that follow from
+    others once at the end.
 
     Args:
         steps: the plan of the tensors.
@@ -342,7 +345,7 @@ class Merged:
             yield next(iter(part.values())).samples
 
     def add(self, part: Mapping[str, TensorStatistics]) -> None:
-        """The statistics of one shard, without the histograms that follow from others."""
+        """Add the statistics of one shard, without the histograms that follow from others."""
         self._whole = False
         for name, new in part.items():
             before, totals = self._totals[name], replace(new, histogram=EMPTY)
@@ -352,14 +355,14 @@ class Merged:
         self._whole = True
 
     def so_far(self) -> dict[str, TensorStatistics]:
-        """The statistics of the shards that were added."""
+        """Return the statistics of the shards that were added."""
         totals = self._totals
         counted = {name: c.freeze(totals[name].minimum, totals[name].maximum) for name, c in self._counters.items()}
         known = self._plan.histograms(counted, {name: one.nonfinite for name, one in totals.items()})
         return {name: replace(one, histogram=known[name]) for name, one in totals.items()}
 
     def end(self) -> dict[str, TensorStatistics]:
-        """The same; nothing where an interrupt has left a shard half added: what was saved last stays."""
+        """Return the same, or None where an interrupt has left a shard half added: the last saved state stays."""
         return self.so_far() if self._whole else {}
 
 
@@ -568,7 +571,7 @@ def _initial(
 
 
 def _known_floats(graph: GraphIndex, names: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` without the tensors that are no floats after all, which only ONNX Runtime may know."""
+    """Return `names` without the tensors that are not floats after all, which only ONNX Runtime may know."""
     for name in names:
         if name not in graph.values or graph.values[name].is_initializer():
             raise CalibrationError(f"the model has no tensor {name!r}", "`edgeq inspect` lists the tensors")

@@ -1,4 +1,4 @@
-"""Statistics as a directory: `statistics.json` (what and of what) and `statistics.npz` (numbers). No pickle.
+"""Save statistics as a directory: `statistics.json` (what and of what) and `statistics.npz` (numbers). No pickle.
 
 The same statistics give the same bytes: names are sorted, the archive has no times in it. Arrays, all of one dimension,
 tensors in the order of the JSON:
@@ -66,7 +66,7 @@ def check_directory(directory: Path, *, force: bool) -> None:
     """Refuse, before any work, a directory that cannot be written, or that holds something else than statistics.
 
     Raises:
-        OutputError: with `force` too, where replacing it would lose what is no statistics.
+        OutputError: with `force` too, where replacing it would lose what is not statistics.
     """
     check_free(directory, force=force, kind="directory")
     STATISTICS.check(directory)

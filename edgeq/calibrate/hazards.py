@@ -1,4 +1,4 @@
-"""Tensors that must not become 8-bit integers on any backend, found from the graph and from what calibration saw.
+"""Find the tensors that must not become 8-bit integers on any backend, from the graph and from what calibration saw.
 
 | kind | found by |
 |---|---|
@@ -76,7 +76,7 @@ _SMALL = 0.01
 
 @dataclass(frozen=True)
 class Spread:
-    """Magnitudes of the finite values of one tensor, as float64 from its histogram.
+    """Hold magnitudes of the finite values of one tensor, as float64 from its histogram.
 
     Attributes:
         low, high: the range, with zero in it.
@@ -106,12 +106,12 @@ class Spread:
 
     @property
     def width(self) -> float:
-        """The length of the range."""
+        """Return the length of the range."""
         return self.high - self.low
 
     @property
     def noise(self) -> float:
-        """The standard deviation of the error of 8 bits: a twelfth of the squared step, as power."""
+        """Return the standard deviation of the error of 8 bits: a twelfth of the squared step, as power."""
         return self.width / LEVELS / math.sqrt(12)
 
     def levels(self, width: float) -> float:
@@ -120,7 +120,7 @@ class Spread:
 
     @cached_property
     def rms(self) -> float:
-        """The root of the mean square."""
+        """Return the root of the mean square."""
         total = int(self.counts.sum()) + self.zeros
         return math.sqrt(float(np.sum(self.counts * self.magnitudes**2)) / total) if total else 0.0
 
@@ -131,12 +131,12 @@ class Spread:
 
     @property
     def least(self) -> float:
-        """The smallest magnitude that is not zero; infinite where there is none."""
+        """Return the smallest magnitude that is not zero; infinite where there is none."""
         return float(self.magnitudes[0]) if self.magnitudes.size else math.inf
 
     @cached_property
     def small(self) -> float:
-        """The magnitude under which a hundredth of the values that are not zero lie; infinite where there are none."""
+        """Return the magnitude below which a hundredth of the nonzero values lie; infinite where there are none."""
         if not self.magnitudes.size:
             return math.inf
         sums = np.cumsum(self.counts)
@@ -144,7 +144,7 @@ class Spread:
 
 
 class Measured:
-    """A prepared model with the spreads of its tensors.
+    """Pair a prepared model with the spreads of its tensors.
 
     Attributes:
         model: the model.

@@ -1,4 +1,4 @@
-"""The tensors of a float model, large ones without their values: their extrema, and the part of them that is counted.
+"""Observe the tensors of a float model: their extrema, and the counted part of large ones.
 
 What leaves a session is written to memory, read again and thrown away, and most of it is a few large tensors. Once of
 those only a part is counted, the graph itself gives that part (Slice) and the extrema (ReduceMin, ReduceMax). The
@@ -14,7 +14,7 @@ ONNX Runtime computes convolutions in a blocked channel layout where the CPU gai
 is fetched is converted to the plain layout; for Clip, which has only a kernel for the plain layout, there and back.
 Counting values does not depend on their order. So the optimised graph is written out once, and the conversions that
 serve nothing but the observation are removed; what is fetched then is the blocked tensor itself. Tensors whose channels
-do not fill the blocks keep their conversion, because the padding is no data.
+do not fill the blocks keep their conversion, because the padding is not data.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Inputs = Mapping[str, NDArray[Any]]
 
 
 class InstrumentedModel:
-    """Runs a model and gives `names`, in that order.
+    """Run a model and return `names`, in that order.
 
     Args:
         model: the model; it is not changed.
@@ -125,12 +125,12 @@ class InstrumentedModel:
         return Loadable.of_proto(model, self.folder).open(settings)
 
     def floats(self) -> frozenset[str]:
-        """Those of the names that are float32 or float16 tensors, by the types that ONNX Runtime infers."""
+        """Return the names that are float32 or float16 tensors, by the types that ONNX Runtime infers."""
         kinds = {output.name: output.type for output in self._session.get_outputs()}
         return frozenset(n for n, fetched in zip(self.names, self.fetched, strict=True) if kinds[fetched] in _FLOATS)
 
     def run(self, inputs: Inputs, sample: str) -> list[NDArray[Any]]:
-        """The tensors for one sample.
+        """Return the tensors for one sample.
 
         Args:
             inputs: input name → array, of the types and shapes of the model's inputs.
@@ -168,7 +168,7 @@ class InstrumentedModel:
 
 
 class Links:
-    """The nodes of a graph by the names that they make and read; they must not change while it is used."""
+    """Index the nodes of a graph by the names that they make and read; do not change the graph meanwhile."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.makers = {name: node for node in graph.node for name in node.output}
@@ -274,7 +274,7 @@ LARGE = 1 << 15
 
 @dataclass(frozen=True)
 class Seen:
-    """The finite elements of one tensor in one sample, and the number of others."""
+    """Hold the finite elements of one tensor in one sample, and the number of others."""
 
     count: int
     minimum: float
@@ -285,8 +285,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of one sample without its values: the extrema of its `size` elements, all finite, and in float32
-    `values` every `stride`-th of them."""
+    """Summarise a tensor of one sample without its values: the extrema of its `size` elements, all finite, and in
+    float32 `values` every `stride`-th of them.
+    """
 
     values: NDArray[np.float32]
     size: int
@@ -296,7 +297,7 @@ class Part:
 
 
 class Observer:
-    """Mutable; `observe` may be called by several threads at once."""
+    """Observe one tensor. Mutable; several threads may call `observe` at once."""
 
     def __init__(
         self, start: TensorStatistics, channel_axis: int | None = None, *, every_element: bool = False
@@ -372,11 +373,11 @@ class Observer:
 
     @property
     def nonfinite(self) -> Nonfinite:
-        """The elements so far that were no finite numbers."""
+        """Return the number of elements so far that were not finite."""
         return self._nonfinite
 
     def freeze(self, histogram: Histogram | None = None, *, last: bool = False) -> TensorStatistics:
-        """The totals as a value.
+        """Return the totals as a value.
 
         Args:
             histogram: the tensor's, where it was derived instead of counted.
@@ -416,13 +417,13 @@ class Observer:
 
 
 def dtype_name(values: NDArray[Any]) -> str:
-    """ "float16" or "float32"; numpy's own names take ten times as long."""
+    """Return "float16" or "float32"; numpy's own names take ten times as long."""
     return "float16" if values.dtype == np.float16 else "float32"
 
 
 @lru_cache(maxsize=4096)
 def spread_stride(shape: tuple[int, ...]) -> int:
-    """The step from one counted element to the next, so that about SPREAD are.
+    """Return the step between counted elements, so that about SPREAD are counted.
 
     It has no factor in common with any dimension, nor with the channel blocks of blocked layouts, so the steps walk
     through all channels, rows and columns evenly.
@@ -503,7 +504,7 @@ class _Reduced:
 
 
 class Bounds:
-    """What bounds the values of tensors in a graph.
+    """Describe what bounds the values of tensors in a graph.
 
     Args:
         measured: names of the tensors whose values are seen.
@@ -612,7 +613,9 @@ def reduce_large(
 
 
 def row_length(size: int) -> int:
-    """Elements of the rows by which a tensor of `size` elements is reduced; all where no length divides it."""
+    """Return the number of elements in each row by which a tensor of `size` elements is reduced; all where no length
+    divides it.
+    """
     least, best, most = _ROW
     found = [length for length in range(least, most + 1) if size % length == 0]
     return min(found, key=lambda length: abs(math.log(length / best)), default=size)

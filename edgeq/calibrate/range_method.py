@@ -1,4 +1,4 @@
-"""What a calibration method is: a function from one tensor's statistics to the range of values that is kept."""
+"""Define a calibration method: a function from one tensor's statistics to the range of values to keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeq.model.quant_params import Grid
 
 @dataclass(frozen=True)
 class Option:
-    """A parameter of a method: a finite number above `above` and at most `most`."""
+    """Describe a parameter of a method: a finite number above `above` and at most `most`."""
 
     name: str
     default: float
@@ -24,7 +24,7 @@ class Option:
 
 @dataclass(frozen=True)
 class RangeMethod:
-    """One calibration method.
+    """Describe one calibration method.
 
     Attributes:
         name: as `Scheme.method` and the command line have it.
@@ -34,7 +34,7 @@ class RangeMethod:
             it for a symmetric grid.
         options: its parameters.
         search: the settings of its options that tuning tries.
-        compared: whether reports show its range beside that of the method in use.
+        compared: whether reports show its range next to that of the method in use.
     """
 
     name: str
@@ -45,7 +45,7 @@ class RangeMethod:
     compared: bool = True
 
     def settings(self, given: Mapping[str, float]) -> dict[str, float]:
-        """Every option with its value: the given one, else its default.
+        """Return every option with its value: the given one, else its default.
 
         Raises:
             UsageError: an unknown option, or a value out of its bounds.

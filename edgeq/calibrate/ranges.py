@@ -1,4 +1,4 @@
-"""From statistics to ranges, by every method, without running the model again."""
+"""Derive ranges from statistics by every method, without running the model again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from edgeq.scheme import IntegerType, Scheme
 
 @dataclass(frozen=True)
 class Range:
-    """The real values that an integer type is to cover; low ≤ 0 ≤ high.
+    """Bound the real values that an integer type must cover; low ≤ 0 ≤ high.
 
     Attributes:
         kept: whether the step is that of a model which was quantized already, and has to stay.
@@ -46,7 +46,7 @@ class Range:
 
     @property
     def bound(self) -> float:
-        """The largest magnitude."""
+        """Return the largest magnitude."""
         return max(-self.low, self.high)
 
 
@@ -58,7 +58,7 @@ def derive_ranges(
     symmetric: bool = False,
     options: Mapping[str, float] | None = None,
 ) -> dict[str, Range]:
-    """One range per tensor.
+    """Return one range per tensor.
 
     Args:
         method: the name of a registered calibration method (`edgeq.calibrate.methods`).
@@ -90,7 +90,7 @@ def derive_ranges(
 
 
 def scheme_ranges(statistics: Statistics, scheme: Scheme) -> dict[str, Range]:
-    """`derive_ranges` by the method of a scheme, for the integers that its activations become."""
+    """Return `derive_ranges` by the method of a scheme, for the integers that its activations become."""
     return derive_ranges(
         statistics,
         scheme.method,
@@ -114,7 +114,7 @@ def _range(tensor: TensorStatistics, method: RangeMethod, grid: Grid, options: M
 
 
 def clipped_power(statistics: Statistics, ranges: Mapping[str, Range]) -> dict[str, float]:
-    """Tensor → power of the clipping error over the tensor's power, 0 to 1, from its histogram.
+    """Return tensor → power of the clipping error over the tensor's power, 0 to 1, from its histogram.
 
     sum n (x - clip(x))^2 / sum n x^2 over bins of n values around x. Ranges of tensors without statistics are left out.
     """
@@ -135,8 +135,9 @@ def clipped_power(statistics: Statistics, ranges: Mapping[str, Range]) -> dict[s
 
 
 def range_noise(statistics: Statistics, ranges: Mapping[str, Range], grid: Grid) -> dict[str, float]:
-    """Tensor → power of the error of quantizing it over the tensor's power: what clipping removes, and a twelfth of the
-    squared step."""
+    """Return tensor → power of the quantization error over the tensor's power: the clipping error and a twelfth of
+    the squared step.
+    """
     found = clipped_power(statistics, ranges)
     for name, clipped in found.items():
         linear = linear_of(statistics.tensors[name].histogram)
@@ -151,7 +152,7 @@ _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 
 @dataclass(frozen=True)
 class Derived:
-    """A tensor whose statistics follow from those of others, to the last bit.
+    """Describe a tensor whose statistics follow from those of others, to the last bit.
 
     Attributes:
         kind: "clip" (of one source, to low..high) or "union" (all elements of the sources, once each; with one source:
@@ -184,7 +185,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to get the statistics of some tensors.
+    """Plan how to get the statistics of some tensors.
 
     Attributes:
         inputs: those that are graph inputs, so that the sample has them already.
@@ -200,12 +201,12 @@ class Plan:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Those whose elements are counted."""
+        """Return the tensors whose elements are counted."""
         return (*self.inputs, *self.fetched)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All tensors of the plan, each after its sources."""
+        """Return all tensors of the plan, each after its sources."""
         return (*self.counted, *(how.name for how in self.derived))
 
     def histograms(self, counted: Mapping[str, Histogram], nonfinite: Mapping[str, Nonfinite]) -> dict[str, Histogram]:
@@ -223,7 +224,7 @@ def quantizable_tensors(model: ir.Model | GraphIndex) -> tuple[str, ...]:
 
     Not among them: weights and what is computed from weights alone; a convolution's output that only a
     BatchNormalization reads, since every backend folds that away. A tensor whose type cannot be inferred is listed;
-    `collect` drops it where ONNX Runtime infers that it is no float.
+    `collect` drops it where ONNX Runtime infers that it is not a float.
     """
     graph = indexed(model)
     constants, types = graph.computed_constants, element_types(graph)
@@ -265,7 +266,7 @@ def plan(model: ir.Model, wanted: Collection[str], whole: Collection[str] = ()) 
 
 
 def _is_folded(value: ir.Value, constants: Collection[str]) -> bool:
-    """Whether a BatchNormalization with constant parameters is all that reads what a layer makes."""
+    """Return whether only a BatchNormalization with constant parameters reads a layer's output."""
     norm = only_reader(value) if is_op(value.producer(), "Conv", "ConvTranspose", "Gemm") else None
     return (
         norm is not None
@@ -293,7 +294,7 @@ _ALL_INPUTS = frozenset({"Concat", "Max", "Min"})
 
 
 def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[tuple[str, ...], ...]:
-    """Sets of tensors, two or more each, that share a scale when all operators of `op_types` keep it.
+    """Return sets of tensors, two or more each, that share a scale when all operators of `op_types` preserve it.
 
     Data inputs and outputs count; shapes, axes and constants do not. Names and sets are sorted.
     """
@@ -324,7 +325,9 @@ def scale_groups(model: ir.Model, op_types: Collection[str] = SHARING) -> tuple[
 
 
 def share_ranges(model: ir.Model, ranges: Mapping[str, Range], op_types: Collection[str] = SHARING) -> dict[str, Range]:
-    """`ranges` where every group has one range: the least that holds all of its members'. Others stay as they are."""
+    """Return `ranges` where every group has one range: the smallest that covers all of its members'. Others stay as
+    they are.
+    """
     shared = dict(ranges)
     for group in scale_groups(model, op_types):
         members = [name for name in group if name in ranges]

@@ -1,4 +1,4 @@
-"""Values of tensors of a float model on some samples."""
+"""Sample the values of a float model's tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAMPLES, _POSITIONS = 16, 256
 
 
 def spread(samples: Samples, count: int) -> Iterator[Any]:
-    """At most `count` of the samples, at even distances."""
+    """Return at most `count` of the samples, at even distances."""
     step = max(1, len(samples) // count)
     return itertools.islice(iter(samples), 0, min(len(samples), step * count), step)
 
@@ -32,7 +32,7 @@ def spread(samples: Samples, count: int) -> Iterator[Any]:
 def tensor_values(
     prepared: PreparedModel, tensors: Iterable[str], samples: Iterable[Sample]
 ) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """For each sample, the values of `tensors` and of the model's inputs by name.
+    """Yield, for each sample, the values of `tensors` and of the model's inputs by name.
 
     Raises:
         DataError: ONNX Runtime refuses a sample.
@@ -50,7 +50,7 @@ def tensor_values(
 def channel_extrema(
     prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, progress: Progress
 ) -> Mapping[str, ChannelExtrema]:
-    """Smallest and largest value of each channel of tensors, over all samples.
+    """Return the smallest and largest value of each channel of tensors, over all samples.
 
     Args:
         axes: tensor → its channel axis.
@@ -66,7 +66,7 @@ def channel_extrema(
 def drawn_rows(
     prepared: PreparedModel, axes: Mapping[str, int], samples: Samples, *, positions: int = _POSITIONS
 ) -> Mapping[str, Floats]:
-    """Tensor → float64 [rows, channels], from random positions of some samples, the same in each call.
+    """Return tensor → float64 [rows, channels], from random positions of some samples, the same in each call.
 
     Args:
         axes: tensor → its channel axis.

@@ -1,4 +1,4 @@
-"""Histograms with the thresholds of each method, as text and as SVG.
+"""Plot histograms with the thresholds of each method, as text and as SVG.
 
 The SVG is drawn here: a plotting library would be an install of tens of megabytes before `--svg` works, for one figure.
 """
@@ -25,7 +25,7 @@ from edgeq.util.registry import METHODS
 
 @dataclass(frozen=True)
 class Shown:
-    """Statistics with the ranges that every method would choose.
+    """Pair statistics with the ranges that every method would choose.
 
     Attributes:
         ranges: by method, then by tensor.
@@ -65,7 +65,7 @@ def show_statistics(
     activation_type: IntegerType = "uint8",
     symmetric: bool = False,
 ) -> Shown:
-    """The ranges of every method, for all tensors or those of `names`."""
+    """Return the ranges of every method, for all tensors or those of `names`."""
     chosen = statistics.select(names) if names else statistics
     return Shown(
         chosen,
@@ -76,7 +76,7 @@ def show_statistics(
 def open_shown(
     path: Path, names: Sequence[str] = (), activation_type: IntegerType = "uint8", *, symmetric: bool = False
 ) -> Shown | dict[str, Any]:
-    """A statistics directory, or a table (a file, or a directory with ONNX Runtime's three) as a plain dict."""
+    """Return a statistics directory, or a table (a file, or a directory with ONNX Runtime's three), as a plain dict."""
     if path.is_dir() and not (path / FLATBUFFERS).exists():
         return show_statistics(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
     table = read_tables(path) if path.is_dir() else read_table(path)
@@ -88,7 +88,7 @@ def open_shown(
 
 
 def columns(histogram: Histogram, low: float, high: float, number: int) -> Float64s:
-    """Counts in `number` even columns from low to high, each bin given to the column of its centre."""
+    """Return counts in `number` even columns from low to high, each bin given to the column of its centre."""
     lower, upper = histogram.edges()
     place = ((lower + upper) / 2 - low) / ((high - low) or 1.0) * number
     places = np.clip(place.astype(np.int64), 0, number - 1)
@@ -96,7 +96,7 @@ def columns(histogram: Histogram, low: float, high: float, number: int) -> Float
 
 
 def heights(counts: Float64s) -> Float64s:
-    """Counts on a logarithmic scale, 0 to 1: tails of a few values stay visible beside millions."""
+    """Return counts on a logarithmic scale, 0 to 1: tails of a few values stay visible next to millions."""
     logs = np.log1p(counts)
     most = float(logs.max(initial=0.0))
     return np.asarray(logs / most if most else logs, np.float64)
@@ -109,7 +109,7 @@ _WIDTH, _HEIGHT, _PANEL = 720, 120, 210
 
 
 def sparkline(shown: Shown, name: str, width: int = 24) -> str:
-    """One line: the histogram of a tensor from its minimum to its maximum, counts on a logarithmic scale."""
+    """Draw the histogram of a tensor in one line from its minimum to its maximum, counts on a logarithmic scale."""
     tensor = shown.statistics.tensors[name]
     if not tensor.count:
         return " " * width
@@ -118,7 +118,7 @@ def sparkline(shown: Shown, name: str, width: int = 24) -> str:
 
 
 def text_plot(shown: Shown, name: str, width: int = 72, height: int = 8) -> list[str]:
-    """Lines: title, histogram, and for each method a ruler of the range that it chooses."""
+    """Return lines: title, histogram, and for each method a ruler of the range that it chooses."""
     tensor = shown.statistics.tensors[name]
     lines = [f"{name}  {tensor.count} values, {tensor.minimum:.6g} to {tensor.maximum:.6g}"]
     if not tensor.count:
@@ -135,7 +135,7 @@ def text_plot(shown: Shown, name: str, width: int = 72, height: int = 8) -> list
 
 
 def svg_plot(shown: Shown) -> str:
-    """One panel a tensor, one below the other."""
+    """Draw one panel a tensor, one below the other."""
     names = list(shown.statistics.tensors)
     total = _PANEL * len(names) + 40
     parts = [
@@ -197,7 +197,7 @@ def _colour(number: int) -> str:
 
 
 def _extent(shown: Shown, name: str) -> tuple[float, float]:
-    """What a plot spans: all values, zero, and all ranges."""
+    """Return the interval that a plot spans: all values, zero, and all ranges."""
     tensor = shown.statistics.tensors[name]
     spans = [ranges[name] for ranges in shown.ranges.values()]
     low = min(tensor.minimum, *(s.low for s in spans))

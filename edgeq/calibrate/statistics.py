@@ -1,4 +1,4 @@
-"""What one float32 pass over the samples saw, as a value that merges exactly.
+"""Hold what one float32 pass over the samples saw, as a value that merges exactly.
 
 Histograms whose bins are the bit patterns of float32, cut to ten mantissa bits.
 
@@ -44,7 +44,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts by bin, only bins that hold something.
+    """Count values by bin; only bins with counts are stored.
 
     Attributes:
         keys: uint32[n], ascending by the *value* of the bins (most negative first).
@@ -69,17 +69,17 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        """How many values were counted."""
+        """Return how many values were counted."""
         return int(self.counts.sum())
 
     def merge(self, other: Histogram) -> Histogram:
-        """The histogram of the values of both; exact, since counts are integers."""
+        """Return the histogram of the values of both; exact, since counts are integers."""
         if not (self.keys.size and other.keys.size):
             return self if self.keys.size else other
         return _collect(np.concatenate([self.keys, other.keys]), np.concatenate([self.counts, other.counts]))
 
     def clip(self, low: float, high: float) -> Histogram:
-        """The histogram of min(max(x, low), high), exactly: each bound stays in the bin that holds it."""
+        """Return the histogram of min(max(x, low), high), exactly: each bound stays in its bin."""
         order = order_of(self.keys)
         least, most = order_of(_keys_of(np.array([low + 0.0, high + 0.0], np.float32)))
         first, last = np.searchsorted(order, [least, most + 1])
@@ -111,7 +111,7 @@ def _received(keys: NDArray[np.uint32], counts: NDArray[Any]) -> Histogram:
 
 
 class Counter:
-    """A histogram under construction: one 32-bit number per key, most of it memory that is never touched.
+    """Build a histogram: one 32-bit number per key, most of it memory that is never touched.
 
     Keys wait until there are CHUNK of them: counting a few at a time, the tables of all tensors in turn, would find
     none in the caches. The table is made for the first of them: one that holds next to nothing takes longer to read
@@ -167,7 +167,7 @@ class Counter:
         return self._counts
 
     def freeze(self, minimum: float, maximum: float) -> Histogram:
-        """The histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""
+        """Return the histogram so far, of values from `minimum` to `maximum`: memory beyond them is left untouched."""
         if self._counts is None:
             keys, counts = np.unique(self._waiting[: self._filled], return_counts=True)
             return _collect(keys, counts.astype(np.int64) * self._weight).merge(self._kept)
@@ -176,7 +176,7 @@ class Counter:
 
 
 def _read(table: NDArray[np.uint32], minimum: float, maximum: float) -> Histogram:
-    """What a table of counts holds from `minimum` to `maximum`."""
+    """Return the counts of a table from `minimum` to `maximum`."""
     least, most = (int(k) & (_SIGN - 1) for k in _keys_of(np.array([minimum, maximum], np.float32)))
     positive = table[: most + 1 if maximum >= 0 else 0]
     negative = table[_SIGN : _SIGN + least + 1 if minimum <= 0 else _SIGN][::-1]
@@ -194,7 +194,7 @@ def _zeros() -> NDArray[np.uint32]:
 
 
 def histogram_of(values: NDArray[Any]) -> Histogram:
-    """The histogram of finite float32 or float16 values of any shape.
+    """Return the histogram of finite float32 or float16 values of any shape.
 
     Raises:
         CalibrationError: a value is NaN or infinite.
@@ -212,7 +212,7 @@ def repeated(value: float, count: int) -> Histogram:
 
 
 def sound(histogram: Histogram) -> bool:
-    """Whether a histogram from a file is one: keys finite, ascending, without doubles; counts positive."""
+    """Return whether a histogram from a file is valid: keys finite, ascending, without duplicates; counts positive."""
     keys, counts = histogram.keys, histogram.counts
     magnitude = keys & np.uint32(_SIGN - 1)
     return (
@@ -241,13 +241,15 @@ def _keys_of(values: Float32s) -> NDArray[np.uint32]:
 
 
 def order_of(keys: NDArray[np.uint32]) -> NDArray[np.int32]:
-    """A number that grows with the value of a bin: the key for positive bins, minus its magnitude for negative."""
+    """Return a number that grows with the value of a bin: the key for positive bins, minus its magnitude for
+    negative.
+    """
     signed = keys.astype(np.int32)
     return np.where(signed >= _SIGN, _SIGN - signed, signed)
 
 
 def from_order(order: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """The keys of such numbers."""
+    """Return the keys of such numbers."""
     return np.where(order < 0, _SIGN - order, order).astype(np.uint32)
 
 
@@ -264,7 +266,7 @@ BINS = 4 * _OCTAVE
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """A histogram without its exact zeros, which every quantization represents exactly.
+    """Hold a histogram without its exact zeros, which every quantization represents exactly.
 
     Attributes:
         counts: float64[2 × BINS]; bin i holds values from (i - BINS) × width to (i + 1 - BINS) × width.
@@ -275,7 +277,7 @@ class Linear:
     width: float
 
     def centres(self) -> Float64s:
-        """float64[2 × BINS]: the value in the middle of each bin."""
+        """Return float64[2 × BINS]: the value in the middle of each bin."""
         return (np.arange(2 * BINS, dtype=np.float64) - BINS + 0.5) * self.width
 
 
@@ -311,7 +313,7 @@ UNIT = 2.0**-149
 
 @dataclass(frozen=True, eq=False)
 class ChannelExtrema:
-    """Exact minimum and maximum of every slice along `axis`, float32[channels] each."""
+    """Hold the exact minimum and maximum of every slice along `axis`, float32[channels] each."""
 
     axis: int
     minimum: NDArray[np.float32]
@@ -327,7 +329,7 @@ class ChannelExtrema:
         return hash((self.axis, self.minimum.tobytes(), self.maximum.tobytes()))
 
     def merge(self, other: ChannelExtrema) -> ChannelExtrema:
-        """The extrema of both parts together.
+        """Return the extrema of both parts together.
 
         Raises:
             CalibrationError: they have different axes or numbers of channels.
@@ -341,7 +343,7 @@ class ChannelExtrema:
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """Counts of the elements that were not finite.
+    """Count the elements that were not finite.
 
     Attributes:
         nan: NaN.
@@ -367,7 +369,7 @@ FINITE = Nonfinite()
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """What is known of one tensor.
+    """Hold what is known of one tensor.
 
     Attributes:
         dtype: "float32" or "float16".
@@ -395,7 +397,8 @@ class TensorStatistics:
     nonfinite: Nonfinite = FINITE
 
     def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """The statistics of both parts together; sums and counts are exact, so the order of merging does not matter.
+        """Return the statistics of both parts together; sums and counts are exact, so the order of merging does not
+        matter.
 
         Raises:
             CalibrationError: their element types differ, or only one has extrema per channel.
@@ -424,7 +427,7 @@ class TensorStatistics:
 
 @dataclass(frozen=True)
 class Statistics(Displayed):
-    """What one pass observed of all tensors.
+    """Hold what one pass observed of all tensors.
 
     Attributes:
         model_digest, data_digest: of what they were collected on; a merged one has its parts' data digests, sorted
@@ -447,7 +450,7 @@ class Statistics(Displayed):
 
     @property
     def complete(self) -> bool:
-        """Whether all samples were run, for each tensor."""
+        """Return whether all samples were run, for each tensor."""
         return self.samples == self.total and all(t.samples == self.samples for t in self.tensors.values())
 
     def check_model(self, digest: str, place: str) -> None:
@@ -459,7 +462,7 @@ class Statistics(Displayed):
             )
 
     def select(self, names: Iterable[str]) -> Statistics:
-        """These statistics for some tensors only."""
+        """Return these statistics for some tensors only."""
         chosen = {}
         for name in names:
             if name not in self.tensors:
@@ -468,7 +471,7 @@ class Statistics(Displayed):
         return replace(self, tensors=chosen)
 
     def merge(self, other: Statistics) -> Statistics:
-        """Both parts together; associative and commutative to the last bit.
+        """Return both parts together; associative and commutative to the last bit.
 
         Raises:
             CalibrationError: another model, other tensors, the same data twice, or an unfinished part.
@@ -493,11 +496,11 @@ class Statistics(Displayed):
 
 
 def in_units(value: float) -> int:
-    """A float32 value as an exact integer multiple of 2^-149."""
+    """Return a float32 value as an exact integer multiple of 2^-149."""
     return int(value / UNIT)
 
 
 def mean_of_units(total: int, count: int) -> float:
-    """The mean of `count` values whose sum is `total` units, correctly rounded but for the last division."""
+    """Return the mean of `count` values whose sum is `total` units, correctly rounded but for the last division."""
     whole, remaining = divmod(total, count)
     return (float(whole) + remaining / count) * UNIT

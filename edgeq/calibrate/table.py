@@ -1,4 +1,4 @@
-"""Calibration tables: ONNX Runtime's three files and TensorRT's native cache, written, read and checked.
+"""Write, read and check calibration tables: ONNX Runtime's three files and TensorRT's native cache.
 
 ONNX Runtime's TensorRT provider takes one number a tensor, the largest magnitude, as decimal text:
 
@@ -40,7 +40,7 @@ LONGEST_VALUE = 256
 
 
 def encode_table(table: Mapping[str, str]) -> bytes:
-    """A TrtTable of name → decimal text; keys ascending by their bytes, as flatbuffers compares them."""
+    """Return a TrtTable of name → decimal text; keys ascending by their bytes, as flatbuffers compares them."""
     builder = flatbuffers.Builder(1024)
     pairs = []
     for name, value in sorted(table.items(), key=lambda pair: pair[0].encode()):
@@ -60,10 +60,10 @@ def encode_table(table: Mapping[str, str]) -> bytes:
 
 
 def decode_table(content: bytes) -> list[tuple[str, str]]:
-    """The pairs of a TrtTable, in their order.
+    """Return the pairs of a TrtTable, in their order.
 
     Raises:
-        ValueError, IndexError, struct.error, UnicodeDecodeError: the bytes are no such table.
+        ValueError, IndexError, struct.error, UnicodeDecodeError: the bytes are not such table.
     """
     view = _View(content)
     vector = view.field(view.follow(0), DICT)
@@ -98,11 +98,11 @@ class _View:
         return int(struct.unpack_from("<I", self._content, self._inside(at, 4))[0])
 
     def follow(self, at: int) -> int:
-        """Where the offset at byte `at` leads to, counted from there."""
+        """Return the position to which the offset at byte `at` leads, counted from there."""
         return self._inside(at + self.unsigned(at), 4)
 
     def field(self, table: int, slot: int) -> int | None:
-        """Where the offset field `slot` of the table at `table` points; None where it is absent."""
+        """Return the position of the offset field `slot` of the table at `table`; None where it is absent."""
         (back,) = struct.unpack_from("<i", self._content, self._inside(table, 4))
         vtable = self._inside(table - back, 4)
         (size,) = struct.unpack_from("<H", self._content, vtable)
@@ -137,7 +137,7 @@ Table = dict[str, float]
 
 
 def table_of(ranges: Mapping[str, Range], tensors: Collection[str] | None = None) -> Table:
-    """The table of some ranges.
+    """Return the table of some ranges.
 
     Args:
         tensors: names that the table must cover; None means those of `ranges`.
@@ -166,7 +166,7 @@ def write_tables(directory: Path, ranges: Mapping[str, Range], *, tensors: Colle
 
     Raises:
         CalibrationError: as `table_of`; or a name that the text form cannot carry.
-        OutputError: `directory` cannot be written, or a file in it that is no table has the name of one.
+        OutputError: `directory` cannot be written, or a file in it that is not a table has the name of one.
     """
     table = table_of(ranges, tensors)
     for name in table:
@@ -216,11 +216,11 @@ def check_table(path: Path) -> None:
         OutputError: it does.
     """
     if (path.exists() or path.is_symlink()) and not is_table(path):
-        raise OutputError(f"{shown(path)} is no calibration table", "Move it, or choose another output")
+        raise OutputError(f"{shown(path)} is not a calibration table", "Move it, or choose another output")
 
 
 def is_table(path: Path) -> bool:
-    """Whether a regular file is a calibration table in one of the four forms."""
+    """Return whether a regular file is a calibration table in one of the four forms."""
     if not is_plain(path):
         return False
     try:
@@ -239,7 +239,7 @@ def read_flatbuffers(path: Path) -> Table:
     try:
         pairs = decode_table(_read(path))
     except (ValueError, IndexError, struct.error, UnicodeDecodeError) as error:
-        raise CalibrationError(f"{path} is no calibration table: {error}", "Write it again") from error
+        raise CalibrationError(f"{path} is not a calibration table: {error}", "Write it again") from error
     names = [name.encode() for name, _ in pairs]
     if names != sorted(names):
         raise CalibrationError(f"{path} has keys out of order, so that a look-up by key fails", "Write it again")
@@ -255,9 +255,9 @@ def read_json(path: Path) -> Table:
     try:
         pairs = json.loads(_read(path), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
-        raise CalibrationError(f"{path} is no JSON: {error}", "Write it again") from error
+        raise CalibrationError(f"{path} is not a JSON: {error}", "Write it again") from error
     if not isinstance(pairs, list) or not all(isinstance(p, tuple) and isinstance(p[1], str) for p in pairs):
-        raise CalibrationError(f"{path} is no object of strings", "Write it again")
+        raise CalibrationError(f"{path} is not an object of strings", "Write it again")
     return _table(path, pairs)
 
 
@@ -285,7 +285,7 @@ def write_native(
     table = table_of(ranges)
     if not re.fullmatch(r"[0-9]+", version) or not re.fullmatch(r"[A-Za-z0-9]+", algorithm):
         raise CalibrationError(
-            f"TRT-{version}-{algorithm} is no first line of a TensorRT cache", "Use digits and letters"
+            f"TRT-{version}-{algorithm} is not a first line of a TensorRT cache", "Use digits and letters"
         )
     if any("\n" in name or "\r" in name for name in table):
         raise CalibrationError("a tensor name holds a line break, which TensorRT's cache cannot carry", "Rename it")

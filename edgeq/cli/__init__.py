@@ -1,4 +1,4 @@
-"""The command line. The file of a command is imported only when that command runs, so that `--help` is instant."""
+"""Define the command line. A command's file is imported only when that command runs, so that `--help` is instant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command shares: output for people or as JSON, the next line, and errors as one line and an exit code."""
+"""Share output between commands: for people or as JSON, the next line, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Lines = Iterable[Any]
 
 @dataclass(frozen=True)
 class Printer:
-    """Where output goes: the result on stdout, as JSON or for people; progress and notes on stderr.
+    """Print the result on stdout, as JSON or for people; progress and notes on stderr.
 
     Attributes:
         budget: what the process may take, if it runs under limits; each step of progress renews it.
@@ -88,7 +88,7 @@ class Printer:
             def on_broken_pipe(self) -> None:
                 raise  # rich calls this while it handles the error, and would end the program itself
 
-            def render_str(self, text: str, **options: Any) -> Text:  # all that is no Text yet comes through here
+            def render_str(self, text: str, **options: Any) -> Text:  # all that is not a Text yet comes through here
                 return super().render_str(printable(text), **options)
 
         watched = sys.stdout.isatty()
@@ -165,7 +165,7 @@ _MEANT = {
 
 
 class Command(click.Command):
-    """A command whose help shows its options by topic, where there are many."""
+    """Define a command whose help shows its options by topic, where there are many."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse `args`; an option of another tool is answered with edgeq's."""

@@ -1,4 +1,4 @@
-"""Options that several commands have in common."""
+"""Define options that several commands have in common."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Renamed(click.Option):
-    """An option with the names that it had before: they work, and are not shown.
+    """Define an option that still accepts its earlier names without showing them.
 
     Args:
         before: those names.
@@ -74,7 +74,7 @@ _COMPLETE_PREPROCESS = _completing(_preprocessings)
 
 
 def target_option(*names: str, **attributes: Any) -> Callable[[F], F]:
-    """`-t/--target`, which names a target or a profile; completed by the shell."""
+    """Return `-t/--target`, which names a target or a profile; the shell completes it."""
     attributes = {"shell_complete": complete_target, "metavar": "NAME", **attributes}
     return click.option("-t", "--target", *names, cls=Renamed, before=["--profile"], **attributes)
 
@@ -88,7 +88,7 @@ def complete_board(ctx: click.Context, parameter: click.Parameter, incomplete: s
 
 
 def on_board(function: F) -> F:
-    """`--on`, which names one board."""
+    """Return `--on`, which names one board."""
     return click.option(
         "--on",
         metavar="BOARD",
@@ -124,7 +124,9 @@ def _checked_workers(context: click.Context, parameter: click.Parameter, given: 
 
 
 def checked_reference(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    """`given` as it is, refused where it is no place in a registry, before a recipe or anything else shows it."""
+    """Return `given` unchanged, refused where it is not a place in a registry, before a recipe or anything else
+    shows it.
+    """
     from edgeq_device.registry import parse_reference
 
     try:
@@ -135,7 +137,7 @@ def checked_reference(context: click.Context, parameter: click.Parameter, given:
 
 
 class Output(click.Path):
-    """A place that a command writes; `edgeq run` looks at where it lies.
+    """Mark a path that a command writes; `edgeq run` checks where it lies.
 
     Args:
         written: tells by the command's parameters whether it is written; without it, always.
@@ -209,19 +211,19 @@ WITH_FLOAT = click.option(
 
 
 def output_beside(pattern: str, metavar: str, help_text: str) -> Callable[[F], F]:
-    """Add `-o/--output`; without it a command writes beside its model.
+    """Add `-o/--output`; without it a command writes next to its model.
 
     Args:
         pattern: the name of the file, with the model's as {stem}.
     """
 
     def place(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path | None:
-        """Return the place that is given, else the one beside the model."""
+        """Return the place that is given, else the one next to the model."""
         del parameter
         model: Path | None = context.params.get("model")  # None where the shell completes a line without it
         return given or (model and model.parent / pattern.format(stem=model.stem))
 
-    shown = f"{help_text} [{pattern.format(stem='MODEL')}, beside the model]"
+    shown = f"{help_text} [{pattern.format(stem='MODEL')}, next to the model]"
     return click.option("-o", "--output", type=OUTPUT, callback=place, metavar=metavar, help=shown)
 
 

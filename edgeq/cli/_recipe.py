@@ -1,4 +1,4 @@
-"""Recipes: commands and their options as TOML. What a recipe may hold follows from click's own parameters."""
+"""Run recipes: commands and their options as TOML. Click's own parameters decide what a recipe may contain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIX = "See docs/recipe.md; every command prints its recipe with --print-recipe"
 
 @dataclass(frozen=True)
 class Step:
-    """One command of a recipe: its arguments as they would be typed, and what click made of them."""
+    """Describe one command of a recipe: its arguments as they would be typed, and what click made of them."""
 
     arguments: tuple[str, ...]
     context: click.Context
@@ -58,7 +58,7 @@ def read(path: Path, group: click.Group) -> list[Step]:
     """Return the commands of the recipe at `path`, in its order, each checked as its command line would be.
 
     Raises:
-        UsageError: it is no recipe; the file, the key, and what to do.
+        UsageError: it is not a recipe; the file, the key, and what to do.
     """
     content = toml_table(path, UsageError, _FIX)
     tables = list(_tables(content, group, (), path))
@@ -86,7 +86,7 @@ def _tables(
         command = group.get_command(context, name) if name != "run" else None
         if command is None:
             names = [n.replace("-", "_") for n in group.list_commands(context) if n != "run"]
-            raise UsageError(f"{path}: [{'.'.join((*place, key))}] is no command", suggest(key, names))
+            raise UsageError(f"{path}: [{'.'.join((*place, key))}] is not a command", suggest(key, names))
         if isinstance(command, click.Group):
             yield from _tables(value, command, (*place, key), path)
         else:

@@ -361,7 +361,7 @@ def _plan_lines(steps: Plan) -> Lines:
     yield f"kernel choices, {steps_of}:"
     yield from (f"  {candidate.name}" for candidate in steps.candidates)
     if steps.engines.plugins:
-        yield f"raced beside onnxruntime's own kernels: {', '.join(c.name for c in steps.engines.plugins)}"
+        yield f"raced against onnxruntime's own kernels: {', '.join(c.name for c in steps.engines.plugins)}"
     yield "calibration methods, on those that are worth it:"
     yield from (f"  {name}" for name in steps.methods)
     if steps.threads:

@@ -1,4 +1,4 @@
-"""edgeq calibrate: collect statistics, merge them, show them."""
+"""Implement edgeq calibrate: collect statistics, merge them, show them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def collect(
     """Run MODEL once over samples and write the statistics. This is what `edgeq calibrate MODEL` does."""
     from edgeq.distributed.workers import open_workers
 
-    with open_workers(workers, ["edgeq.calibrate.collect"]) as opened:  # they start beside what is imported here
+    with open_workers(workers, ["edgeq.calibrate.collect"]) as opened:  # they start next to what is imported here
         from edgeq.jobs.calibrate import calibrate, parse_bytes
         from edgeq.model.compatibility import parse_sizes
 

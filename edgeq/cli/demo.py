@@ -1,4 +1,4 @@
-"""edgeq demo: the main job on the embedded demo model."""
+"""Implement edgeq demo: the main job on the embedded demo model."""
 
 from __future__ import annotations
 

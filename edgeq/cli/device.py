@@ -1,4 +1,4 @@
-"""Boards over SSH and emulated machines: `edgeq device` and `emulate`."""
+"""Implement `edgeq device` and `emulate`: boards over SSH and emulated machines."""
 
 from __future__ import annotations
 

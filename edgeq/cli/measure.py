@@ -249,7 +249,7 @@ def eval_command(printer: Printer, on: str | None, **options: Any) -> None:
         raise UsageError("--workers does not go with --try-preprocess or --on", "Leave one of them out")
     if trial and on is not None:
         raise UsageError("--try-preprocess compares preprocessings here", "Leave --on out")
-    with open_workers(workers, ["edgeq.measure.evaluation"]) as opened:  # they start beside what is imported here
+    with open_workers(workers, ["edgeq.measure.evaluation"]) as opened:  # they start next to what is imported here
         from edgeq.measure.evaluation import request_from_options, run_evaluation
 
         request = request_from_options(options)

@@ -26,7 +26,7 @@ HOSTS = {"on", "board", "reference", "workers"}
 
 @dataclass(frozen=True)
 class Permissions:
-    """Permissions that the user typed.
+    """Hold the permissions that the user typed.
 
     Attributes:
         code: functions in Python files and programs that the recipe names are run.

@@ -1,4 +1,4 @@
-"""The interfaces of ONNX Runtime's quantization tools, 2019 to 2026: change the import, keep the script.
+"""Provide the interfaces of ONNX Runtime's quantization tools, 2019 to 2026: change the import, keep the script.
 
     from onnxruntime.quantization import quantize_static, CalibrationDataReader, QuantType      # before
     from edgeq.compat import quantize_static, CalibrationDataReader, QuantType                  # after

@@ -1,4 +1,6 @@
-"""What the command lines of the older tools share: their way of writing booleans, and errors in one line."""
+"""Share what the command lines of the older tools have in common: their way of writing booleans, and errors in one
+line.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ _YEARS = 1 << 30
 
 
 class PrintedProgress:
-    """Progress of a command that users redirect: its notes on stderr, nothing else."""
+    """Show the progress of a command that users redirect: its notes on stderr, nothing else."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        """Nothing is printed about the steps of a stage."""
+        """Print nothing about the steps of a stage."""
         del title, total
         yield lambda steps: None
 
@@ -56,7 +58,7 @@ def says(run: Callable[..., Iterable[str]]) -> Callable[..., None]:
 
 
 def switch(*names: str, help: str) -> Callable[[F], F]:
-    """A boolean that may stand alone (`--flag`) or say what it is (`--flag True`, `--flag=false`, `--flag 0`).
+    """Define a boolean that may stand alone (`--flag`) or state its value (`--flag True`, `--flag=false`, `--flag 0`).
 
     The older tools took some of theirs as text of which every spelling, "False" too, was true.
     """
@@ -64,7 +66,7 @@ def switch(*names: str, help: str) -> Callable[[F], F]:
 
 
 class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 8.1
-    """One value, where the older tool took a comma-separated list and ran once for each."""
+    """Take one value, where the older tool took a comma-separated list and ran once for each."""
 
     def __init__(self, value: click.ParamType) -> None:  # type: ignore[type-arg]
         self._value, self.name = value, value.name
@@ -82,7 +84,9 @@ class OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in click 
 
 
 class Command(click.Command):
-    """A command that ends with one line at most on errors, wrong options among them, and with their exit code."""
+    """Define a command that ends with at most one line on errors, wrong options among them, and with their exit
+    code.
+    """
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run it and exit."""
@@ -110,10 +114,10 @@ def run_program(command: Callable[[], Any]) -> None:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """For commands with options that take lists of names (`--nodes_to_exclude conv1 conv2`), which click has not."""
+    """Parse options that take lists of names (`--nodes_to_exclude conv1 conv2`), which click lacks."""
 
     def error(self, message: str) -> NoReturn:
-        """Wrong options are an error of edgeq's."""
+        """Report wrong options as an edgeq error."""
         raise UsageError(message, f"See `python -m {self.prog} --help`")
 
 

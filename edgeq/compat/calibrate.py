@@ -1,9 +1,9 @@
-"""A user's preprocessing function as the older calibrate.py called it: file name, height and width to an array.
+"""Call a user's preprocessing function as the older calibrate.py did: file name, height and width to an array.
 
 python -m edgeq.compat.calibrate: the calibrate command of ONNX Runtime's 2020 tool and its RISC-V fork.
 
 Its options, its data sets (a folder of images, test_data_set_N folders, a folder with input_0.pb, one stacked .pb) and
-its choices: static int8 is the fork's dialect for the systolic array (with a model beside it that stock ONNX Runtime
+its choices: static int8 is the fork's dialect for the systolic array (with a model next to it that stock ONNX Runtime
 runs), uint8 is asymmetric QOperator; scalar weight scales, ranges from minima and maxima; what is not static is in
 ConvInteger and MatMulInteger, with weights of the type of --mode. Without --static and --mode,
 which only the fork has, the result is uint8. Everything behind is edgeq's own `quantize`. Imported, it stands for
@@ -189,7 +189,9 @@ def _for_cpus(model: Path, data: Data, output: Path, overrides: Mapping[str, Any
 
 
 def _for_the_array(model: Path, data: Data, output: Path, overrides: Mapping[str, Any]) -> str:
-    """Return the file for the fork's runtime at `output`; beside it the one for stock ONNX Runtime, and the program."""
+    """Return the file for the fork's runtime at `output`; next to it the one for stock ONNX Runtime, and the
+    program.
+    """
     check_apart(output, [*model_files(model), Path(data.source)])
     with output_file(output, force=True, ours=belongs_to_program) as draft:
         host_model = draft.with_name(f"{draft.stem}.host.onnx")

@@ -1,4 +1,5 @@
-"""Calibrators of ONNX Runtime's documentation, 2021 to 2026, and the ranges that the older functions take from them.
+"""Provide the calibrators of ONNX Runtime's documentation, 2021 to 2026, and the ranges that the older functions take
+from them.
 
 The built-in ones observe the model as it is, in edgeq's one pass, whatever the shapes and in constant memory; nothing
 is augmented. A user's own class derives from `CalibraterBase`, augments the graph itself, and is given a session of
@@ -58,7 +59,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 @dataclass(frozen=True)
 class CalibratorOptions:
-    """The options of onnxruntime's calibrators that decide ranges.
+    """Hold the options of onnxruntime's calibrators that decide ranges.
 
     Attributes:
         symmetric: of MinMax: -bound..bound; of Percentile: the share is cut from the magnitudes. None takes the
@@ -82,7 +83,7 @@ class CalibratorOptions:
         """Read options by name; None takes the default, but for `symmetric`, where it is false as in onnxruntime.
 
         Raises:
-            UsageError: a value that is no number, or out of its bounds.
+            UsageError: a value that is not a number, or out of its bounds.
         """
         flags = {name: bool(given[name]) for name in ("symmetric", "moving_average", "per_channel") if name in given}
         return cls(
@@ -192,7 +193,7 @@ def read_cache(path: Path, method: Any) -> dict[str, Range]:
         data = load_tensors_data(path)
         found = {name: _range(value) for name, value in data.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CalibrationError(f"{path} is no calibration cache: {error}", "Delete it or name another") from error
+        raise CalibrationError(f"{path} is not a calibration cache: {error}", "Delete it or name another") from error
     wanted = name_of_member(method)
     if data.calibration_method.name != wanted:
         raise CalibrationError(
@@ -316,7 +317,7 @@ _NOT_NEEDED = frozenset({"averaging_constant", "max_intermediate_outputs", "scen
 
 
 class CalibraterBase:
-    """What a calibrator has to have. Override `augment_graph`, `collect_data`, and `compute_data` or `compute_range`.
+    """Define what a calibrator needs. Override `augment_graph`, `collect_data`, and `compute_data` or `compute_range`.
 
     Attributes:
         model: the model with shapes, to be augmented in place or copied.
@@ -356,7 +357,9 @@ class CalibraterBase:
         self.infer_session = open_session(Path(self.augmented_model_path), settings)
 
     def select_tensors_to_calibrate(self, model: onnx.ModelProto) -> tuple[set[str], dict[str, onnx.ValueInfoProto]]:
-        """Float inputs and outputs of nodes of the chosen types that are no weights; and what is known of values."""
+        """Return the float inputs and outputs of nodes of the chosen types that are not weights, and what is known
+        of values.
+        """
         graph = model.graph
         infos = {value.name: value for value in [*graph.value_info, *graph.output, *graph.input]}
         weights = {tensor.name for tensor in graph.initializer}
@@ -383,13 +386,13 @@ class CalibraterBase:
         raise NotImplementedError(f"{type(self).__name__}.collect_data")
 
     def compute_data(self) -> Any:
-        """Ranges by tensor, as onnxruntime's `TensorsData`. Here: from what `compute_range` gives, its older form."""
+        """Return ranges by tensor, as onnxruntime's `TensorsData`, from what `compute_range` gives, its older form."""
         if type(self).compute_range is CalibraterBase.compute_range:
             raise NotImplementedError(f"{type(self).__name__}.compute_data")
         return tensors_data(as_ranges(self.compute_range()), "MinMax")
 
     def compute_range(self) -> dict[str, tuple[Any, Any]]:
-        """Ranges by tensor, as pairs: the form of 2021 and 2022."""
+        """Return ranges by tensor, as pairs: the form of 2021 and 2022."""
         return {name: (r.low, r.high) for name, r in as_ranges(self.compute_data()).items()}
 
 
@@ -397,7 +400,7 @@ CalibratorBase = CalibraterBase
 
 
 class EdgeqCalibrater(CalibraterBase):
-    """A built-in calibrator: collects once, then derives ranges by any method, any number of times."""
+    """Calibrate with a built-in method: collect once, then derive ranges by any method, any number of times."""
 
     def __init__(
         self,
@@ -420,10 +423,10 @@ class EdgeqCalibrater(CalibraterBase):
         self._statistics: Statistics | None = None
 
     def augment_graph(self) -> None:
-        """Nothing to do: the model is observed as it is."""
+        """Do nothing: the model is observed as it is."""
 
     def create_inference_session(self) -> None:
-        """Nothing to do: sessions are opened while collecting, on the CPU."""
+        """Do nothing: sessions are opened while collecting, on the CPU."""
 
     def collect_data(self, data_reader: Any) -> None:
         """Observe more samples. Raises DataError where the reader has none."""
@@ -434,7 +437,9 @@ class EdgeqCalibrater(CalibraterBase):
             self._statistics = self._statistics.merge(more)
 
     def compute_data(self) -> Any:
-        """Ranges by tensor, as onnxruntime's `TensorsData`. Raises CalibrationError where nothing was collected."""
+        """Return ranges by tensor, as onnxruntime's `TensorsData`. Raises CalibrationError where nothing was
+        collected.
+        """
         from onnxruntime.quantization import TensorData, TensorsData
 
         spans = self._spans().items()
@@ -442,8 +447,9 @@ class EdgeqCalibrater(CalibraterBase):
         return TensorsData(self.method, data)
 
     def compute_range(self) -> dict[str, tuple[Any, Any]]:
-        """Ranges by tensor, as pairs of numbers, or of arrays where each channel has its own. Raises CalibrationError
-        where nothing was collected."""
+        """Return ranges by tensor, as pairs of numbers, or of arrays where each channel has its own. Raises
+        CalibrationError where nothing was collected.
+        """
         return {
             name: (low.tolist(), high.tolist()) if not low.ndim else (low, high)
             for name, (low, high) in self._spans().items()

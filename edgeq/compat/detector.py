@@ -1,4 +1,4 @@
-"""python -m edgeq.compat.detector: the object detection example of ONNX Runtime's quantization tools, end to end.
+"""Run the object detection example of ONNX Runtime's quantization tools, end to end: python -m edgeq.compat.detector.
 
 Calibrates a detector on a folder of images, part by part, writes the tables for the TensorRT provider, and measures
 the mean average precision of the model on annotated images.
@@ -36,7 +36,7 @@ class _Runs:
 
     @property
     def source(self) -> str:
-        """Where the samples come from, for people."""
+        """Return a description of where the samples come from, for people."""
         return self.reader.samples.source
 
     def __len__(self) -> int:

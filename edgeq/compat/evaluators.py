@@ -1,4 +1,4 @@
-"""A model's accuracy by a task of edgeq, collected reader by reader; detectors' boxes in COCO's form.
+"""Measure a model's accuracy by a task of edgeq, reader by reader; detectors' boxes in COCO's form.
 
 Evaluators with the methods of ONNX Runtime's quantization examples: predict over one or several readers, then judge.
 
@@ -32,7 +32,7 @@ from edgeq.run.session import SessionSettings, open_session
 
 
 class Evaluator:
-    """A model's accuracy by a task of edgeq, collected reader by reader.
+    """Measure a model's accuracy by a task of edgeq, reader by reader.
 
     Args:
         data_reader: may be set later, and again for the next part of the data.
@@ -74,25 +74,26 @@ class Evaluator:
         return reader.runs()
 
     def get_result(self) -> Mapping[str, float]:
-        """Metric → value, over all that was predicted."""
+        """Return metric → value, over all predictions."""
         if not self._seen:
             raise UsageError("nothing was predicted", "Call predict first")
         return self._meter.result()
 
     def evaluate(self, result: Mapping[str, float] | None = None) -> Mapping[str, float]:
-        """`result`, or what `get_result` gives, printed as the examples did."""
+        """Print `result`, or what `get_result` gives, as the examples did."""
         return printed(result if result is not None else self.get_result())
 
 
 def printed(found: Mapping[str, float]) -> Mapping[str, float]:
-    """`found`, printed a line each."""
+    """Print `found`, one line each, and return it."""
     for name, value in found.items():
         print(f"{name}: {value:.4f}")
     return found
 
 
 class DetectionEvaluator(Evaluator):
-    """COCO mean average precision of a detector. `width` and `height` are the model's and the reader's; accepted.
+    """Measure a detector's COCO mean average precision. `width` and `height` are the model's and the reader's;
+    accepted.
 
     Args:
         annotations: COCO instances file.
@@ -125,7 +126,7 @@ class DetectionEvaluator(Evaluator):
         return iter(reader.samples) if chooses(self.model_path) else reader.runs()
 
     def boxes(self) -> list[dict[str, Any]]:
-        """COCO's list of results {image_id, category_id, bbox, score} of all that was predicted."""
+        """Return COCO's list of results {image_id, category_id, bbox, score} for all predictions."""
         assert isinstance(self._meter, DetectionMeter)
         return self._meter.boxes()
 
@@ -136,7 +137,7 @@ def chooses(model: Path) -> bool:
 
 
 class YoloV3Evaluator:
-    """A detector's boxes in COCO's form, collected part by part, as the example has it.
+    """Collect a detector's boxes in COCO's form, part by part, as the example has it.
 
     for start in range(0, 5000, 1000):
         evaluator = YoloV3Evaluator("yolov3.onnx", YoloV3DataReader("val2017", start_index=start, size_limit=1000))
@@ -201,17 +202,17 @@ class YoloV3Evaluator:
         self.prediction_result_list += part.boxes()
 
     def get_result(self) -> list[dict[str, Any]]:
-        """{image_id, category_id, bbox (left, top, width, height), score} of each box."""
+        """Return {image_id, category_id, bbox (left, top, width, height), score} of each box."""
         return self.prediction_result_list
 
     def evaluate(self, prediction_result: Sequence[Mapping[str, Any]], annotations: str | Path) -> Mapping[str, float]:
-        """COCO's metrics of boxes, over all images that are annotated: printed, and as metric → value."""
+        """Print COCO's metrics of boxes over all annotated images, and return them as metric → value."""
         truth = load_annotations(Path(annotations))
         return printed(score_guesses(truth, list(truth.images.values()), prediction_result, load_package()))
 
 
 class YoloV3VariantEvaluator(YoloV3Evaluator):
-    """Of the variants, whose heads are raw."""
+    """Evaluate the variants, whose heads are raw."""
 
 
 def _with_classes(task: Detection, class_file: Path) -> Detection:
@@ -258,10 +259,10 @@ __all__ = [
 
 
 class ClassificationEvaluator(Evaluator):
-    """ImageNet accuracy: top-1 and top-5. Labels are the reader's.
+    """Measure ImageNet accuracy: top-1 and top-5. Labels are the reader's.
 
     Args:
-        class_offset: scores in front of class 0 that are no class.
+        class_offset: scores in front of class 0 that are not a class.
     """
 
     def __init__(
@@ -277,7 +278,7 @@ class ClassificationEvaluator(Evaluator):
 
 
 class ImageClassificationEvaluator:
-    """ImageNet accuracy, of the image classification example for TensorRT.
+    """Measure ImageNet accuracy as the image classification example for TensorRT does.
 
     Args:
         synset_id: labels, one-hot, [samples, classes]; see `ImageNetDataReader.get_synset_id`.
@@ -305,7 +306,7 @@ class ImageClassificationEvaluator:
         return self.prediction_result_list
 
     def evaluate(self, prediction_results: Sequence[Sequence[NDArray[Any]]]) -> Mapping[str, float]:
-        """Top-1 and top-5 of the first output: printed, and as metric → value.
+        """Print top-1 and top-5 of the first output, and return them as metric → value.
 
         Raises:
             DataError: there are not as many labels as results.

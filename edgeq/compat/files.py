@@ -89,7 +89,7 @@ def check_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
     Unknown keys are ignored, as they always were, but no longer in silence.
 
     Raises:
-        UsageError: they are no mapping, or SmoothQuant is set, which no release of its dependency has.
+        UsageError: they are not a mapping, or SmoothQuant is set, which no release of its dependency has.
     """
     if given is not None and not isinstance(given, Mapping):
         raise UsageError(f"extra_options are given as {type(given).__name__}", "Give a dict of names and values")
@@ -359,7 +359,7 @@ def quantize_qat(
         weight_type: None leaves weights in the type that training gave them.
         per_channel, reduce_range: were decided in training; accepted.
         op_types_to_quantize, nodes_to_quantize, nodes_to_exclude: which operators to rewrite; None or empty: all.
-        use_external_data_format: accepted: large models always keep their weights beside the file.
+        use_external_data_format: accepted: large models always keep their weights next to the file.
 
     Raises:
         ModelError: the model has no Q and DQ nodes with constant scales, or is damaged.

@@ -1,4 +1,4 @@
-"""Scales and zero points as the `quantize` of 2019 to 2020 took them, made ready for today's runtime.
+"""Convert scales and zero points as the `quantize` of 2019 to 2020 took them to today's runtime.
 
 `quantize(model, …)` on a ModelProto, as it was from 2019 to 2020 (and in the RISC-V fork), on today's runtime.
 
@@ -44,7 +44,7 @@ _TYPES = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8}
 def read_params(
     names: frozenset[str], both: Given | None, inputs: Given | None, outputs: Given | None
 ) -> dict[str, tuple[NDArray[Any], np.float32]]:
-    """{tensor: [zero point, scale]} of the three arguments that there were, checked and in one.
+    """Return {tensor: [zero point, scale]} from the three arguments of that time, checked and merged.
 
     Args:
         names: tensors of the model; others are ignored, with a warning.
@@ -183,7 +183,7 @@ def quantize_model(
         prepared = as_given(model, Path(folder))
         graph = prepared.model.clone()
         _warn_of_conversion(model, opset_of(graph))
-        ir.external_data.load_to_model(graph)  # the result is one message, without files beside it
+        ir.external_data.load_to_model(graph)  # the result is one message, without files next to it
         warn_unknown_nodes(graph, nodes_to_quantize, nodes_to_exclude)
         chosen = [
             node

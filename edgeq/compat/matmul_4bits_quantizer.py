@@ -1,4 +1,4 @@
-"""Stands for `onnxruntime.quantization.matmul_4bits_quantizer`, 2023 to 2025: `matmul_nbits_quantizer` since."""
+"""Stand in for `onnxruntime.quantization.matmul_4bits_quantizer`, 2023 to 2025: `matmul_nbits_quantizer` since."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMul4BitsQuantizer(MatMulNBitsQuantizer):
-    """`MatMulNBitsQuantizer` with 4 bits, and its arguments in the order that they had."""
+    """Quantize as `MatMulNBitsQuantizer` with 4 bits, its arguments in their earlier order."""
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
-"""Stands for `onnxruntime.quantization.matmul_bnb4_quantizer`: weights of MatMul in 4-bit floats, FP4 or NF4; and as a
-command, `python -m edgeq.compat.matmul_bnb4_quantizer`. The integers are onnxruntime's own."""
+"""Stand in for `onnxruntime.quantization.matmul_bnb4_quantizer`: weights of MatMul in 4-bit floats, FP4 or NF4; also
+a command, `python -m edgeq.compat.matmul_bnb4_quantizer`. The integers are onnxruntime's own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMulBnb4Quantizer:
-    """The quantizer of the documentation, with its arguments: `process()`, then `model.save_model_to_file(path)`.
+    """Provide the quantizer of the documentation, with its arguments: `process()`, then
+    `model.save_model_to_file(path)`.
 
     Attributes:
         model: onnxruntime's ONNXModel; quantized, once `process` was called.

@@ -1,4 +1,4 @@
-"""Stands for `onnxruntime.quantization.matmul_nbits_quantizer`: weights in blocks of 4 or 8 bits; and as a command,
+"""Stand in for `onnxruntime.quantization.matmul_nbits_quantizer`: weights in blocks of 4 or 8 bits; also a command,
 `python -m edgeq.compat.matmul_nbits_quantizer`.
 
 The scales of products are edgeq's, which are searched, with onnxruntime's default algorithm, RTN and k_quant; the file
@@ -47,7 +47,8 @@ def __getattr__(name: str) -> Any:
 
 
 class MatMulNBitsQuantizer:
-    """The quantizer of the documentation, with its arguments: `process()`, then `model.save_model_to_file(path)`.
+    """Provide the quantizer of the documentation, with its arguments: `process()`, then
+    `model.save_model_to_file(path)`.
 
     Attributes:
         model: onnxruntime's ONNXModel; quantized, once `process` was called.

@@ -1,11 +1,11 @@
-"""python -m edgeq.compat.mlperf: main.py of MLPerf inference's vision benchmark, for what its options mean here.
+"""Run main.py of MLPerf inference's vision benchmark, for what its options mean here: python -m edgeq.compat.mlperf.
 
     python -m edgeq.compat.mlperf --profile resnet50-onnxruntime --model resnet50.onnx --dataset-path imagenet/ \\
         --accuracy --count 500
     python -m edgeq.compat.mlperf onnxruntime resnet50 cpu --accuracy --count 5000        # as run_local.sh has it
 
 With --accuracy, top-1 or mean average precision of the first --count items; without, latency and throughput in a
-scenario. It measures as `edgeq eval` and `edgeq bench` do; it is no submission and needs no loadgen.
+scenario. It measures as `edgeq eval` and `edgeq bench` do; it is not a submission and needs no loadgen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCENARIOS = {
     "Offline": "offline",
 }
 VAL_MAP = "val_map.txt"
-"""Where the benchmark keeps ImageNet's labels: lines of file name and class, beside the images."""
+"""Where the benchmark keeps ImageNet's labels: lines of file name and class, next to the images."""
 _TABLES = toml_table(Path(__file__).with_suffix(".toml"), UsageError, "Install edgeq again")
 DATASETS: Mapping[str, Mapping[str, Any]] = _TABLES["datasets"]
 PROFILES: Mapping[str, str] = _TABLES["profiles"]

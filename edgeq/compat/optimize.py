@@ -1,4 +1,4 @@
-"""python -m edgeq.compat.optimize: the command that goes before calibrate.py in ONNX Runtime's RISC-V fork.
+"""Run the command that precedes calibrate.py in ONNX Runtime's RISC-V fork: python -m edgeq.compat.optimize.
 
 Constants become initializers, BatchNormalization is folded. `edgeq.compat.preprocess` has more options.
 """

@@ -1,4 +1,5 @@
-"""python -m edgeq.compat.optimizer: ONNX Runtime's `transformers.optimizer`, checked; `optimize_model` as a function.
+"""Run ONNX Runtime's `transformers.optimizer`, checked: python -m edgeq.compat.optimizer, or `optimize_model` as a
+function.
 
 The fusions are ONNX Runtime's, with all its options. What they make is looked at before it is written: it must load,
 and answer what the model answered.
@@ -44,7 +45,7 @@ _SIZE = 8
 
 
 def optimize_model(input: str | Path | onnx.ModelProto, model_type: str = "bert", **options: Any) -> Any:
-    """`onnxruntime.transformers.optimizer.optimize_model`: its arguments, its `OnnxModel`.
+    """Run `onnxruntime.transformers.optimizer.optimize_model` with its arguments and return its `OnnxModel`.
 
     Where PyTorch is not installed, which onnxruntime asks for before it runs its own optimisation, the basic level is
     done without it. An Unsqueeze over several axes is split before: only so is an attention mask recognised.

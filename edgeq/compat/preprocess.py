@@ -1,4 +1,5 @@
-"""python -m edgeq.compat.preprocess: ONNX Runtime's `quantization.preprocess`, and `quant_pre_process` as a function.
+"""Run ONNX Runtime's `quantization.preprocess`: python -m edgeq.compat.preprocess, or `quant_pre_process` as a
+function.
 
 Symbolic shape inference, ONNX Runtime's basic optimisation and onnx's shape inference, each of which can be skipped.
 The model keeps its operator set, its types and the names of what survives. What differs from the older tool is in
@@ -67,7 +68,7 @@ def quant_pre_process(
         skip_optimization, skip_onnx_shape, skip_symbolic_shape: leave out a step.
         auto_merge: accepted; sizes that may differ stay apart, and the inference goes on.
         int_max, guess_output_rank, verbose: see `edgeq.model.shapes.SymbolicOptions`.
-        save_as_external_data: weights beside the model; a model too large for one file is always saved so.
+        save_as_external_data: weights next to the model; a model too large for one file is always saved so.
         all_tensors_to_one_file: in one file, else in one each.
         external_data_location: name of that one file; "<output>.data" if not given.
         external_data_size_threshold: bytes from which on a weight goes there.
@@ -226,7 +227,7 @@ def symbolic_options(function: Any) -> Any:
         click.option("--int_max", type=int, default=_INT_MAX, help="Integers from this on mean: to the end."),
         switch("--guess_output_rank", help="Give unknown operators the rank of their first input."),
         click.option("--verbose", type=click.IntRange(0, 3), default=0, help="0: quiet, 1: warnings, 3: all."),
-        switch("--save_as_external_data", help="Keep weights beside the model."),
+        switch("--save_as_external_data", help="Keep weights next to the model."),
         switch("--all_tensors_to_one_file", help="Keep them in one file, not in one each."),
         click.option("--external_data_location", help="Name of that one file."),
         click.option(

@@ -1,4 +1,4 @@
-"""ONNX Runtime's `quantization.qdq_loss_debug`: the same functions, the same dictionaries.
+"""Provide ONNX Runtime's `quantization.qdq_loss_debug`: the same functions, the same dictionaries.
 
 Weights are matched in every quantized format, not by name in QDQ models alone. `edgeq debug` finds more: which layers
 lose the accuracy, and why (docs/debug.md).
@@ -53,7 +53,7 @@ def modify_model_output_intermediate_tensors(
     Args:
         output_model_path: replaced if it exists.
         op_types_for_saving: the operator types whose inputs and outputs to give; None takes all.
-        save_as_external_data: keep weights in a file beside the model; large models always do.
+        save_as_external_data: keep weights in a file next to the model; large models always do.
     """
     source, output = path_of(input_model_path), path_of(output_model_path, "output")
     model = read_model(source)
@@ -93,7 +93,7 @@ def collect_activations(
 def create_activation_matching(
     qdq_activations: Mapping[str, Arrays], float_activations: Mapping[str, Arrays] | None = None
 ) -> dict[str, dict[str, Arrays]]:
-    """Activations of a QDQ model before and after QuantizeLinear/DequantizeLinear, and those of the float model.
+    """Return activations of a QDQ model before and after QuantizeLinear/DequantizeLinear, and those of the float model.
 
     Args:
         qdq_activations, float_activations: what `collect_activations` gave of each model.
@@ -110,7 +110,7 @@ def create_activation_matching(
 
 
 def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | Path) -> dict[str, dict[str, Array]]:
-    """Weights of the float model and what the quantized one computes with: name → "float", "dequantized".
+    """Return weights of the float model and those that the quantized one computes with: name → "float", "dequantized".
 
     Args:
         float_model_path: the model that was quantized: preprocessed, where it was.
@@ -125,8 +125,9 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
 
 
 def compute_signal_to_quantization_noice_ratio(x: Array | Arrays, y: Array | Arrays) -> float:
-    """20 log10(|x| / |x - y|) in dB over all arrays; norms are at least the smallest step of a double above 1, so that
-    it is finite. The spelling is the older tool's."""
+    """Return 20 log10(|x| / |x - y|) in dB over all arrays; norms are at least the smallest step of a double above
+    1, so that it is finite. The spelling is the older tool's.
+    """
     left, right = _in_a_row(x), _in_a_row(y)
     if left.size != right.size:
         raise UsageError(f"{left.size} values cannot be compared with {right.size}", "Give the same tensors")
@@ -138,7 +139,7 @@ def compute_weight_error(
     weights_match: Mapping[str, Mapping[str, Array]],
     err_func: WeightError = compute_signal_to_quantization_noice_ratio,
 ) -> dict[str, float]:
-    """`err_func` of each weight of `create_weight_matching`."""
+    """Return `err_func` of each weight of `create_weight_matching`."""
     return {name: err_func(match["float"], match["dequantized"]) for name, match in weights_match.items()}
 
 
@@ -146,8 +147,9 @@ def compute_activation_error(
     activations_match: Mapping[str, Mapping[str, Arrays]],
     err_func: ActivationError = compute_signal_to_quantization_noice_ratio,
 ) -> dict[str, dict[str, float]]:
-    """`err_func` of each activation of `create_activation_matching`: "qdq_err" of rounding it, and "xmodel_err" of the
-    two models where the float model's was given."""
+    """Return `err_func` of each activation of `create_activation_matching`: "qdq_err" of rounding it, and
+    "xmodel_err" of the two models where the float model's was given.
+    """
     found: dict[str, dict[str, float]] = {}
     for name, match in activations_match.items():
         found[name] = {"qdq_err": err_func(match["pre_qdq"], match["post_qdq"])}

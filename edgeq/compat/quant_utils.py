@@ -1,5 +1,6 @@
-"""Stands for `onnxruntime.quantization.quant_utils`: QuantType, QuantFormat, write_calibration_table,
-load_model_with_shape_infer. Other helpers are onnxruntime's own."""
+"""Stand in for `onnxruntime.quantization.quant_utils`: QuantType, QuantFormat, write_calibration_table,
+load_model_with_shape_infer. Other helpers are onnxruntime's own.
+"""
 
 from __future__ import annotations
 

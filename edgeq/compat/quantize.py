@@ -1,5 +1,6 @@
-"""Stands for `onnxruntime.quantization.quantize`: the module that scripts import from, and the function of its name,
-which was two: of a ModelProto until 2020, of files with a configuration since 2022."""
+"""Stand in for `onnxruntime.quantization.quantize`: the module that scripts import from, and the function of its
+name, which took a ModelProto until 2020 and has taken files with a configuration since 2022.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from edgeq.util.public import make_callable
 
 
 def quantize(*arguments: Any, **options: Any) -> Written | onnx.ModelProto:
-    """Either of the two, chosen by the arguments.
+    """Call either of the two, chosen by the arguments.
 
     `quantize(model_input, model_output, quant_config)`: StaticQuantConfig, DynamicQuantConfig, what get_qdq_config or
     get_qnn_qdq_config gives, or a configuration of MatMulNBitsQuantizer.
@@ -44,13 +45,13 @@ def quantize_with_config(model_input: ModelInput, model_output: str | Path, quan
     """Quantize a file by a configuration object of onnxruntime.
 
     Raises:
-        UsageError: the object is no configuration. Else as quantize_static and quantize_dynamic.
+        UsageError: the object is not a configuration. Else as quantize_static and quantize_dynamic.
     """
     if hasattr(quant_config, "algorithm"):
         return in_blocks(model_input, path_of(model_output, "output"), algo_config=quant_config)
     if not hasattr(quant_config, "nodes_to_quantize"):
         raise UsageError(
-            f"{type(quant_config).__name__} is no quantization configuration",
+            f"{type(quant_config).__name__} is not a quantization configuration",
             "Give a StaticQuantConfig, a DynamicQuantConfig or a weight-only configuration",
         )
     function = quantize_static if hasattr(quant_config, "calibration_data_reader") else quantize_dynamic

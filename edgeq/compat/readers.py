@@ -1,4 +1,5 @@
-"""Data readers with the arguments of ONNX Runtime's quantization examples: a range of a folder, serial or in batches.
+"""Provide data readers with the arguments of ONNX Runtime's quantization examples: a range of a folder, serial or in
+batches.
 
 An object with `get_next` is what the older calibrators take. The same reader gives labels and the geometry of each
 image to an evaluator (`edgeq.compat.evaluators`), which `get_next` cannot.
@@ -38,7 +39,7 @@ def letterbox(width: int, height: int) -> str:
 
 
 class DataReader:
-    """Samples `start_index` to `end_index` of a data set, `batch_size` a run.
+    """Read samples `start_index` to `end_index` of a data set, `batch_size` a run.
 
     Args:
         dataset: whatever `edgeq.data.samples.open_samples` takes: a folder of images, .npz, .pb, Python objects.
@@ -124,11 +125,11 @@ class DataReader:
         return self.complete(replace(run, inputs=inputs))
 
     def get_batch_size(self) -> int:
-        """Samples a run."""
+        """Return the samples in each run."""
         return self.batch_size
 
     def get_dataset_size(self) -> int:
-        """Samples in the range."""
+        """Return the number of samples in the range."""
         return len(self.samples)
 
     def get_input_name(self) -> str:
@@ -150,7 +151,7 @@ class DataReader:
 
 
 class ResNet50DataReader(DataReader):
-    """Of the image classification example for CPUs."""
+    """Read data as the image classification example for CPUs does."""
 
     def __init__(
         self, calibration_image_folder: Any, model_path: str | Path = "augmented_model.onnx", *, preprocess: Any = None
@@ -159,7 +160,7 @@ class ResNet50DataReader(DataReader):
 
 
 class ImageNetDataReader(DataReader):
-    """Of the image classification example for TensorRT: short side 256, centre 224, mean and deviation.
+    """Read data as the image classification example for TensorRT does: short side 256, centre 224, mean and deviation.
 
     Args:
         image_folder: the images, or the folder whose `val` they are.
@@ -209,7 +210,7 @@ class ImageNetDataReader(DataReader):
 
 
 class YoloDataReader(DataReader):
-    """Of the object detection example.
+    """Read data as the object detection example does.
 
     A second input `image_shape`, as the model zoo's YOLOv3 has it, is fed with height and width of the model's input.
 
@@ -265,7 +266,7 @@ YoloV3DataReader = YoloDataReader
 
 
 class YoloV3VariantDataReader(YoloDataReader):
-    """Of the variants, whose input is larger."""
+    """Read data for the variants, whose input is larger."""
 
     def __init__(self, calibration_image_folder: Any, width: int = 608, height: int = 384, *others: Any, **named: Any):
         super().__init__(calibration_image_folder, width, height, *others, **named)

@@ -1,4 +1,4 @@
-"""python -m edgeq.compat.run: the command of ONNX Runtime's image classification example (run.py).
+"""Run the command of ONNX Runtime's image classification example (run.py): python -m edgeq.compat.run.
 
 Calibrates on a folder, quantizes, and times both models. Behind it is `edgeq quantize`: the profile of this machine
 chooses integer types and the operators that are worth it, and the result is proven before it is written.

@@ -1,4 +1,4 @@
-"""python -m edgeq.compat.run_qdq_debug: the debugging command of ONNX Runtime's examples (run_qdq_debug.py).
+"""Run the debugging command of ONNX Runtime's examples (run_qdq_debug.py): python -m edgeq.compat.run_qdq_debug.
 
 Prints how well each weight and each activation of the quantized model stands for the float model's, in dB.
 `edgeq debug` finds which of them cost the accuracy, and why.

@@ -1,4 +1,4 @@
-"""onnxruntime's enumerations by member, or by the name of one: scripts of several eras and packages mix them."""
+"""Accept onnxruntime's enumerations by member or by name: scripts of several eras and packages mix them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ModelInput = str | os.PathLike[str] | onnx.ModelProto
 
 @dataclass(frozen=True)
 class Written:
-    """What an older function wrote. They returned nothing, so scripts may ignore it.
+    """Report what an older function wrote. Those functions returned nothing, so scripts may ignore it.
 
     Attributes:
         output: the quantized model.
@@ -91,7 +91,9 @@ def as_given(model: ModelInput, folder: Path) -> PreparedModel:
 
 
 def siblings(model: ModelInput, output: Path) -> tuple[str, ...]:
-    """`edgeq.model.load.data_beside` of a model by path; none of one in memory, which is no larger than a file."""
+    """Return `edgeq.model.load.data_beside` of a model by path; nothing for one in memory, which is no larger than a
+    file.
+    """
     return () if isinstance(model, onnx.ModelProto) else data_beside(output, path_of(model))
 
 

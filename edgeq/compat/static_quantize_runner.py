@@ -1,6 +1,6 @@
-"""python -m edgeq.compat.static_quantize_runner: the static quantization command of ONNX Runtime, 2025 on.
+"""Run the static quantization command of ONNX Runtime, 2025 on: python -m edgeq.compat.static_quantize_runner.
 
-The samples are the test_data_set_N folders beside the model. The options are read with argparse, as they always were:
+The samples are the test_data_set_N folders next to the model. The options are read with argparse, as they always were:
 several take lists of names (`--nodes_to_exclude conv1 conv2`).
 """
 

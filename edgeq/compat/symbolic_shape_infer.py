@@ -1,4 +1,4 @@
-"""python -m edgeq.compat.symbolic_shape_infer: ONNX Runtime's `tools.symbolic_shape_infer`, with its options.
+"""Run ONNX Runtime's `tools.symbolic_shape_infer`, with its options: python -m edgeq.compat.symbolic_shape_infer.
 
 The inference is ONNX Runtime's, but two sizes that may differ are never taken for one. Where it gives up, what onnx's
 own inference finds is written, with a note.

@@ -1,4 +1,4 @@
-"""The reader for .npy, .npz and IDX files: prepared model inputs, raw items, or image files inside arrays."""
+"""Read .npy, .npz and IDX files: prepared model inputs, raw items, or image files inside arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_NOTES = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """One file and how it is read.
+    """Describe one file and how it is read.
 
     Attributes:
         arrays: model input → key in the file.
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """Records of a list of array files, in order.
+    """Read the records of a list of array files, in order.
 
     Attributes:
         classes: class sub-folder → label of the files without labels of their own, or empty.
@@ -57,7 +57,9 @@ class ArrayFiles:
 
     @property
     def rows(self) -> Rows:
-        """ "one" where every record is one row of the batch, "exact" where none is, "unknown" where files differ."""
+        """Return "one" where every record is one row of the batch, "exact" where none is, "unknown" where files
+        differ.
+        """
         if all(entry.plan.one_row for entry in self.entries):
             return "one"
         return "unknown" if any(entry.plan.one_row for entry in self.entries) else "exact"
@@ -280,7 +282,7 @@ INPUT = re.compile(r"input_(\d+)\.pb")
 
 @dataclass(frozen=True)
 class Cases:
-    """Folders of input_0.pb …; one record each."""
+    """Read folders of input_0.pb …; one record each."""
 
     root: Path
     cases: tuple[tuple[Path, ...], ...]

@@ -1,5 +1,5 @@
-"""Stored arrays (.npy, .npz, IDX, IDX in gzip, TensorProto): one slice of the first axis in memory at a time, where the
-kind of file allows it.
+"""Read stored arrays (.npy, .npz, IDX, IDX in gzip, TensorProto): one slice of the first axis in memory at a time,
+where the kind of file allows it.
 
 Headers are checked against the size of the file before anything is allocated; pickled objects are refused.
 """
@@ -51,7 +51,7 @@ DAMAGE = (
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a stored array. `start`: bytes before its values."""
+    """Describe the header of a stored array. `start`: bytes before its values."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -60,12 +60,12 @@ class Header:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values."""
+        """Return the bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Slices(Protocol):
-    """The slices of one array along its first axis."""
+    """Yield the slices of one array along its first axis."""
 
     def take(self, index: int) -> Array:
         """Slice `index` of the first axis, a copy."""
@@ -120,7 +120,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
 
 
 class ArrayFile:
-    """An open file of arrays. Use as a context manager; "" is the key of the one array of other files than .npz."""
+    """Open a file of arrays. Use as a context manager; "" is the key of the one array of files other than .npz."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -151,7 +151,7 @@ class ArrayFile:
         self._stack.close()
 
     def slices(self, key: str, shape: tuple[int, ...] | None = None) -> Slices:
-        """Slices of the array `key`, seen as `shape` (same number of elements; C order) if given."""
+        """Return the slices of the array `key`, seen as `shape` (same number of elements; C order) if given."""
         header = self.headers[key]
         view = replace(header, shape=shape) if shape is not None else header
         check_size(
@@ -179,7 +179,7 @@ class ArrayFile:
         return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes:
-        """Values `start` to `stop` of a one-axis uint8 array. Cheapest in rising order."""
+        """Return values `start` to `stop` of a one-axis uint8 array. Cheapest in rising order."""
         if key not in self._open:
             self._open[key] = self._stack.enter_context(self._stream(key))
         stream = self._open[key]

@@ -1,4 +1,4 @@
-"""Classes by name: from the names of folders, or of labels, to the numbers of a model's scores.
+"""Map the names of folders or labels to the numbers of a model's scores.
 
 A model's scores have numbers and its data have names. A list of classes says which is which:
 
@@ -39,7 +39,7 @@ BESIDE = (
     "imagenet_classes.txt",
     "config.json",
 )
-"""Files that are looked for beside class folders, and beside the model, by the names that tools give them."""
+"""Files that are looked for next to class folders, and next to the model, by the names that tools give them."""
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
 _WORD = re.compile(r"[\s_\-]+")
 _NUMBERED = re.compile(r"^\d+[\s_.\-:]+")
@@ -51,11 +51,11 @@ _MOST_NAMES = 1_000_000
 
 @dataclass(frozen=True)
 class Classes:
-    """A list of classes.
+    """Hold a list of classes.
 
     Attributes:
         source: where it comes from, for messages.
-        count: classes, or scores where the list counts those too that are no class.
+        count: classes, or scores where the list counts those too that are not a class.
         numbers: name, as `_key` makes it → number; None where two classes have it.
         names: the classes in the order of the scores, as people read them; "" where the list leaves one out.
     """
@@ -162,7 +162,7 @@ def load_classes(given: Any) -> Classes:
         return _classes("the list of classes", _pairs(given, "the list of classes"))
     path = Path(given)
     if not path.is_file():
-        raise DataError(f"classes: {path} is no file", f"Give {FORMS}")
+        raise DataError(f"classes: {path} is not a file", f"Give {FORMS}")
     text = read_text(path, "Keep only the names")
     if path.suffix.lower() == ".json":
         try:
@@ -218,7 +218,7 @@ def score_count(signature: Signature) -> int | None:
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """Class sub-folders.
+    """Hold class sub-folders.
 
     Attributes:
         numbers: folder → label; empty where the files lie in no class folders.
@@ -302,7 +302,7 @@ def empty_classes(root: Path, files: Sequence[Path], classes: Mapping[str, int])
 
 
 def strays(root: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """Return a note on the files beside folders that would be class folders without them, where there are such."""
+    """Return a note on the files next to folders that would be class folders without them, where there are such."""
     beside = [path.name for path in files if path.parent == root]
     within = {path.relative_to(root).parts[0] for path in files if root not in (path, path.parent)}
     if not beside or len(within) < 2:

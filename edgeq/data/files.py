@@ -23,7 +23,7 @@ from edgeq.errors import DataError
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 # Plain raster formats only: Pillow would start Ghostscript for an EPS under another name.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
-# Pillow logs details of damaged files; without a handler Python would print them beside the one line of the error.
+# Pillow logs details of damaged files; without a handler Python would print them next to the one line of the error.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "La", "RGBa", "LAB", "HSV")
 _BITS_PER_SAMPLE, _TILE_WIDTH, _TILE_LENGTH = 258, 322, 323  # tags of TIFF
@@ -103,7 +103,7 @@ def decode_bytes(data: bytes, where: str) -> Picture:
 
 @dataclass(frozen=True)
 class ImageFiles(FileList):
-    """A list of image files."""
+    """Read a list of image files."""
 
     rows: Rows = "one"
 

@@ -1,4 +1,4 @@
-"""Arrays against a model's signature: names, dtypes, shapes, finite values, and what the first axis of a file means."""
+"""Fit arrays to a model's signature: names, dtypes, shapes, finite values, and what the first axis of a file means."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal["whole", "rows", "items", "single"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How a file of prepared arrays splits into samples.
+    """Plan how a file of prepared arrays splits into samples.
 
     Attributes:
         kind: "whole": the arrays are one sample as they are; "rows": each slice of the first axis is one sample, with
@@ -94,7 +94,8 @@ def plan_prepared(shapes: Mapping[str, Shape], signature: Signature, where: str,
 
 
 def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, str]:
-    """Input → key of a file. Keys are input names; numpy's unnamed keys (arr_0 …) and a single "" go by position.
+    """Return input → key of a file. Keys are input names; numpy's unnamed keys (arr_0 …) and a single "" go by
+    position.
 
     Raises:
         DataError: an input has no array, or an array (that does not look like labels) no input.
@@ -116,7 +117,8 @@ def match_names(keys: list[str], signature: Signature, where: str) -> dict[str, 
         )
     if extra:
         raise DataError(
-            f"{where} holds {extra[0]!r}, which is no input of the model ({', '.join(inputs)})", "Remove or rename it"
+            f"{where} holds {extra[0]!r}, which is not an input of the model ({', '.join(inputs)})",
+            "Remove or rename it",
         )
     return {name: name for name in inputs}
 
@@ -126,8 +128,8 @@ LABEL_KEYS = ("label", "labels")
 
 
 def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *, prepared: bool) -> dict[str, Array]:
-    """Inputs as `session.run` takes them, in the model's order: batch axis added where it lacks, the axes of a single
-    value dropped where the model takes a scalar, dtypes converted where nothing is lost but precision.
+    """Return inputs as `session.run` takes them, in the model's order: a missing batch axis added, the axes of a single
+    value dropped where the model takes a scalar, dtypes converted where only precision is lost.
 
     Args:
         where: names the sample in messages.
@@ -146,7 +148,7 @@ def fit_inputs(where: str, inputs: Mapping[str, Array], signature: Signature, *,
                 f"Give a dict of {', '.join(names)}, or a tuple in that order",
             )
         if name not in names:
-            raise DataError(f"{where}: {name!r} is no input of the model", f"The inputs are {', '.join(names)}")
+            raise DataError(f"{where}: {name!r} is not an input of the model", f"The inputs are {', '.join(names)}")
     result = {}
     for spec in signature.inputs:
         if spec.name not in inputs:
@@ -268,7 +270,7 @@ def first_input(signature: Signature, wanted: str | None) -> str:
     """
     names = [spec.name for spec in signature.inputs]
     if wanted is not None and wanted not in names:
-        raise DataError(f"source.input = {wanted!r} is no input of the model", f"The inputs are {', '.join(names)}")
+        raise DataError(f"source.input = {wanted!r} is not an input of the model", f"The inputs are {', '.join(names)}")
     return wanted or (names[0] if len(names) == 1 else "")
 
 

@@ -1,4 +1,4 @@
-"""Labels that do not come with the samples: from file names, from a file of labels, or from Python.
+"""Read labels that do not come with the samples: from file names, from a file of labels, or from Python.
 
     none                    no labels, whatever the reader found
     folder                  class sub-folders (the default for such folders)
@@ -34,7 +34,7 @@ from edgeq.errors import DataError
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels with the classes that they name.
+    """Pair labels with the classes that they name.
 
     Attributes:
         where: where the labels are, as `load_labels_from` takes it; None leaves them to the data.
@@ -277,7 +277,7 @@ SUFFIXES = frozenset({".csv", ".txt", ".tsv"})
 
 @dataclass(frozen=True)
 class TextFile:
-    """One record a line of .txt (str), or a row of .csv and .tsv (list of str)."""
+    """Read one record a line of .txt (str), or a row of .csv and .tsv (list of str)."""
 
     path: Path
     lines: tuple[Any, ...]
@@ -328,7 +328,7 @@ def open_text(path: Path, target: str, label: str | None) -> TextFile:
 
 @dataclass(frozen=True)
 class Paths(FileList):
-    """Files that are given to the preprocessing as paths."""
+    """Give files to the preprocessing as paths."""
 
     def item(self, path: Path) -> Path:
         """Return the path: the function reads the file itself."""

@@ -1,4 +1,4 @@
-"""From what the user named to a reader: its files, which preprocessing applies, and which reader reads.
+"""Choose a reader for what the user named: its files, and the preprocessing that applies.
 
 Files are sorted and of one kind, with what is ignored counted.
 """
@@ -50,12 +50,12 @@ _FOLDER_KINDS: tuple[Kind, ...] = ("images", "arrays", "pb")
 
 @dataclass(frozen=True)
 class Opened:
-    """A reader and what goes with it.
+    """Pair a reader with what goes with it.
 
     Attributes:
         name: the source, for people.
         folder: where relative names of label files are looked for.
-        sidecar: whether the preprocessing was found beside the data or the model rather than named.
+        sidecar: whether the preprocessing was found next to the data or the model rather than named.
         sorted_classes: how many class folders are numbered by nothing but their sorted order.
     """
 
@@ -163,13 +163,13 @@ def _with_the_model(found: Found, model: Path | None, notes: list[str]) -> Prepr
     if beside is None:
         return None
     loaded = load_preprocess(beside)
-    # Arrays may be prepared already; a file beside the model speaks of them only if it names the array that they hold.
+    # Arrays may be prepared already; a file next to the model speaks of them only if it names the array that they hold.
     applies = found.kind in ("images", "text") or (
         found.kind == "arrays" and any(holds_key(path, loaded.source) for path in found.files[:1])
     )
     if not applies:
         return None
-    notes.append(f"preprocessing: {beside} (found beside the model)")
+    notes.append(f"preprocessing: {beside} (found next to the model)")
     return loaded
 
 
@@ -227,11 +227,11 @@ def _holds_images(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Data(Displayed):
-    """Samples as a user names them; see `edgeq.data.samples.open_samples`.
+    """Describe samples as a user names them; see `edgeq.data.samples.open_samples`.
 
     Attributes:
         source: path or iterable.
-        preprocess: name, specification or file; None looks for one beside the data.
+        preprocess: name, specification or file; None looks for one next to the data.
         labels: where labels are, for readers that need telling.
         count: take at most so many; None takes all.
         role: what they are for, where a folder has parts for both (calib/ and val/); None takes all.
@@ -254,7 +254,7 @@ class Data(Displayed):
 
 
 def as_data(given: Any) -> Data | None:
-    """`given` as Data: it may be a bare source too, such as a path, a list or a CalibrationDataReader."""
+    """Return `given` as Data; it may be a bare source, such as a path, a list or a CalibrationDataReader."""
     return given if given is None or isinstance(given, Data) else Data(given)
 
 
@@ -262,7 +262,7 @@ def check_selection(start: int, stride: int, count: int | None) -> None:
     """Refuse what cannot choose samples.
 
     Raises:
-        UsageError: a count, start or stride that is no whole number, or makes no sense.
+        UsageError: a count, start or stride that is not a whole number, or makes no sense.
     """
     for name, number in (("start", start), ("stride", stride), ("count", count)):
         try:
@@ -366,7 +366,7 @@ def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Found:
-    """The samples' files.
+    """List the samples' files.
 
     Attributes:
         root: the folder that names are relative to.

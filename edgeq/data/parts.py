@@ -1,4 +1,5 @@
-"""Parts of a data set: a folder's calibration and validation samples by their names, and files that are in both.
+"""Find the parts of a data set: a folder's calibration and validation samples by their names, and files that are in
+both.
 
 Ranges must not come from the samples that prove them, and what is trained on proves nothing.
 """
@@ -28,7 +29,7 @@ _SMALL = 16 << 20
 def part_of(root: Path, files: Sequence[Path], role: Role | None) -> tuple[Path, tuple[Path, ...], str]:
     """Return the part of a folder's files that is for `role`, the folder of that part, and a note on what is left out.
 
-    Files are parted where the name of every sub-folder, and of every file beside them, begins with a part's name and
+    Files are parted where the name of every sub-folder, and of every file next to them, begins with a part's name and
     both parts are there. Of several validation parts (val and test) one is taken.
 
     Args:

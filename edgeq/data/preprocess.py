@@ -1,4 +1,4 @@
-"""Preprocessings by name, by file, by text, or a user's own: from a raw item to what the model takes.
+"""Turn a raw item into what the model takes: preprocessings by name, by file, by text, or a user's own.
 
 A declarative preprocessing is a `Spec` (steps in order). A user's own is a Python function, registered by name or
 named as `path/to/file.py:function`; it gets one raw item and returns the model input (or a dict of inputs).
@@ -56,7 +56,7 @@ def candidates(task: str | None = None) -> list[str]:
 
 
 def parse_source(value: Mapping[str, Any]) -> SourceOptions:
-    """Source options of a [source] table.
+    """Return the source options of a [source] table.
 
     Raises:
         DataError: an unknown field, or a value that it does not take.
@@ -74,7 +74,7 @@ LONGEST_TEXT = 4096
 
 @dataclass(frozen=True)
 class Spec:
-    """A declarative preprocessing: a title, the steps in the order they are applied, the source options."""
+    """Describe a declarative preprocessing: a title, the steps in the order they are applied, the source options."""
 
     steps: tuple[Step, ...]
     title: str = ""
@@ -147,7 +147,7 @@ Reads = Literal["array", "path", "text"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a preprocessing made of one raw item.
+    """Hold what a preprocessing made of one raw item.
 
     Attributes:
         array: the model input, or several by name.
@@ -160,7 +160,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """One preprocessing. Call it with a raw item; `edgeq.util.records.plain` gives what bundles and digests keep.
+    """Preprocess a raw item when called with it; `edgeq.util.records.plain` gives what bundles and digests store.
 
     Attributes:
         name: as it was given to `load_preprocess`.
@@ -276,7 +276,7 @@ _REGISTERED: dict[str, Preprocess] = {}
 def register(
     name: str, *, title: str = "", reads: Reads = "array", source: Mapping[str, Any] | None = None
 ) -> Callable[[UserFunction], UserFunction]:
-    """Decorator: make a function available as the preprocessing `name`.
+    """Decorate a function to make it available as the preprocessing `name`.
 
     The function gets one raw item and returns one array (with or without the batch axis) or a dict of input arrays.
 
@@ -356,7 +356,7 @@ def load_preprocess(value: Preprocess | Spec | str | Path | Mapping[str, Any]) -
 
 
 class NoPreprocessingError(DataError):
-    """Images without a preprocessing: what they become is not known."""
+    """Report images without a preprocessing: what they become is not known."""
 
 
 def choices() -> str:

@@ -1,4 +1,4 @@
-"""The reader for Python objects: lists, iterators, functions that give iterators, and objects with get_next.
+"""Read Python objects: lists, iterators, functions that give iterators, and objects with get_next.
 
 What can be read only once is written to a temporary file that grows on disk, so that samples can be read again and
 memory stays flat.
@@ -27,7 +27,7 @@ _IN_MEMORY = 64 << 20
 
 @dataclass(frozen=True)
 class PythonItems:
-    """Records of items that `again` gives, as often as it is called, always the same.
+    """Read the records of items that `again` gives, as often as it is called, always the same.
 
     Attributes:
         files: whether text stands for a file's path, as a path does.
@@ -148,8 +148,8 @@ def given_by(reader: Any) -> Iterator[Any]:
 
 
 def split_item(item: Any, signature: Signature, target: str, where: str) -> tuple[dict[str, Any], Any]:
-    """Inputs and label of one item: a `Sample`, a dict of inputs, an array, a tuple or list of one array an input, or
-    such with a label: (inputs, label).
+    """Return inputs and label of one item: a `Sample`, a dict of inputs, an array, a tuple or list of one array an
+    input, or any of these with a label: (inputs, label).
 
     Raises:
         DataError: a tuple that does not match the model's inputs.
@@ -172,8 +172,8 @@ def split_item(item: Any, signature: Signature, target: str, where: str) -> tupl
 
 
 def _is_several(item: list[Any], inputs: int) -> bool:
-    """Return whether a list is no array but what a tuple would be, as PyTorch's loaders give lists: arrays for several
-    inputs, or arrays of several shapes."""
+    """Return whether a list is not an array but what a tuple would be, as PyTorch's loaders give lists: arrays for
+    several inputs, or arrays of several shapes."""
     first = item[0] if item else None
     if not isinstance(first, Mapping | tuple) and not hasattr(first, "shape"):
         return False

@@ -1,4 +1,4 @@
-"""What every reader gives: records in a fixed order, read lazily, and the bounds on what is read."""
+"""Define what every reader gives: records in a fixed order, read lazily, within bounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Rows = Literal["one", "exact", "unknown"]
 
 @dataclass(frozen=True)
 class Record:
-    """One item as it was stored.
+    """Hold one item as it was stored.
 
     Attributes:
         name: file, and index in it, for messages.
@@ -65,14 +65,14 @@ class Record:
 
 
 class Hash(Protocol):
-    """The part of hashlib's objects that digests use."""
+    """Describe the part of hashlib's objects that digests use."""
 
     def update(self, data: bytes, /) -> None:
         """Add `data` to what is hashed."""
 
 
 class Source(Protocol):
-    """Records with random access by rising index.
+    """Read records with random access by rising index.
 
     Attributes:
         rows: how records fill the batch axis.
@@ -96,7 +96,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FileList(ABC):
-    """Files, one record each.
+    """Read files, one record each.
 
     Attributes:
         root: the folder that names are relative to.
@@ -206,14 +206,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded image. `pixels`: uint8 [H, W, 3], red first."""
+    """Hold a decoded image. `pixels`: uint8 [H, W, 3], red first."""
 
     pixels: Array
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the pixels of the original image map to those of the model's input.
+    """Map the pixels of the original image to those of the model's input.
 
     For a point, x_input = x_original * scale[0] + offset[0], and the same for y with index 1.
 
@@ -258,7 +258,7 @@ def to_original(boxes: Array, context: Mapping[str, Any]) -> Array:
 
 @dataclass(frozen=True)
 class State:
-    """One item on its way to the model.
+    """Hold one item on its way to the model.
 
     Attributes:
         array: the values.
@@ -310,7 +310,7 @@ def assumed_axes(shape: tuple[int, ...], spec: TensorSpec | None) -> str:
 
 
 def model_size(spec: TensorSpec | None) -> tuple[int, int] | None:
-    """(width, height) that a model's image input fixes, or None."""
+    """Return the (width, height) that a model's image input fixes, or None."""
     axes = model_axes(spec, "HWC")
     if spec is None or spec.shape is None or "H" not in axes or len(axes) != len(spec.shape):
         return None
@@ -322,7 +322,7 @@ def model_size(spec: TensorSpec | None) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Sample(Displayed):
-    """One run's worth of input.
+    """Hold one run's worth of input.
 
     Attributes:
         name: file (and index in it), for messages.
@@ -356,7 +356,7 @@ def plain_label(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Where in the data the raw items and labels are.
+    """Say where in the data the raw items and labels are.
 
     Attributes:
         key: the array that holds the items (.npz).

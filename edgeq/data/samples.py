@@ -1,4 +1,4 @@
-"""Samples: what a model is fed, one at a time, from files or Python objects, each checked against the model.
+"""Feed a model samples one at a time, from files or Python objects, each checked against the model.
 
 samples = open_samples("calib/", signature, preprocess="imagenet", count=100)
 for sample in samples:
@@ -37,7 +37,7 @@ from edgeq.util.records import plain
 
 
 def rebatch(samples: Iterable[Sample], size: int) -> Iterator[Sample]:
-    """Samples of exactly `size` rows.
+    """Yield samples of exactly `size` rows.
 
     A sample that has `size` rows passes unchanged, after the rows that wait before it. Others are cut into rows and
     gathered in order. The last batch repeats its last row until it is full; `context["valid"]` counts the real rows.
@@ -89,7 +89,7 @@ __all__ = ["Sample", "Samples", "SourceSamples", "open_samples"]
 
 @runtime_checkable
 class Samples(Protocol):
-    """Samples that can be iterated any number of times, each loaded when the iterator reaches it.
+    """Iterate samples any number of times, each loaded when the iterator reaches it.
 
     Attributes:
         source: where they come from, for people.
@@ -97,17 +97,17 @@ class Samples(Protocol):
 
     @property
     def source(self) -> str:
-        """Where the samples come from, for people."""
+        """Return a description of where the samples come from, for people."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Sample]: ...
     def digest(self) -> str:
-        """SHA-256 (hex) over the contents, the selection and the preprocessing."""
+        """Return the SHA-256 (hex) over the contents, the selection and the preprocessing."""
 
 
 @dataclass(frozen=True)
 class SourceSamples(Displayed):
-    """Samples made from a reader's records.
+    """Make samples from a reader's records.
 
     Attributes:
         notes: what was decided and found while opening; the command line prints them.
@@ -129,7 +129,7 @@ class SourceSamples(Displayed):
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """How raw items become model inputs; None where the data are model inputs already."""
+        """Return how raw items become model inputs; None where the data are model inputs already."""
         return self.opened.preprocess
 
     @property
@@ -160,7 +160,7 @@ class SourceSamples(Displayed):
         return self.opened.folder is not None and self._records_each is not None
 
     def part(self, start: int, stop: int) -> SourceSamples | None:
-        """Samples `start` to `stop` (exclusive); None where it is not known which records those are."""
+        """Return samples `start` to `stop` (exclusive); None where the records that make them are not known."""
         taken = self._records_each
         return None if taken is None else self.records(range(start * taken, stop * taken))
 
@@ -217,7 +217,7 @@ class SourceSamples(Displayed):
         return {key: value for key, value in self.__dict__.items() if key != "_held"}
 
     def digest(self) -> str:
-        """SHA-256 (hex) over the files behind the chosen samples, the choice, and the preprocessing."""
+        """Return the SHA-256 (hex) over the files behind the chosen samples, the choice, and the preprocessing."""
         digest = hashlib.sha256()
         self.opened.records.update(digest, self.selection)
         steps = plain(self.preprocess) if self.preprocess is not None else {}
@@ -274,19 +274,19 @@ class SourceSamples(Displayed):
 
 @dataclass(frozen=True)
 class Subset(Displayed):
-    """Some of other samples: `selection` has their numbers, ascending."""
+    """Select some of other samples: `selection` has their numbers, ascending."""
 
     samples: Samples
     selection: Sequence[int]
 
     @property
     def source(self) -> str:
-        """Where the samples come from, for people."""
+        """Return a description of where the samples come from, for people."""
         return self.samples.source
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """How raw items become model inputs; None where the data are model inputs already."""
+        """Return how raw items become model inputs; None where the data are model inputs already."""
         return getattr(self.samples, "preprocess", None)
 
     @property
@@ -302,7 +302,7 @@ class Subset(Displayed):
         return itertools.compress(self.samples, (number in chosen for number in range(self.selection[-1] + 1)))
 
     def digest(self) -> str:
-        """SHA-256 (hex) over the digest of all samples and the choice among them."""
+        """Return the SHA-256 (hex) over the digest of all samples and the choice among them."""
         digest = hashlib.sha256()
         digest.update(f"{self.samples.digest()} {self.selection!r}".encode())
         return digest.hexdigest()
@@ -327,17 +327,17 @@ def open_samples(
             array, tuple of arrays, path of an image, or (inputs, label)), a function that gives one, an object with
             `get_next()`, or `Data`, whose preprocessing, labels and count go before the arguments of these names.
         signature: of the model: `edgeq.inspect(MODEL).signature`.
-        preprocess: what `load_preprocess` takes. None: `preprocess.toml` in the data folder, then beside the model;
+        preprocess: what `load_preprocess` takes. None: `preprocess.toml` in the data folder, then next to the model;
             else arrays and protobufs are model inputs already, and images are an error.
         labels: see `edgeq.data.labels`.
         count, start, stride: use every `stride`-th record from `start`; of those at most `count`, spread evenly over
             class folders and files.
-        model: the model file, beside which `preprocess.toml` is looked for.
+        model: the model file, next to which `preprocess.toml` is looked for.
         progress: receives a note of what was found and decided.
 
     Raises:
         DataError: missing, unreadable or unfit data; the message names the file and the fix.
-        UsageError: no signature; a count, start or stride that is no whole number or makes no sense.
+        UsageError: no signature; a count, start or stride that is not a whole number or makes no sense.
     """
     if not isinstance(signature, Signature):
         raise UsageError(
@@ -471,7 +471,7 @@ _STREAMED_BYTES = 1 << 23
 
 @dataclass(frozen=True)
 class Shard:
-    """Samples `start` to `stop` (exclusive), with the samples where they are streamed."""
+    """Hold samples `start` to `stop` (exclusive), with the samples themselves where they are streamed."""
 
     start: int
     stop: int
@@ -491,7 +491,7 @@ class Shard:
 
 
 class Sharded:
-    """Samples, at most `count`, cut up for `workers`.
+    """Cut samples, at most `count`, into parts for `workers`.
 
     Attributes:
         total: how many.

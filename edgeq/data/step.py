@@ -1,4 +1,4 @@
-"""What a preprocessing step is, and how its fields are read from a table (TOML, JSON) or from one line of text.
+"""Define a preprocessing step, and how its fields are read from a table (TOML, JSON) or from one line of text.
 
 A step is a frozen dataclass: its fields are its options, their defaults those of the dataclass. How a field is read
 and what it takes is the field's metadata, made by `one_of`, `whole_number` or `field_kind`.
@@ -20,7 +20,7 @@ SEE_LIST = "See `edgeq preprocess list` for the steps and their options"
 
 
 class Step(ABC):
-    """One step. A subclass is a frozen dataclass.
+    """Define one step. A subclass is a frozen dataclass.
 
     Attributes:
         name: as `op` of a table and in text.
@@ -58,7 +58,7 @@ def integer(text: str) -> int | str:
 
 
 class UnfitError(ValueError):
-    """A value that a field does not take: the value to show, and what the field takes."""
+    """Report a value that a field does not take: the value to show, and what the field takes."""
 
     def __init__(self, value: Any, fix: str) -> None:
         super().__init__(value)
@@ -67,7 +67,7 @@ class UnfitError(ValueError):
 
 @dataclass(frozen=True)
 class FieldKind:
-    """How a field is read.
+    """Define how a field is read.
 
     Attributes:
         read: from a plain value to the field's; UnfitError where it does not take the value (None: it is missing).
@@ -83,7 +83,7 @@ class FieldKind:
 def field_kind(
     read: Callable[[Any], Any], part: Callable[[str], Any] = integer, *, many: bool = False
 ) -> dict[str, FieldKind]:
-    """Metadata of a dataclass field; see `FieldKind`."""
+    """Return the metadata of a dataclass field; see `FieldKind`."""
     return {"kind": FieldKind(read, part, many)}
 
 
@@ -110,7 +110,7 @@ NUMBER = field_kind(read_number)
 
 
 def one_of(*choices: str) -> dict[str, FieldKind]:
-    """Metadata of a field that takes one of `choices`."""
+    """Return the metadata of a field that takes one of `choices`."""
 
     def read(value: Any) -> str:
         if value not in choices:
@@ -121,7 +121,7 @@ def one_of(*choices: str) -> dict[str, FieldKind]:
 
 
 def whole_number(least: int) -> dict[str, FieldKind]:
-    """Metadata of a field that takes an integer of at least `least`."""
+    """Return the metadata of a field that takes an integer of at least `least`."""
 
     def read(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -173,7 +173,7 @@ def table_of_text(step: type[Step], op: str, parts: Sequence[str]) -> dict[str, 
         fitting = [name for name, value in values.items() if value is not None]
         name = next((name for name in fitting if name not in found), None)
         if name is None:
-            problem = f"a second {fitting[0]}, {part!r}" if fitting else f"{part!r} is no part of it"
+            problem = f"a second {fitting[0]}, {part!r}" if fitting else f"{part!r} is not part of it"
             raise DataError(f"{op}: {problem}", SEE_LIST)
         found[name] = values[name]
     return found

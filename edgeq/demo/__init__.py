@@ -1,4 +1,4 @@
-"""The embedded demo: a small digit classifier with its calibration and validation samples.
+"""Provide the embedded demo: a small digit classifier with its calibration and validation samples.
 
 `model.onnx` takes `image`, float32 [N, 1, 16, 16] between 0 and 1, and gives `logits`, float32 [N, 10]. The two .npz
 files hold `image` (already preprocessed) and `label` (digits, uint8). `scripts/train_demo.py` made all of it;
@@ -18,6 +18,6 @@ VALIDATION = DIRECTORY / "validation.npz"
 
 
 def provenance() -> dict[str, Any]:
-    """Data set, preprocessing, split, training, float32 accuracy and the SHA-256 of each file."""
+    """Return the data set, preprocessing, split, training, float32 accuracy and the SHA-256 of each file."""
     record: dict[str, Any] = json.loads((DIRECTORY / "provenance.json").read_text("utf-8"))
     return record

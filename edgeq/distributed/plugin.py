@@ -1,4 +1,4 @@
-"""What Dask runs in each worker: what it does when it starts, and the plugin that keeps a job open."""
+"""Set up each Dask worker at its start, and keep a job open in it with a plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that share work: opened by number or by the address of a Dask scheduler, and mapped over items."""
+"""Share work among processes: opened by number or by the address of a Dask scheduler, and mapped over items."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 # the page faults, a fifth of the time.
 _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # multiprocessing's own choice on Linux from Python 3.14 on: what takes long to import is imported once for all workers,
-# beside what this process does meanwhile. Elsewhere libraries of the system do not survive a fork.
+# next to what this process does meanwhile. Elsewhere libraries of the system do not survive a fork.
 _METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _SHARED = ("distributed", "onnx_ir", "onnxruntime", "PIL.Image")
 
 
 @contextmanager
 def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Dask's settings for worker processes, and, for the length of a `with` block, the environment that they start
-    with; the process that they are forked from, where there is one, begins to start.
+    """Set Dask's options for worker processes and, for the length of a `with` block, the environment that they start
+    with; begin to start the process that they are forked from, where there is one.
 
     Args:
         modules: what is imported there once for all workers.
@@ -91,7 +91,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Job(Protocol[Item, Result]):
-    """What workers do. It travels to each of them by pickle, once."""
+    """Define what workers do. It travels to each of them by pickle, once."""
 
     def open(self, stack: ExitStack) -> Callable[[Item], Result]:
         """Make ready, in a worker; what is to be closed when it ends goes onto `stack`."""
@@ -99,7 +99,7 @@ class Job(Protocol[Item, Result]):
 
 
 def versions() -> dict[str, str]:
-    """Of edgeq, numpy and onnxruntime, in this process; "none" for what is not installed."""
+    """Return the versions of edgeq, numpy and onnxruntime in this process; "none" for what is not installed."""
     found = {"edgeq": __version__}
     for name in ("numpy", "onnxruntime"):
         try:
@@ -150,7 +150,7 @@ class Workers:
 
     @property
     def address(self) -> str:
-        """Of the scheduler."""
+        """Return the address of the scheduler."""
         return str(self._client.scheduler.address)
 
     def everywhere(self, question: Callable[..., bool], *arguments: Any) -> bool:
@@ -158,7 +158,7 @@ class Workers:
         return all(self._client.run(question, *arguments).values())
 
     def map(self, job: Job[Item, Result], items: Iterable[Item]) -> Iterator[Result]:
-        """`job` for each item, in their order. Items are taken as workers become free.
+        """Run `job` for each item, in their order. Workers take items as they become free.
 
         A worker has one item for each of its threads, and gets the next when the result of the last is here, so that
         one that dies costs those again and nothing else.
@@ -230,7 +230,9 @@ class _Crew:
         self.gone()
 
     def gone(self) -> set[str]:
-        """Those that have ended since this was looked at, which is done now and then; new ones are free from now on."""
+        """Return the workers that have ended since the last look, which happens now and then; new ones are free from
+        now on.
+        """
         if time.monotonic() < self._look:
             return set()
         there = self._client.nthreads()
@@ -336,11 +338,11 @@ def check_workers(given: str) -> None:
 
 @contextmanager
 def open_workers(given: int | str | Workers | None, modules: Sequence[str] = ()) -> Iterator[Workers | None]:
-    """Workers for the length of a `with` block: a number of processes of this machine, with one thread each, or the
-    address of a Dask scheduler ("tcp://host:port"), which must be trusted. None, and workers that are open, give
-    themselves.
+    """Open workers for the length of a `with` block: a number of processes of this machine, with one thread each, or
+    the address of a Dask scheduler ("tcp://host:port"), which must be trusted. None and workers that are already open
+    are yielded unchanged.
 
-    Processes of this machine start beside what the block does first; errors of theirs come with their first use.
+    Processes of this machine start next to what the block does first; errors of theirs come with their first use.
 
     Args:
         modules: what jobs need; processes of this machine import it while they start.
@@ -408,7 +410,7 @@ def _connected(text: str, stack: ExitStack) -> Any:
 
 @dataclass(frozen=True)
 class Files:
-    """A file or folder with what belongs to it.
+    """Describe a file or folder with what belongs to it.
 
     Attributes:
         path: absolute.
@@ -430,7 +432,7 @@ class Files:
             return False
 
     def place(self, stack: ExitStack) -> Path:
-        """Where they lie in a worker: at their own place, or in a temporary folder that `stack` removes."""
+        """Return where they lie in a worker: at their own place, or in a temporary folder that `stack` removes."""
         if self.contents is None:
             return self.path
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgeq-worker-")))

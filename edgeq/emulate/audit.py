@@ -41,7 +41,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class ModelRun:
-    """Outputs of the model, and of every layer on a saturating path by its name."""
+    """Hold outputs of the model, and of every layer on a saturating path by its name."""
 
     outputs: Arrays
     layers: Mapping[str, Computed]
@@ -49,14 +49,14 @@ class ModelRun:
 
 @dataclass(frozen=True, eq=False)
 class _Segment:
-    """What ONNX Runtime runs between two saturating layers: names of the tensors that it reads and gives."""
+    """Describe what ONNX Runtime runs between two saturating layers: names of the tensors that it reads and gives."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
 class Simulation:
-    """One model, opened for any number of inputs.
+    """Simulate one model, opened for any number of inputs.
 
     Args:
         model: quantized, in any form that ONNX Runtime takes.
@@ -123,7 +123,7 @@ class Simulation:
 
 
 class SimulatedSession:
-    """A `Simulation` in the form of a session, for everything that measures sessions."""
+    """Wrap a `Simulation` as a session, for everything that measures sessions."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -139,8 +139,10 @@ class SimulatedSession:
 
 
 def graph_settings(settings: SessionSettings) -> SessionSettings:
-    """Those with which ONNX Runtime makes the graph of a model that a plug-in runs with `settings`: the graph of a
-    plug-in cannot be read, and what makes ONNX Runtime's kernels exact does nothing to those of a plug-in."""
+    """Return the settings with which ONNX Runtime makes the graph of a model that a plug-in runs with `settings`:
+    the graph of a plug-in cannot be read, and what makes ONNX Runtime's kernels exact does not affect those of a
+    plug-in.
+    """
     config = {key: value for key, value in settings.config.items() if key not in exact_options()}
     return replace(settings, engine=None, precision=FLOAT, providers=SessionSettings().providers, config=config)
 
@@ -197,7 +199,7 @@ _FEWEST, _MOST = 2, 8
 
 @dataclass(frozen=True)
 class LayerAudit:
-    """One layer on a saturating path.
+    """Report one layer on a saturating path.
 
     Attributes:
         name, op_type: in the optimised graph.
@@ -227,7 +229,7 @@ class LayerAudit:
 
 @dataclass(frozen=True)
 class Audit:
-    """What saturation does to a model.
+    """Report what saturation does to a model.
 
     Attributes:
         layers: those on saturating paths, in graph order.
@@ -339,7 +341,7 @@ def sample_count(macs: int) -> int:
 
 
 def model_macs(simulation: Simulation) -> int:
-    """Multiply-accumulates of the simulated layers, by their weights' sizes where the graph has no shapes."""
+    """Return multiply-accumulates of the simulated layers, by their weights' sizes where the graph has no shapes."""
     counted = sum(node_macs(simulation.graph.model).values())
     return counted or sum(layer.rows.size for layer in simulation.layers if layer.rows is not None)
 
@@ -379,9 +381,9 @@ def largest_sums(
     samples: Samples,
     source: Callable[[str], str],
 ) -> dict[str, NDArray[np.float64]]:
-    """Per output channel of each layer, by the name of its source node, the largest sum of two products beside the
-    samples as a share of what 16 bits hold; 0 where none leaves them. Without layers whose kernels differ in what they
-    pair, and without groups.
+    """Return, per output channel of each layer, by the name of its source node, the largest sum of two products as a
+    share of what 16 bits can store; 0 where none exceeds them. Leaves out layers whose kernels pair products
+    differently, and groups.
 
     Args:
         model: quantized with the full range of its weights.

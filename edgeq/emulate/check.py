@@ -65,8 +65,9 @@ def route_for(
     simulators: Mapping[str, Simulator] | None = None,
     progress: Progress = SILENT,
 ) -> ExecutionRoute:
-    """The best way to run the kernels that `spec` has for `target` on `machine`, which is this one; without a plug-in,
-    see `edgeq.emulate.routes.route_to`."""
+    """Return the best way to run the kernels that `spec` has for `target` on `machine`, which is this one; without a
+    plug-in, see `edgeq.emulate.routes.route_to`.
+    """
     engine = described(spec)
     if engine is None:
         return route_to(target, machine, simulators=simulators, progress=progress)
@@ -122,7 +123,7 @@ _LOSS_DB = 3.0
 
 @dataclass(frozen=True)
 class EmulatedCheck:
-    """What was found of one model on one target's kernels.
+    """Report what was found of one model on one target's kernels.
 
     Attributes:
         target, variant: names; the variant is "" for a model that is in no bundle yet.
@@ -158,12 +159,12 @@ class EmulatedCheck:
 
     @property
     def drop(self) -> float | None:
-        """Accuracy lost on the target against this machine, as a fraction; None without a task."""
+        """Return the accuracy lost on the target against this machine, as a fraction; None without a task."""
         return self.accuracy[TARGET].loss_against(self.accuracy[HOST]) if self.accuracy else None
 
     @computed
     def accuracy_drop(self) -> float | None:
-        """`drop`, as records call it."""
+        """Return `drop`, as records call it."""
         return self.drop
 
     def check(self, max_drop: float | None = None) -> None:
@@ -184,7 +185,7 @@ class EmulatedCheck:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is to be checked.
+    """Describe what is to be checked.
 
     Attributes:
         model: the ONNX file, and `settings` that it is opened with.
@@ -365,7 +366,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What to verify.
+    """Describe what to verify.
 
     Attributes:
         bundle: directory or .edgeq file.
@@ -394,7 +395,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True)
 class Verified:
-    """The checks, in the order of the targets."""
+    """Hold the checks, in the order of the targets."""
 
     bundle: Path
     checks: tuple[EmulatedCheck, ...]

@@ -34,8 +34,9 @@ Texts = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Kernels:
-    """[[kernels]]: instructions that only kernels for `feature` contain, as (mask, value) over the 32 bits of an
-    instruction, in hexadecimal digits."""
+    """Describe [[kernels]]: instructions that only kernels for `feature` contain, as (mask, value) over the 32 bits
+    of an instruction, in hexadecimal digits.
+    """
 
     name: profile.Text
     feature: profile.Text
@@ -44,7 +45,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class QemuTable:
-    """[qemu].
+    """Describe [qemu].
 
     Attributes:
         program: of qemu-user; `packages` may hold it.
@@ -62,7 +63,9 @@ class QemuTable:
 
 @dataclass(frozen=True)
 class Recipe:
-    """[sysroot]: what a private root file system is made of; packages are "name" or "name|another name|..."."""
+    """Describe [sysroot], the contents of a private root file system; packages are "name" or "name|another
+    name|...".
+    """
 
     interpreter: profile.Text
     packages: Texts
@@ -78,7 +81,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Pins:
-    """[pins]: what packages, as "name=version", and wheels have to be, by SHA-256."""
+    """Describe [pins]: the packages required, as "name=version", and wheels, by SHA-256."""
 
     packages: Mapping[str, profile.Text] = field(default_factory=dict)
     wheels: Mapping[str, profile.Text] = field(default_factory=dict)
@@ -86,7 +89,7 @@ class Pins:
 
 @dataclass(frozen=True)
 class Speed:
-    """[speed]: about how many multiply-accumulates a second an emulated CPU does, in int8 and in float."""
+    """Describe [speed]: roughly how many multiply-accumulates a second an emulated CPU does, in int8 and in float."""
 
     int8: Positive
     float: Positive
@@ -94,7 +97,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Emulator:
-    """One emulated architecture: targets/emulators/NAME.toml.
+    """Describe one emulated architecture: targets/emulators/NAME.toml.
 
     Attributes:
         elf_machine: e_machine of its programs.
@@ -115,7 +118,7 @@ class Emulator:
 
     @property
     def program(self) -> str:
-        """Of qemu-user."""
+        """Return the program of qemu-user."""
         return self.qemu.program
 
     def check_cpu(self, cpu: str) -> None:
@@ -132,7 +135,7 @@ class Emulator:
 
 
 def load_emulators() -> dict[str, Emulator]:
-    """All emulated architectures by name.
+    """Return all emulated architectures by name.
 
     Raises:
         HardwareError: a file that is not as it should be.
@@ -195,7 +198,7 @@ _CODE = re.compile(rb":  ([0246][ef45][0-9a-f]{6})\b")
 
 @dataclass(frozen=True)
 class KernelProof:
-    """What was seen of the kernels that run.
+    """Record what was seen of the kernels that run.
 
     Attributes:
         pairs: "saturated" where sums of two u8 x s8 products are clamped to 16 bits, else "exact".
@@ -277,7 +280,7 @@ def probe_engine(open_it: Callable[[Path, SessionSettings], Any], engine: Engine
 
 
 def kind_of_sums(sums: NDArray[Any], title: str) -> str:
-    """ "exact" or "saturated", by the probe's output (int32); `title` names what ran it, for messages.
+    """Return "exact" or "saturated", by the probe's output (int32); `title` names what ran it, for messages.
 
     Raises:
         CheckFailedError: the sums are neither.
@@ -318,7 +321,7 @@ def check_kernels(proof: KernelProof, emulator: Emulator | None, *, saturates: b
 
 
 class Watch:
-    """Reads qemu's log of translated code from a named pipe and keeps which kinds of kernels are in it."""
+    """Read qemu's log of translated code from a named pipe and record which kinds of kernels appear in it."""
 
     def __init__(self, kernels: Iterable[Kernels], folder: Path) -> None:
         self._kernels = tuple(kernels)

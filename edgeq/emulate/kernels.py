@@ -57,13 +57,13 @@ _ONE_THREAD, _COLUMNS = 1 << 18, 1 << 5
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product of matrices.
+    """Describe a product of matrices.
 
     Attributes:
         values: int64, [M, N].
         clipped: per column, how many sums of two products were clipped; int64, [N].
         pairs: how many sums of two products there are in one column.
-        largest: per column, the largest magnitude among the sums of two products that could be clipped beside some
+        largest: per column, the largest magnitude among the sums of two products that could be clipped next to some
             input; 0 where none could, or nothing was clipped at all. int64, [N].
     """
 
@@ -74,7 +74,7 @@ class Product:
 
 
 def exact_product(a: NDArray[Any], b: NDArray[Any]) -> Product:
-    """[M, K] by [K, N], bytes of any sign, without saturation."""
+    """Return [M, K] by [K, N], bytes of any sign, without saturation."""
     values = np.zeros((len(a), b.shape[1]), np.int64)
     for start in range(0, a.shape[1], _EXACT_IN_FLOAT32):
         part = slice(start, start + _EXACT_IN_FLOAT32)
@@ -93,7 +93,7 @@ def _add_product(values: NDArray[np.int64], a: NDArray[np.float32], b: NDArray[n
 
 
 def saturating_product(a: NDArray[np.uint8], b: NDArray[np.int8]) -> Product:
-    """[M, K] unsigned by [K, N] signed, each sum of two products clipped to 16 bits."""
+    """Return [M, K] unsigned by [K, N] signed, each sum of two products clipped to 16 bits."""
     product, excess = _watched(a, b)
     return product if excess is None else replace(product, values=product.values - excess.T)
 
@@ -127,14 +127,14 @@ def _watched(a: NDArray[np.uint8], b: NDArray[np.int8]) -> tuple[Product, NDArra
 
 
 def _reach(largest: NDArray[np.int32], first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which pairs of weights leave 16 bits beside some input, given the largest value there is at each k."""
+    """Return which pairs of weights leave 16 bits on some input, given the largest value there is at each k."""
     even, odd = largest[0::2], largest[1::2]
     above = even * np.maximum(first, 0) + odd * np.maximum(second, 0) > _HIGH
     return np.asarray(above | (even * np.minimum(first, 0) + odd * np.minimum(second, 0) < _LOW))
 
 
 def windows(x: NDArray[Any], shape: Geometry, padding: int) -> tuple[NDArray[Any], tuple[int, ...]]:
-    """[N, C, *image] → [N, *out, taps, C], padded with `padding`, and the size of the output image."""
+    """Return [N, C, *image] as [N, *out, taps, C], padded with `padding`, and the size of the output image."""
     x = np.pad(x, ((0, 0), (0, 0), *shape.pads), constant_values=padding)
     sizes = tuple(
         (size - (taps - 1) * dilation - 1) // stride + 1
@@ -157,7 +157,7 @@ Multiply = Callable[[Array, Array], Product]
 
 @dataclass(frozen=True, eq=False)
 class SumStats:
-    """What was seen of a layer's sums of two products.
+    """Record what was seen of a layer's sums of two products.
 
     Attributes:
         sums: how many there were.
@@ -172,7 +172,7 @@ class SumStats:
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """What a layer gives: the output, as the operator has it, and what was seen of its sums."""
+    """Hold what a layer gives: the output, as the operator has it, and what was seen of its sums."""
 
     output: Array
     stats: SumStats
@@ -194,7 +194,9 @@ def compute(node: ir.Node, inputs: Sequence[Array | None], multiply: Multiply, p
 def matmul_sums(
     a: Array, b: Array, a_zero: Array | None, b_zero: Array | None, multiply: Multiply
 ) -> tuple[Array, SumStats]:
-    """int64 sums of (a - a_zero)(b - b_zero), stacked as numpy.matmul does, whose raw products `multiply` adds up."""
+    """Return int64 sums of (a - a_zero)(b - b_zero), stacked as numpy.matmul does, whose raw products `multiply`
+    adds up.
+    """
     a, b = np.asarray(a), np.asarray(b)
     lone_row, lone_column = a.ndim == 1, b.ndim == 1
     a, b = (a[None] if lone_row else a), (b[:, None] if lone_column else b)
@@ -234,7 +236,7 @@ def conv_sums(
     multiply: Multiply,
     path: SaturatingPath | None = None,
 ) -> tuple[Array, SumStats]:
-    """int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels.
+    """Return int64 sums of a convolution, [N, cout, *out], with k running over taps, then channels.
 
     Args:
         path: the kernel, where that decides which products are neighbours and what saturates.
@@ -274,7 +276,7 @@ def _window_sums(
 
 
 def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
-    """int32 sums to bytes of `zero_point`'s type: float32 product, clipped, rounded half to even."""
+    """Return int32 sums as bytes of `zero_point`'s type: float32 product, clipped, rounded half to even."""
     levels, zero = np.iinfo(zero_point.dtype), int(zero_point.ravel()[0])
     scaled = _int32(sums).astype(np.float32) * scale.astype(np.float32)
     clipped = np.clip(scaled, np.float32(levels.min - zero), np.float32(levels.max - zero))
@@ -282,7 +284,7 @@ def requantize(sums: Array, scale: Array, zero_point: Array) -> Array:
 
 
 def dynamic_bytes(x: Array) -> tuple[Array, np.float32, Array]:
-    """float32 to unsigned bytes, their scale and zero point, as DynamicQuantizeLinear does it."""
+    """Return float32 as unsigned bytes, their scale and zero point, as DynamicQuantizeLinear does it."""
     low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(255))
     zero = np.uint8(np.rint(np.clip(-low / scale, np.float32(0), np.float32(255))))
@@ -393,14 +395,14 @@ _TYPES = {ir.DataType.UINT8: "uint8", ir.DataType.INT8: "int8"}
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One node on a saturating path.
+    """Describe one node on a saturating path.
 
     Attributes:
         node: in the optimised graph.
         path: the kernel that it takes.
         rows: its constant weight as [output channels, K] in the order of k; None where the weight is computed, or is of
             a form that has no single matrix.
-        channels: of its image that one output sees; 0 where it is no convolution.
+        channels: of its image that one output sees; 0 where it is not a convolution.
     """
 
     node: ir.Node
@@ -410,7 +412,7 @@ class Layer:
 
     @property
     def pair_sums(self) -> NDArray[Any] | None:
-        """Of `rows`: `edgeq.model.saturation.pair_sums` of all pairs that its kernels may make."""
+        """Return `edgeq.model.saturation.pair_sums` of `rows` over all pairs that its kernels may make."""
         if self.rows is None:
             return None
         return possible_sums(self.rows, self.channels) if self.path.any_neighbours else pair_sums(self.rows)
@@ -422,15 +424,16 @@ class Layer:
 
     @property
     def suspects(self) -> NDArray[np.bool_] | None:
-        """Per output channel, whether some input makes it saturate; None where the weight is not known."""
+        """Return, per output channel, whether some input makes it saturate; None where the weight is not known."""
         sums = self.pair_sums
         return None if sums is None else np.asarray((sums > PAIR_LIMIT).any(axis=1))
 
     def compute(
         self, inputs: Sequence[NDArray[Any] | None], *, saturating: bool = True, watched: bool = False
     ) -> Computed:
-        """What it makes of its inputs, which come in the node's order; where it does not saturate, `watched` counts
-        what would have been clipped."""
+        """Compute the layer's output from its inputs, in the node's order; where it does not saturate, `watched`
+        counts what would have been clipped.
+        """
         exact = watched_product if watched else exact_product
         return compute(self.node, inputs, saturating_product if saturating else exact, self.path)
 
@@ -438,7 +441,7 @@ class Layer:
 def find_layers(
     graph: GraphIndex, config: Mapping[str, str], table: SaturationTable | None = None
 ) -> tuple[Layer, ...]:
-    """Every node of an optimised graph on a saturating path.
+    """Return every node of an optimised graph on a saturating path.
 
     Args:
         config: session options that the model runs with; one of them makes kernels exact.

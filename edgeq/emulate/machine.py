@@ -32,7 +32,7 @@ _INSTALL = "Install it (Debian, Ubuntu: apt install qemu-user; Fedora: dnf insta
 
 @dataclass(frozen=True)
 class Qemu:
-    """A qemu-user program that runs here. `source` is "the system" or the package that it came from."""
+    """Describe a qemu-user program that runs here. `source` is "the system" or the package that it came from."""
 
     program: Path
     version: str
@@ -293,7 +293,9 @@ def _with_cpuinfo(
 
 
 def _identity(cpu: str) -> tuple[str, str]:
-    """Implementer and part of the core that qemu calls `cpu`; zeros, which stand for none, where it is no real one."""
+    """Implementer and part of the core that qemu calls `cpu`; zeros, which stand for none, where it is not a real
+    one.
+    """
     for implementer, parts in arm_parts().items():
         for part, name in parts.items():
             if name.lower() == cpu.lower():

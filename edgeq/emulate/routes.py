@@ -133,7 +133,7 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _loaded(binding: Path) -> list[Path]:
-    """Return the Python binding and those libraries beside it that it is linked with."""
+    """Return the Python binding and those libraries next to it that it is linked with."""
     output = run([find("objdump", _TOOLS), "-p", str(binding)], _TOOLS)
     needed = {line.split()[1] for line in output.splitlines() if line.strip().startswith("NEEDED")}
     return [binding, *(file for file in sorted(binding.parent.glob("*.so*")) if file.name in needed)]
@@ -159,7 +159,7 @@ def patched(library: Path) -> bytes:
 
 
 def _cpuid_addresses(library: Path) -> Iterator[int]:
-    """Where the CPUID instructions lie. The bytes alone would not do: they occur inside others."""
+    """Yield the positions of the CPUID instructions. The bytes alone would not do: they occur inside others."""
     command = [find("objdump", _TOOLS), "-d", "--no-show-raw-insn", str(library)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -179,8 +179,9 @@ Simulator = Callable[[Target], AbstractContextManager[Open]]
 
 @dataclass(frozen=True)
 class Running:
-    """The target's kernels, running: how to open a model there, and what was proven of them (None where the simulator
-    is the definition of them)."""
+    """Hold the target's running kernels: how to open a model there, and what was proven of them (None where the
+    simulator defines them).
+    """
 
     open: Open
     kernels: KernelProof | None
@@ -188,7 +189,7 @@ class Running:
 
 @dataclass(frozen=True)
 class ExecutionRoute:
-    """One way to run a target's kernels.
+    """Describe one way to run a target's kernels.
 
     Attributes:
         where: NATIVE, EMULATED, MODELLED or NOT_RUN.
@@ -207,7 +208,7 @@ class ExecutionRoute:
     start: Callable[[], AbstractContextManager[Running]] | None = None
 
     def seconds(self, int8_macs: int, float_macs: int) -> float:
-        """About how long one inference of so many multiply-accumulates takes; 0 where nothing is known of that."""
+        """Return the approximate seconds for one inference with the given multiply-accumulates; 0 where unknown."""
         return int8_macs / self.speed.int8 + float_macs / self.speed.float if self.speed is not None else 0.0
 
 
@@ -268,7 +269,7 @@ def _why_not_masked(target: Target, machine: Machine) -> str:
     hide = frozenset(target.emulate["mask"])
     unknown = sorted(hide - FEATURES)
     if unknown:
-        raise HardwareError(f"{target.files[-1]}: [emulate] mask names {unknown[0]!r}, which is no CPUID feature")
+        raise HardwareError(f"{target.files[-1]}: [emulate] mask names {unknown[0]!r}, which is not a CPUID feature")
     lacks = sorted(target.profile.requires - (machine.features - hide))
     if lacks:
         return f"this CPU has no {', '.join(lacks)} to mask the rest of"
@@ -326,7 +327,7 @@ def _emulated(emulator: Emulator, target: Target, cpu: str, how: str) -> Iterato
 
 
 def _check_features(target: Target, proof: KernelProof, emulator: Emulator, how: str) -> None:
-    """Where features distinguish kernels, the emulated CPU needs those that the target's profile requires."""
+    """Require of the emulated CPU the features that the target's profile requires, where they distinguish kernels."""
     distinguishing = {kernels.feature for kernels in emulator.kernels}
     lacks = sorted(distinguishing & target.profile.requires - set(proof.features))
     if lacks:
@@ -367,7 +368,7 @@ _ANY_CPU = "max"
 
 @dataclass(frozen=True)
 class Prepared:
-    """An emulated machine that is ready: `runtime` is what runs in it."""
+    """Describe an emulated machine that is ready: `runtime` is what runs in it."""
 
     name: str
     qemu: Qemu
@@ -387,7 +388,7 @@ class Prepared:
         }
 
     def lines(self) -> list[str]:
-        """For the terminal: where it is, and what it consists of."""
+        """Return lines for the terminal: where it is, and what it consists of."""
         size = self.sysroot.lock.bytes
         runtime = self.runtime
         return [
@@ -458,7 +459,9 @@ def _ready_qemu(emulator: Emulator, sources: Path | None, progress: Progress) ->
 
 @dataclass(frozen=True)
 class Status:
-    """What there is: per emulated architecture its qemu and root file system, per target the way to its kernels."""
+    """List what there is: per emulated architecture its qemu and root file system, per target the way to its
+    kernels.
+    """
 
     place: Path
     machines: Mapping[str, tuple[Qemu | None, Sysroot | None]]
@@ -478,7 +481,7 @@ class Status:
         }
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """For the terminal: the machines, then each target; of reasons only the first unless `verbose`."""
+        """Return lines for the terminal: the machines, then each target; of reasons only the first unless `verbose`."""
         lines = [f"emulated machines in {self.place}"]
         for name, (qemu, sysroot) in self.machines.items():
             has = f"{qemu.program.name} {qemu.version} from {qemu.source}" if qemu else "no qemu"

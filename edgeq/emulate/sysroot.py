@@ -31,10 +31,10 @@ from edgeq.util.records import plain, read_json
 
 
 def which(program: str) -> str | None:
-    """Where a program lies on PATH; None where it is not installed.
+    """Return where a program lies on PATH; None where it is not installed.
 
     Relative and empty entries of PATH, and Windows' habit of looking there first, lead into the working directory: what
-    lies beside a model is not run.
+    lies next to a model is not run.
     """
     path = search_path()
     found = shutil.which(program, path=path) if path else None
@@ -48,7 +48,7 @@ def search_path() -> str:
 
 
 def find(program: str, fix: str) -> str:
-    """Where a program lies.
+    """Return where a program lies.
 
     Raises:
         RuntimeUnavailableError: it is not installed; `fix`: how to get it.
@@ -60,7 +60,7 @@ def find(program: str, fix: str) -> str:
 
 
 def run(command: Sequence[str], fix: str, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Standard output of a command that has to succeed; its messages are in English.
+    """Return the standard output of a command that must succeed; its messages are in English.
 
     Raises:
         RuntimeUnavailableError: it failed: the last line of its errors, and `fix`.
@@ -90,7 +90,7 @@ _ONLINE = "Check the network and the system's package sources, or name a root fi
 
 @dataclass(frozen=True)
 class Package:
-    """One package as the signed index has it."""
+    """Describe one package as the signed index lists it."""
 
     name: str
     version: str
@@ -100,13 +100,15 @@ class Package:
 
     @property
     def label(self) -> str:
-        """ "name=version", as apt takes it."""
+        """Return "name=version", as apt takes it."""
         return f"{self.name}={self.version}"
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One part of one release on one server; `keys` is the file of those whose signatures count, "" for all known."""
+    """Describe one part of one release on one server; `keys` is the file of the keys whose signatures count, "" for
+    all known.
+    """
 
     site: str
     release: str
@@ -121,7 +123,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Apt:
-    """A private apt.
+    """Run a private apt.
 
     Attributes:
         state: its folder.
@@ -164,7 +166,7 @@ class Apt:
         self._apt("apt-get", "update", "-qq", "-o", "APT::Update::Error-Mode=any")
 
     def offers(self, names: Sequence[str]) -> dict[str, list[Package]]:
-        """Every version of each package that the index offers, the newest first; unknown names are left out."""
+        """Return every version of each package that the index offers, the newest first; unknown names are left out."""
         listed = set(self._apt("apt-cache", "policy", *names).splitlines())
         known = [name for name in names if f"{name}:" in listed]
         offers: dict[str, list[Package]] = {}
@@ -315,7 +317,7 @@ _ROOTS = ("usr/bin", "usr/local/bin", "bin", "opt/python/bin")
 
 @dataclass(frozen=True)
 class LockedPackage:
-    """A package of the distribution that was unpacked."""
+    """Record a package of the distribution that was unpacked."""
 
     name: str
     version: str
@@ -324,7 +326,7 @@ class LockedPackage:
 
 @dataclass(frozen=True)
 class LockedWheel:
-    """A wheel that was unpacked; `name` is its file's."""
+    """Record a wheel that was unpacked; `name` is its file's."""
 
     name: str
     sha256: str
@@ -332,7 +334,7 @@ class LockedWheel:
 
 @dataclass(frozen=True)
 class Lock:
-    """What a root file system is made of. `bytes` is its size, None for one that was provided."""
+    """Record the contents of a root file system. `bytes` is its size, None for one that was provided."""
 
     root: Path
     packages: tuple[LockedPackage, ...] = ()
@@ -343,7 +345,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class Sysroot:
-    """A root file system that is ready.
+    """Describe a root file system that is ready.
 
     Attributes:
         root: its directory.
@@ -468,7 +470,7 @@ def _is_lock(path: Path) -> bool:
 
 
 SYSROOT = Ownership("root file system that edgeq made", _judge, frozenset(_WORK))
-"""Its marker, or the lock file of versions without markers, and nothing beside what setup makes."""
+"""Its marker, or the lock file of versions without markers, and nothing next to what setup makes."""
 
 
 def _choose(apt: Apt, recipe: Recipe, emulator: Emulator) -> tuple[str, list[Package], list[str]]:

@@ -1,1 +1,1 @@
-"""The former place of `edgeq.model`'s in-memory graph; its documented name stays importable here."""
+"""Keep the former, documented name of `edgeq.model`'s in-memory graph importable."""

@@ -1,4 +1,4 @@
-"""The former place of `edgeq.model.graph.GraphIndex`."""
+"""Keep the former name of `edgeq.model.graph.GraphIndex` importable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This machine as a `Machine`: what the operating system lists and CPUID answers, completed by py-cpuinfo.
+"""Detect this machine as a `Machine`: what the operating system lists and CPUID answers, completed by py-cpuinfo.
 
 py-cpuinfo spells some flags twice, knows only CPUID leaf 7/0 (no AVX-VNNI, no AMX), and merges what CPUID answers with
 what /proc/cpuinfo lists. So its features count where the system lists none (a container that hides them); where the
@@ -44,7 +44,9 @@ from edgeq.util.records import toml_table
 
 @dataclass(frozen=True)
 class Cache:
-    """One cache that the first core sees: level 1 to 4; kind "data", "instruction" or "unified"; size in bytes."""
+    """Describe one cache that the first core sees: level 1 to 4; kind "data", "instruction" or "unified"; size in
+    bytes.
+    """
 
     level: int
     kind: str
@@ -53,7 +55,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Machine(Displayed):
-    """What was detected, or what a test or a target states.
+    """Describe a machine as detected, or as a test or a target states it.
 
     Attributes:
         architecture: "x86_64", "arm64", "riscv64", or the system's own lower-case word for another one.
@@ -104,14 +106,17 @@ _UNLIMITED = 1 << 60  # control groups v1 write "no limit" as a page-aligned num
 
 
 def usable_threads(root: Path = ROOT, affinity: int | None = None) -> int:
-    """Hardware threads by scheduler affinity (None: this process's), further limited by the control groups' CPU quota;
-    at least 1."""
+    """Return the hardware threads by scheduler affinity (None: this process's), further limited by the control
+    groups' CPU quota; at least 1.
+    """
     quotas = [math.ceil(quota) for quota in _cpu_quotas(root)]
     return max(1, min([len(allowed_cores()) if affinity is None else affinity, *quotas]))
 
 
 def memory_bytes(root: Path = ROOT) -> int:
-    """Total memory of a Linux system, or the tightest control-group limit if that is lower; 0 where unknown."""
+    """Return the total memory of a Linux system, or the tightest control-group limit if that is lower; 0 where
+    unknown.
+    """
     total = 0
     for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
@@ -121,7 +126,7 @@ def memory_bytes(root: Path = ROOT) -> int:
 
 
 def core_count(cpuinfo: str) -> tuple[int, int]:
-    """Physical cores and hardware threads in a /proc/cpuinfo text; cores are 0 where it gives no topology."""
+    """Return physical cores and hardware threads in a /proc/cpuinfo text; cores are 0 where it gives no topology."""
     blocks = [parse_identity(block) for block in cpuinfo.split("\n\n")]
     processors = [block for block in blocks if "processor" in block]
     cores = {(block.get("physical id", "0"), block["core id"]) for block in processors if "core id" in block}
@@ -129,7 +134,7 @@ def core_count(cpuinfo: str) -> tuple[int, int]:
 
 
 def caches(root: Path = ROOT) -> tuple[Cache, ...]:
-    """Caches of the first core, from sysfs; empty where it shows none (macOS, Windows, some containers)."""
+    """Return the caches of the first core, from sysfs; empty where it shows none (macOS, Windows, some containers)."""
     found = []
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
@@ -189,7 +194,7 @@ _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def detect_runtimes() -> dict[str, str]:
-    """Version per runtime that is installed, and Python's own."""
+    """Return the version of each installed runtime, and Python's own."""
     return runtimes_among(installed_versions(PACKAGES), platform.python_version())
 
 
@@ -270,7 +275,7 @@ def combine(reading: Reading, reported: frozenset[str]) -> tuple[frozenset[str],
 
 @cache
 def query_py_cpuinfo() -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """py-cpuinfo's report, read once a process; empty, with a note, on a CPU that it does not take."""
+    """Return py-cpuinfo's report, read once a process; empty, with a note, on a CPU that it does not support."""
     import cpuinfo
 
     try:
@@ -295,7 +300,7 @@ def read_system() -> Machine:
 
 
 def detect_gpus(load: Load = ctypes.CDLL) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """NVIDIA GPUs in the driver's order; with a note where there is a driver and it shows none."""
+    """Return NVIDIA GPUs in the driver's order; with a note where there is a driver and it shows none."""
     gpus, problem = read_gpus(load)
     return gpus, (problem,) if not gpus and any(mark.exists() for mark in _DRIVER_MARKS) else ()
 
@@ -313,7 +318,7 @@ def _arm_names(identity: Mapping[str, str]) -> tuple[str, str]:
 
 @cache
 def arm_parts() -> dict[str, dict[str, str]]:
-    """Implementer → "vendor" and names of cores by part, keys as /proc/cpuinfo has them."""
+    """Return implementer → "vendor" and names of cores by part, keys as /proc/cpuinfo has them."""
     return toml_table(Path(__file__).parent / "arm_parts.toml", HardwareError, "Install edgeq again")
 
 

@@ -1,4 +1,4 @@
-"""This machine with the profile that fits it, as `edgeq.detect()` returns and shows it."""
+"""Pair this machine with the profile that fits it, as `edgeq.detect()` returns and shows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeq.util.display import Page
 
 @dataclass(frozen=True, repr=False)
 class Detected(Machine, Page):
-    """A machine that was detected.
+    """Describe a machine that was detected.
 
     Attributes:
         match: the profile that fits best, why, and what the machine lacks for each better one.

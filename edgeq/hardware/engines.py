@@ -1,4 +1,4 @@
-"""Engines on this machine, from package metadata: no plug-in is imported or loaded on the way."""
+"""Find engines on this machine from package metadata, without importing or loading a plug-in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from edgeq.run.engines import DEFAULT, Engine
 
 @dataclass(frozen=True)
 class Installed:
-    """An engine on another machine: version of its package, and what is known against it; see `EngineState`."""
+    """Describe an engine on another machine: version of its package, and what is known against it; see
+    `EngineState`.
+    """
 
     version: str = ""
     problem: str = ""
@@ -33,7 +35,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class EngineState:
-    """One engine here.
+    """Describe the state of one engine here.
 
     Attributes:
         version: of the package that brings it; "" where none is installed.
@@ -113,7 +115,9 @@ def _installed(engines: Mapping[str, Engine]) -> dict[str, Installed]:
 
 
 def hardware_problem(engine: Engine, machine: Machine, version: str) -> str:
-    """Why that version of `engine` has no hardware on `machine`, which is no fault of either; "" where it may have."""
+    """Return why that version of `engine` has no hardware on `machine`, which is a fault of neither; "" where it may
+    have.
+    """
     return gpu_problem(engine, machine) or vendor_problem(_form(engine, machine), version, machine.vendor)
 
 
@@ -123,7 +127,7 @@ def _form(engine: Engine, machine: Machine) -> EngineSpec:
 
 
 def gpu_problem(engine: Engine, machine: Machine) -> str:
-    """Why no NVIDIA GPU of `machine` is one that `engine` runs on; "" where one is, and where it needs none."""
+    """Return why `engine` runs on no NVIDIA GPU of `machine`; "" where it runs on one, and where it needs none."""
     if not engine.compute_capabilities or any(_takes(engine, gpu) for gpu in machine.gpus):
         return ""
     wanted = ", ".join(engine.compute_capabilities).replace("+", " or newer")

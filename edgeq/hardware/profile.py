@@ -1,4 +1,4 @@
-"""Profiles: what a class of hardware is, and how it wants models quantized. Data, from profiles/*.toml.
+"""Describe profiles: a class of hardware, and how it wants models quantized. Data, from profiles/*.toml.
 
 A profile requires raw features, never a CPU's family or marketing name. It may extend another one: requirements add
 up, tables are merged key by key, and what it does not say it inherits. Among the profiles whose requirements a
@@ -36,7 +36,7 @@ Version = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})*$", descriptio
 
 @dataclass(frozen=True)
 class Document:
-    """One TOML file, or several merged into one: its name, its content, and the files it comes from."""
+    """Hold one TOML file, or several merged into one: its name, its content, and the files it comes from."""
 
     name: str
     content: Mapping[str, Any]
@@ -88,12 +88,12 @@ def _toml_files(folder: Path) -> list[Path]:
 
 
 def overlay(below: Document, above: Document) -> Document:
-    """`above` over `below`: tables are merged key by key, everything else replaced."""
+    """Return `above` over `below`: tables are merged key by key, everything else is replaced."""
     return Document(above.name, merge(below.content, above.content), (*below.files, *above.files))
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables key by key, recursively; everything else from `above`."""
+    """Return tables merged key by key, recursively; everything else comes from `above`."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -121,7 +121,7 @@ _Search = _table("Search", {**dict.fromkeys(_HINTS, Values), "session_options": 
 
 @dataclass(frozen=True)
 class Qemu:
-    """How qemu runs what the profile describes."""
+    """Describe how qemu runs what the profile describes."""
 
     arch: Text | None = None
     cpu: Text | None = None
@@ -130,7 +130,7 @@ class Qemu:
 
 @dataclass(frozen=True)
 class Emulate:
-    """[emulate]: how to run the kernels elsewhere."""
+    """Describe [emulate]: how to run the kernels elsewhere."""
 
     qemu: Qemu | None = None
     mask: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ REMEDIES = ("fit_pairs", "fit_seen", "reduce_range", "weight_type")
 
 @dataclass(frozen=True)
 class Hazards:
-    """[hazards]: what kernels of this hardware do wrong or slowly; see `edgeq.hardware.profile.Profile`."""
+    """Describe [hazards]: what kernels of this hardware do wrong or slowly; see `edgeq.hardware.profile.Profile`."""
 
     saturates_int16: tuple[Pair, ...] = ()
     remedy_cost: Mapping[str, Positive] | None = None
@@ -161,7 +161,7 @@ class Hazards:
 
 @dataclass(frozen=True)
 class Choices:
-    """What profiles and targets both may say."""
+    """Define what profiles and targets may both say."""
 
     title: Text | None = None
     extends: Text | None = None
@@ -180,7 +180,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class ProfileFile(Choices):
-    """profiles/*.toml."""
+    """Define profiles/*.toml."""
 
     requires: tuple[str, ...] = ()
     requires_runtimes: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ class ProfileFile(Choices):
 
 @dataclass(frozen=True)
 class Runtime:
-    """[runtime]: versions that the place has."""
+    """Describe [runtime]: versions that the place has."""
 
     onnxruntime: Version | None = None
     tensorrt: Version | None = None
@@ -200,8 +200,9 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Device:
-    """[device]: cores, memory in MiB, the GPU's compute capability, the engine that runs models there where its backend
-    builds for several, and what a compiler or simulator of the device is set to."""
+    """Describe [device]: cores, memory in MiB, the GPU's compute capability, the engine that runs models there where
+    its backend builds for several, and the settings of a compiler or simulator of the device.
+    """
 
     cores: Above0 | None = None
     memory_mib: Above0 | None = None
@@ -212,7 +213,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Systolic:
-    """[systolic]: the array's size in processing elements, its memories in KiB or rows, its number types."""
+    """Describe [systolic]: the array's size in processing elements, its memories in KiB or rows, its number types."""
 
     dim: int | None = None
     scratchpad_kib: int | None = None
@@ -229,7 +230,7 @@ class Systolic:
 
 @dataclass(frozen=True)
 class TargetFile(Choices):
-    """targets/*.toml."""
+    """Define targets/*.toml."""
 
     features: tuple[str, ...] = ()
     runtime: Runtime | None = None
@@ -239,11 +240,11 @@ class TargetFile(Choices):
 
 @dataclass(frozen=True)
 class EitherFile(TargetFile, ProfileFile):
-    """A file of which it is not yet known whether it is a profile or a target."""
+    """Describe a file that may be either a profile or a target."""
 
 
 def default_folders(name: str) -> tuple[Path, ...]:
-    """Shipped first, then those of plug-ins, then the user's; each is merged over those before."""
+    """Return the folders: shipped first, then those of plug-ins, then the user's; each is merged over those before."""
     own = user_folder("config")
     return shipped(name), *data_folders(name), *([own / name] if own is not None else [])
 
@@ -283,7 +284,7 @@ def check_values(document: Document) -> None:
     for name in document.content.get("hazards", {}).get("remedy_cost", {}):
         if name not in REMEDIES and session_problem(name, "1", references=False):
             raise HardwareError(
-                f"{document.file}: hazards.remedy_cost has {name!r}, which is no mitigation", suggest(name, REMEDIES)
+                f"{document.file}: hazards.remedy_cost has {name!r}, which is not a mitigation", suggest(name, REMEDIES)
             )
     chosen = document.content.get("scheme", {}).get("session_options", {})
     tried = document.content.get("search", {}).get("session_options", {})
@@ -297,15 +298,15 @@ def check_values(document: Document) -> None:
 
 
 def explain_override(document: Document) -> Document:
-    """`document` with a "why" and "source" for every scheme field that it sets without one."""
+    """Return `document` with a "why" and "source" for every scheme field that it sets without one."""
     fields = [*document.content.get("scheme", {}), *(["dynamic"] if "dynamic" in document.content else [])]
     sources = dict.fromkeys(fields, f"set in {document.file}")
     return dataclasses.replace(document, content=merge({"why": sources, "source": sources}, document.content))
 
 
 def inherit(document: Document, documents: Mapping[str, Document]) -> Document:
-    """`document` over everything that it extends. Requirements add up; everything else is overridden, but for an
-    architecture that is not "any". Architecture and features are in the one spelling in which devices report theirs.
+    """Return `document` over everything that it extends. Requirements add up; everything else is overridden, but for an
+    architecture that is not "any". Architecture and features use the one spelling in which devices report theirs.
 
     Raises:
         HardwareError: it extends what is unknown, itself, or something for another architecture.
@@ -346,7 +347,7 @@ def _architecture(chain: Sequence[Document]) -> str:
 
 @dataclass(frozen=True)
 class Profile(Displayed):
-    """One hardware class.
+    """Describe one hardware class.
 
     Attributes:
         name: the file's name without suffix.
@@ -424,8 +425,9 @@ class Profile(Displayed):
 
 @dataclass(frozen=True)
 class ProfileMatch:
-    """The profile that fits best, why it fits, and what the machine lacks for each better-ranked one (closest rank
-    first)."""
+    """Name the profile that fits best, why it fits, and what the machine lacks for each better-ranked one (closest
+    rank first).
+    """
 
     profile: Profile
     reasons: tuple[str, ...]
@@ -555,7 +557,8 @@ def _checked_scheme(document: Document, table: str, fields: Mapping[str, Any]) -
 
 
 def refuse_ties(profiles: Sequence[Profile]) -> None:
-    """Among profiles that one machine could fit, ranks differ, and requiring more means ranking higher.
+    """Refuse profiles that one machine could fit and that have equal ranks, or where requiring more does not rank
+    higher.
 
     Raises:
         HardwareError: with the file whose rank is wrong, and why.

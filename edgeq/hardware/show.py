@@ -1,4 +1,4 @@
-"""Machines, profiles and targets as plain values for --json, and as lines for people."""
+"""Show machines, profiles and targets as plain values for --json, and as lines for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Targets: where a model goes. A profile, a runtime, and what is known of the device. Data, from targets/*.toml.
+"""Describe targets: where a model goes. A profile, a runtime, and what is known of the device. Data, from
+targets/*.toml.
 
 A target extends one profile and may override its choices. "auto" in place of the profile's name means: the profile
 that fits the machine at hand.
@@ -26,7 +27,7 @@ THIS_MACHINE = "this-machine"
 
 @dataclass(frozen=True)
 class Target(Displayed):
-    """One place to deploy to.
+    """Describe one place to deploy to.
 
     Attributes:
         name: the file's name without suffix, or the profile's name.
@@ -89,7 +90,7 @@ def as_targets(given: str | Path | Sequence[str | Path]) -> tuple[str | Path, ..
 
 
 def named_target(name: str, machine: Machine | None = None) -> Target:
-    """`resolve` for a name that nobody typed, such as that in a bundle: it never is a path.
+    """Return `resolve` for a name that nobody typed, such as one in a bundle: it is never a path.
 
     Raises:
         HardwareError: unknown, with the nearest name.

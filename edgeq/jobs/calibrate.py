@@ -1,4 +1,6 @@
-"""`edgeq.calibrate`: statistics of a user's model, with checkpoints; and merging the statistics of several machines."""
+"""Implement `edgeq.calibrate`: statistics of a user's model, with checkpoints, and merging the statistics of several
+machines.
+"""
 
 from __future__ import annotations
 
@@ -166,13 +168,15 @@ def _recorded(prepared: PreparedModel, model: Path, skip: Sequence[str]) -> tupl
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from "500MB", "2 GiB", "1e9" or plain digits; decimal prefixes are powers of ten, binary ones of two."""
+    """Return bytes from "500MB", "2 GiB", "1e9" or plain digits; decimal prefixes are powers of ten, binary ones of
+    two.
+    """
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     try:
         number = float(match[1]) if match else 0.0
     except ValueError:
         number = 0.0
     if match is None or not 1 <= number < 1e18:
-        raise UsageError(f"--memory {text!r} is no size", "Write 500MB or 2GB")
+        raise UsageError(f"--memory {text!r} is not a size", "Write 500MB or 2GB")
     power = " kmgt".index(match[2] or " ")
     return int(number * (1024 if match[3] else 1000) ** power)

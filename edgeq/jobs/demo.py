@@ -1,4 +1,4 @@
-"""The main job on the embedded demo model: detect, calibrate, quantize, bundle, verify, bench."""
+"""Run the main job on the embedded demo model: detect, calibrate, quantize, bundle, verify, bench."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgeq.util.outputs import output_directory, read_object
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the closing table. Latencies in milliseconds, single stream."""
+    """Hold one line of the closing table. Latencies in milliseconds, single stream."""
 
     name: str
     p50_ms: float
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What each step of the main job gave."""
+    """Hold what each step of the main job gave."""
 
     machine: Machine
     match: ProfileMatch
@@ -51,7 +51,7 @@ class Demonstration:
 
     @property
     def rows(self) -> tuple[Row, Row]:
-        """float32 and int8."""
+        """Return the rows of float32 and int8."""
         ((variant_name, variant),) = self.packaged.variants.items()
         coverage = {FLOAT: 0.0, INT8: variant.proof.coverage.int8_mac_share or 0.0}
         size = {FLOAT: demo.MODEL.stat().st_size, INT8: variant.bytes}

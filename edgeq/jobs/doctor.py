@@ -1,4 +1,4 @@
-"""`edgeq doctor`: what is installed here, what works, and, with a GPU, the real thing."""
+"""Implement `edgeq doctor`: what is installed here, what works, and, with a GPU, the real thing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def _software(machine: Machine) -> Iterator[Check]:
     both = {"onnxruntime", "onnxruntime-gpu"} <= set(machine.runtimes)
     providers = ", ".join(ort.get_available_providers())
     if both:
-        yield Check("onnxruntime", "failed", "it is installed beside onnxruntime-gpu: uninstall both, then install one")
+        yield Check(
+            "onnxruntime", "failed", "it is installed next to onnxruntime-gpu: uninstall both, then install one"
+        )
     else:
         yield Check("onnxruntime", "ok", f"{ort.__version__} with {providers}")
     names = ("faster-coco-eval", "pycocotools")

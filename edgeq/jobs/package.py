@@ -1,4 +1,4 @@
-"""`edgeq package`: quantize for any number of targets and write one bundle, or one for each."""
+"""Implement `edgeq package`: quantize for any number of targets and write one bundle, or one for each."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def _emulated(job: Job, variant: Variant, selftest: int) -> Variant:
 
 @dataclass(frozen=True)
 class Packaged(Page):
-    """What `package` did: the bundles, the variants by name in the order of a bundle, and how many models they share.
+    """Report what `package` did: the bundles, the variants by name in the order of a bundle, and how many models they
+    share.
 
     `bundle` is where all variants are, or the folder of one bundle for each.
     """

@@ -1,4 +1,4 @@
-"""`edgeq quantize`: one model, one target, one proven artifact."""
+"""Implement `edgeq quantize`: one model, one target, one proven artifact."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ONNX = ".onnx"
 
 @dataclass(frozen=True)
 class Quantized(Page):
-    """What `quantize` did.
+    """Report what `quantize` did.
 
     Attributes:
         output: the quantized model.

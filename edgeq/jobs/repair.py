@@ -18,7 +18,7 @@ from edgeq.tune.ladder import climb
 
 @dataclass(frozen=True)
 class Repairer:
-    """Repairs the builds of one job, those that several targets have alike once.
+    """Repair the builds of one job; those that several targets share are repaired once.
 
     Attributes:
         effort: what a repair may take; None takes every plain build as it is.

@@ -1,4 +1,6 @@
-"""`edgeq tune`: from a model and data to a bundle with the best candidate, and the record of how it was found."""
+"""Implement `edgeq tune`: from a model and data to a bundle with the best candidate, and the record of how it was
+found.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ from edgeq.util.records import plain
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would try: `--dry-run`.
+    """Describe what a run would try: `--dry-run`.
 
     Attributes:
         candidates: kernel choices, in the order in which they are built.
@@ -247,7 +249,7 @@ _RESERVED = (0.05, 0.25)
 
 @dataclass(frozen=True)
 class Tuned(Page):
-    """What `tune` did.
+    """Report what `tune` did.
 
     Attributes:
         bundle: where it lies.
@@ -326,7 +328,7 @@ def tune(
         fix: as `edgeq.quantize`.
         clock: another machine, where all is timed and every candidate's answers are checked; the target then is that
             machine's. What is built, and its accuracy, is found here.
-        resume: go on from the journal of an interrupted run, which lies beside `output`.
+        resume: go on from the journal of an interrupted run, which lies next to `output`.
         with_float, selftest, force: as `edgeq.package`.
         workers: a number of processes to share the samples among, or the address of a Dask scheduler; what is timed is
             timed here.

@@ -1,4 +1,4 @@
-"""Accuracy against labels, and against another model, of one or several sessions in one pass over the samples.
+"""Measure accuracy against labels, and against another model, for one or several sessions in one pass over the samples.
 
 The pass can be shared among workers, and it can be timed: accuracy and latency both need each model to run about a
 hundred times, so the runs that are timed are the evaluation's: what the race asks for next is the next sample. Models
@@ -40,7 +40,7 @@ from edgeq.util.records import Count, Finite
 
 @dataclass(frozen=True)
 class Accuracy(Displayed):
-    """Accuracy of one model, as a task measured it.
+    """Hold the accuracy of one model, as a task measured it.
 
     Attributes:
         metrics: metric name → value, in the order the task gives.
@@ -65,7 +65,7 @@ class Accuracy(Displayed):
 
     @property
     def value(self) -> float:
-        """The primary metric's value."""
+        """Return the primary metric's value."""
         return self.metrics[self.primary]
 
     def loss_against(self, reference: Accuracy) -> float:
@@ -81,7 +81,9 @@ class Accuracy(Displayed):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy per session name (where a task was given) and agreement with the reference (where one was named)."""
+    """Hold accuracy per session name (where a task was given) and agreement with the reference (where one was
+    named).
+    """
 
     accuracy: Mapping[str, Accuracy]
     agreement: Mapping[str, Agreement]
@@ -122,7 +124,7 @@ def evaluate_sessions(
 
 @dataclass(frozen=True)
 class Collected:
-    """The sums of a `RunningEvaluation`, to be sent to another process: see `edgeq.measure.task.Meter`."""
+    """Hold the sums of a `RunningEvaluation`, to be sent to another process: see `edgeq.measure.task.Meter`."""
 
     meters: Mapping[str, Any]
     comparisons: Mapping[str, Comparison]
@@ -130,7 +132,7 @@ class Collected:
 
 
 class RunningEvaluation:
-    """A meter of each of several models, and its comparison with the reference, over the samples so far.
+    """Meter each of several models, and compare it with the reference, over the samples so far.
 
     Args:
         names: of the models.
@@ -211,7 +213,7 @@ class RunningEvaluation:
 
 @dataclass(frozen=True)
 class ModelAt:
-    """A model file or bundle, and how it is opened; without a number of threads, with one."""
+    """Describe a model file or bundle, and how it is opened; with one thread where no number is given."""
 
     path: Path
     settings: SessionSettings
@@ -220,7 +222,7 @@ class ModelAt:
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """A worker's job: the figures of `models` over a shard.
+    """Define a worker's job: the figures of `models` over a shard.
 
     Attributes:
         task: one, or name and options of one that only a user's own file can make.
@@ -261,7 +263,7 @@ def evaluate_on(
     count: int | None = None,
     progress: Progress = SILENT,
 ) -> Evaluation:
-    """`evaluate_sessions` on workers, with the same result.
+    """Run `evaluate_sessions` on workers, with the same result.
 
     Args:
         made_of: name and options of `task`, where workers are to make it themselves.
@@ -302,7 +304,7 @@ def evaluate_timed(
     known: Mapping[str, Sequence[Outputs]] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> tuple[Evaluation, Mapping[str, Distribution]]:
-    """`evaluate_sessions` in the same pass as `race`, which may end before or after the samples do.
+    """Run `evaluate_sessions` in the same pass as `race`, which may end before or after the samples do.
 
     Samples of another shape than the first one's are judged, not timed: the models would be timed on different work.
     So are all where a session is in another process, which is timed there, on the first sample.
@@ -441,7 +443,9 @@ def evaluate_many(
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> dict[str, Accuracy]:
-    """Accuracy of several open sessions on the same samples, each decoded once. Errors as `evaluate_sessions`."""
+    """Return the accuracy of several open sessions on the same samples, each decoded once. Errors as
+    `evaluate_sessions`.
+    """
     return dict(
         evaluate_sessions(sessions, samples, task=task, settings=settings, progress=progress, count=count).accuracy,
     )
@@ -456,7 +460,7 @@ def evaluate(
     progress: Progress = SILENT,
     count: int | None = None,
 ) -> Accuracy:
-    """Accuracy of a model file, a bundle, a serialized model or an open session.
+    """Return the accuracy of a model file, a bundle, a serialized model or an open session.
 
     Args:
         model: a bundle runs with the options that it carries; for an open session `settings` only records how it was
@@ -467,7 +471,7 @@ def evaluate(
         count: take at most so many samples.
 
     Raises:
-        UsageError: an unknown task, something that is no model, or samples that an open session cannot open.
+        UsageError: an unknown task, something that is not a model, or samples that an open session cannot open.
         ModelError, BundleError, RuntimeUnavailableError: the model cannot be opened.
         DataError, CheckFailedError: as `evaluate_sessions`.
     """

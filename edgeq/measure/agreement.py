@@ -48,7 +48,7 @@ from edgeq.util.records import Amount, Count, Finite, NullIsInfinite, Share, com
 
 @dataclass(frozen=True)
 class SliceAgreement:
-    """Agreement of a part of an output whose values have a unit of their own.
+    """Hold the agreement of a part of an output whose values have a unit of their own.
 
     Attributes:
         axis, first, last: the indices `first` to `last` along `axis`.
@@ -72,7 +72,7 @@ class SliceAgreement:
 
 @dataclass(frozen=True)
 class OutputAgreement:
-    """Agreement of one output.
+    """Hold the agreement of one output.
 
     Attributes:
         name: the output.
@@ -143,7 +143,7 @@ class OutputAgreement:
 
 @dataclass(frozen=True)
 class Agreement(Displayed):
-    """Agreement of all outputs that both models have and that hold numbers, over `count` samples."""
+    """Hold the agreement of all numeric outputs that both models have, over `count` samples."""
 
     outputs: tuple[OutputAgreement, ...]
     count: Count = 0
@@ -186,12 +186,12 @@ class Agreement(Displayed):
 
     @computed
     def top1(self) -> float | None:
-        """The worst output's top-1 agreement; None where no output holds class scores."""
+        """Return the worst output's top-1 agreement; None where no output is a set of class scores."""
         return min((output.top1 for output in self.outputs if output.top1 is not None), default=None)
 
     @computed
     def same(self) -> float | None:
-        """The worst output's share of equal elements; None where an output holds more than indices."""
+        """Return the worst output's share of equal elements; None where an output has more than indices."""
         found = [output.same for output in self.outputs if output.same is not None]
         return min(found) if found and len(found) == len(self.outputs) else None
 
@@ -214,7 +214,7 @@ _LEAST_CONFIDENCE = 0.1
 
 @dataclass
 class ClassScores:
-    """Facts about one output from its rows seen so far.
+    """Collect facts about one output from its rows seen so far.
 
     Attributes:
         shaped: whether every array was shaped like class scores.
@@ -288,7 +288,7 @@ def is_class_scores(array: NDArray[Any]) -> bool:
 
 
 def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows that are not negative and sum to one as they are; the softmax of others. [N, C] → [N, C]."""
+    """Return rows that are not negative and sum to one unchanged; the softmax of others. [N, C] → [N, C]."""
     if scores.min() >= -1e-6 and np.abs(scores.sum(1) - 1).max() <= 1e-3:
         return scores
     finite = np.nan_to_num(scores, nan=np.finfo(np.float64).min, posinf=1e30)
@@ -328,17 +328,17 @@ Outputs = Mapping[str, NDArray[Any]]
 
 
 class Session(Protocol):
-    """The part of `onnxruntime.InferenceSession` that measuring needs."""
+    """Define the part of `onnxruntime.InferenceSession` that measuring needs."""
 
     def get_outputs(self) -> Sequence[Any]:
-        """Objects with the `name` of each output."""
+        """Return objects with the `name` of each output."""
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> Sequence[Any]:
-        """The named outputs (None for all) of one inference."""
+        """Return the named outputs (None for all) of one inference."""
 
 
 def infer(session: Session, sample: Sample, *, model: str = "the model") -> Outputs:
-    """Run one sample. Outputs that are no tensors become one array each, as `edgeq_device.arrays.one_array` has it.
+    """Run one sample. Outputs that are not tensors become one array each, as `edgeq_device.arrays.one_array` has it.
 
     Raises:
         DataError: the session refuses the sample's names, dtypes or shapes.

@@ -47,7 +47,7 @@ from edgeq.util.registry import device_errors
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """An open session and what is known about it.
+    """Hold an open session and what is known about it.
 
     Attributes:
         path: as given.
@@ -70,23 +70,23 @@ class LoadedModel:
 
     @property
     def folder(self) -> Path:
-        """The folder of the external weights of `model`."""
+        """Return the folder of the external weights of `model`."""
         return Path(self.settings.config.get(EXTERNAL_FOLDER, self.model.parent))
 
     @property
     def name(self) -> str:
-        """The path and the variant, for messages."""
+        """Return the path and the variant, for messages."""
         return str(self.path) if self.variant is None else f"{self.path} ({self.variant})"
 
 
 class Opener(Protocol):
-    """Opens models where they are to run: here, or on a board."""
+    """Open models where they are to run: here, or on a board."""
 
     def open(self, model: Path, settings: SessionSettings) -> Any:
-        """A session of a model file."""
+        """Return a session of a model file."""
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, Any]:
-        """The name of the variant that runs there (or that is named), and its session."""
+        """Return the name of the variant that runs there (or that is named), and its session."""
 
 
 def is_bundle(path: Path) -> bool:
@@ -208,7 +208,9 @@ def variant_settings(variant: Variant, settings: SessionSettings | None = None) 
 
 
 def variant_preprocessing(variant: Variant) -> Mapping[str, Any] | None:
-    """A variant's preprocessing. A bundle is untrusted input: it must not name a file of labels on this machine."""
+    """Return a variant's preprocessing. A bundle is untrusted input: it must not name a file of labels on this
+    machine.
+    """
     plain = variant.info.get("preprocessing")
     if not isinstance(plain, Mapping):
         return None
@@ -224,7 +226,7 @@ SAMPLES = 32
 
 @dataclass(frozen=True)
 class BenchData(Displayed):
-    """The source of the samples.
+    """Say where the samples come from.
 
     Attributes:
         source: what `edgeq.data.samples.open_samples` takes; None makes inputs up, or takes a bundle's self-test's.
@@ -241,7 +243,7 @@ class BenchData(Displayed):
 
 @dataclass(frozen=True)
 class Workload:
-    """Settings and samples to time models with.
+    """Hold settings and samples to time models with.
 
     Attributes:
         samples: None takes those of a bundle's self-test, or made-up ones.
@@ -254,7 +256,7 @@ class Workload:
 
 
 class BenchPlace(Protocol):
-    """A place other than this machine for a benchmark to run."""
+    """Run a benchmark in a place other than this machine."""
 
     def models(self, models: Mapping[str, tuple[Path, SessionSettings]], work: Workload) -> Measurement:
         """Measure model files side by side."""
@@ -418,7 +420,7 @@ def runners(sessions: Mapping[str, Sequence[Any]], feeds: Sequence[Mapping[str, 
 
 
 def race(models: Mapping[str, Sequence[Runner]], on_round: Callable[[], None]) -> Mapping[str, Distribution]:
-    """Latencies of models, measured in turns.
+    """Return the latencies of models, measured in turns.
 
     Args:
         models: name → a runner for each of its sessions.

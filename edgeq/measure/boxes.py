@@ -1,4 +1,4 @@
-"""Boxes: overlap and non-maximum suppression.
+"""Compute the overlap of boxes, and non-maximum suppression.
 
 A box is x1, y1, x2, y2 (left, top, right, bottom) in pixels.
 
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Detections:
-    """Boxes of one image: boxes float64 [N, 4], scores float64 [N], classes int64 [N]."""
+    """Hold the boxes of one image: boxes float64 [N, 4], scores float64 [N], classes int64 [N]."""
 
     boxes: Floats
     scores: Floats
@@ -53,7 +53,7 @@ class Detections:
 
 
 def best_class(boxes: NDArray[Any], scores: NDArray[Any]) -> Detections:
-    """Each box with its highest-scored class: boxes [N, 4], scores [N, classes]."""
+    """Return each box with its highest-scored class: boxes [N, 4], scores [N, classes]."""
     classes = scores.argmax(axis=1)
     return Detections(
         np.asarray(boxes, np.float64),
@@ -80,7 +80,7 @@ def overlap(box: Floats, boxes: Floats) -> Floats:
 
 
 def nms(found: Detections, iou: float, limit: int) -> NDArray[np.int64]:
-    """Indices of the detections to keep, best score first, at most `limit`.
+    """Return the indices of the detections to keep, best score first, at most `limit`.
 
     From the best down, one is kept unless it overlaps a kept one of the same class by more than `iou`. Of equal
     scores the earlier goes first.
@@ -114,7 +114,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Matches:
-    """Detections of one category in one image against its objects.
+    """Match detections of one category in one image with its objects.
 
     Attributes:
         scores: of the detections, [D], descending.
@@ -160,7 +160,7 @@ def match(boxes: Floats, scores: Floats, objects: Floats, crowd: Flags) -> Match
 
 
 def mean_average_precisions(images: Sequence[Mapping[int, Matches]], chosen: Flags) -> Floats:
-    """mAP50-95 of each choice of images, [choices]; NaN where the images chosen have no object.
+    """Return the mAP50-95 of each choice of images, [choices]; NaN where the images chosen have no object.
 
     Args:
         images: matches by category; of equal scores those of the earlier image come first.
@@ -239,7 +239,7 @@ SUMMARY = MappingProxyType({"mAP50-95": 0, "mAP50": 1, "mAP75": 2, "AR100": 8})
 
 @dataclass(frozen=True)
 class Image:
-    """One annotated image: COCO id, size in pixels where the file gives it, annotations as in the file."""
+    """Hold one annotated image: COCO id, size in pixels where the file gives it, annotations as in the file."""
 
     id: int
     size: tuple[int, int] | None
@@ -248,7 +248,7 @@ class Image:
 
 @dataclass(frozen=True)
 class CocoAnnotations:
-    """An annotation file: images by `file_name`, category ids in ascending order (class index i is the i-th)."""
+    """Hold an annotation file: images by `file_name`, category ids in ascending order (class index i is the i-th)."""
 
     source: str
     images: Mapping[str, Image]
@@ -256,7 +256,7 @@ class CocoAnnotations:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def image(self, path: str) -> Image:
-        """The image of a file: the one listed with its path below the data folder, or else with its name.
+        """Return the image of a file: the one listed with its path below the data folder, or else with its name.
 
         Raises:
             DataError: none is, or several are.
@@ -338,7 +338,7 @@ def _identity(value: Any) -> int:
     """An id, which may be written as text.
 
     Raises:
-        ValueError, TypeError: it is no whole number.
+        ValueError, TypeError: it is not a whole number.
     """
     number = int(value)
     if isinstance(value, float) and value != number:
@@ -365,7 +365,7 @@ def load_package(packages: Iterable[tuple[str, str]] = PACKAGES) -> tuple[Any, A
 def mean_average_precision(
     annotations: CocoAnnotations, found: Sequence[tuple[Image, Detections]], package: tuple[Any, Any]
 ) -> dict[str, float]:
-    """COCO's box metrics over the images in `found` alone; boxes in pixels of the annotated image.
+    """Return COCO's box metrics over the images in `found` alone; boxes in pixels of the annotated image.
 
     mAP50-95: mean over categories and IoU thresholds .50:.05:.95; mAP50, mAP75 at one threshold; AR100: mean recall at
     100 detections an image. `package` is what `load_package` gives.
@@ -379,7 +379,7 @@ def mean_average_precision(
 def score_guesses(
     annotations: CocoAnnotations, images: Sequence[Image], given: Sequence[Mapping[str, Any]], package: tuple[Any, Any]
 ) -> dict[str, float]:
-    """The metrics of `mean_average_precision`, of COCO's list of results {image_id, category_id, bbox, score}.
+    """Return the metrics of `mean_average_precision` for COCO's list of results {image_id, category_id, bbox, score}.
 
     Raises:
         DataError: none of the images has an annotated object, or a result is not of that form.
@@ -392,7 +392,7 @@ def score_guesses(
     known = {image.id for image in images}
     for result in given:
         if not isinstance(result, Mapping) or not {"image_id", "category_id", "bbox", "score"} <= result.keys():
-            raise DataError(f"{result!r} is no detection", "Give {image_id, category_id, bbox, score}")
+            raise DataError(f"{result!r} is not a detection", "Give {image_id, category_id, bbox, score}")
         if result["image_id"] not in known:
             raise DataError(f"{annotations.source} has no image {result['image_id']}", "Give the images' annotations")
     dataset = {
@@ -432,7 +432,9 @@ def guesses(annotations: CocoAnnotations, found: Sequence[tuple[Image, Detection
 
 
 def match_image(annotations: CocoAnnotations, image: Image, detections: Detections) -> dict[int, Matches]:
-    """Detections of one image matched with its objects, by category id; boxes in pixels of the annotated image."""
+    """Return detections of one image matched with its objects, by category id; boxes in pixels of the annotated
+    image.
+    """
     boxes = np.concatenate([detections.boxes[:, :2], detections.boxes[:, 2:] - detections.boxes[:, :2]], axis=1)
     categories = np.array(annotations.categories, np.int64)[detections.classes]
     known = np.array([o["category_id"] for o in image.annotations], np.int64)

@@ -10,7 +10,7 @@ along every axis, and indices are put together by the scale of the reference the
     scale[i]   the larger of two ratios: of max |r| over all elements with index i, and of max r - min r over these, to
                the largest that any index has. A column that happens to lie near zero varies as its neighbours do.
                Indices whose values all lie in 0..1 (scores, probabilities) share the largest of theirs: a class that
-               never occurs is no unit of its own
+               never occurs is not a unit of its own
     known[i]   scale[i] > 2^-24, the resolution of a float32: what is smaller is taken for zero (padding)
     levels     from the largest scale down, a new one begins where the next is more than 16 times smaller than the
                level's largest. Along axes of more than 12 indices, the channels of a feature map say, it must be that
@@ -98,7 +98,7 @@ def like_slices(low: Floats, high: Floats) -> list[Run]:
 
 @dataclass
 class ExactSums:
-    """Sums of numbers that are not negative, one for each index. Each summand is rounded to 24 bits and added exactly,
+    """Sum numbers that are not negative, one sum for each index. Each summand is rounded to 24 bits and added exactly,
     so that any order gives the same.
 
     Attributes:
@@ -134,7 +134,7 @@ class ExactSums:
 
 @dataclass
 class AxisSums:
-    """The running figures of every index along one axis.
+    """Hold the running figures of every index along one axis.
 
     Attributes:
         low, high: of the reference.
@@ -160,7 +160,7 @@ class AxisSums:
 
 @dataclass
 class SliceSums:
-    """The running figures of one output by index, along every axis that all samples allow."""
+    """Hold the running figures of one output by index, along every axis that all samples allow."""
 
     axes: dict[int, AxisSums] = field(default_factory=dict)
     seen: bool = False
@@ -233,7 +233,7 @@ def _by_row(power: Floats, axis: int, rows: int) -> Floats:
 
 
 def rows(sample: Sample, outputs: dict[str, Outputs]) -> Iterator[tuple[Sample, dict[str, Outputs]]]:
-    """The real rows of a gathered batch, each as a sample with a batch of 1; any other sample as it is.
+    """Yield the real rows of a gathered batch, each as a sample with a batch of 1; any other sample as it is.
 
     Args:
         sample: gathered if its context has "rows": the contexts of the real rows, which come first.
@@ -276,7 +276,9 @@ _MOST_SLICES = 64
 
 @dataclass
 class OutputComparison:
-    """The running sums of one output, in units of the smallest float64: exact, so that parts merge in any order."""
+    """Hold the running sums of one output, in units of the smallest float64: exact, so that parts merge in any
+    order.
+    """
 
     name: str
     elements: int = 0
@@ -379,7 +381,7 @@ class OutputComparison:
 
 @dataclass
 class Comparison:
-    """The running sums of all outputs of one pair of models.
+    """Hold the running sums of all outputs of one pair of models.
 
     Attributes:
         task: which output holds class scores: a classification's. None finds out by the values, see `class_scores`.
@@ -391,8 +393,8 @@ class Comparison:
     _floats: set[str] = field(default_factory=set)
 
     def update(self, reference: Outputs, candidate: Outputs, inputs: Outputs = _NO_INPUTS, *, rows: int = 1) -> None:
-        """Add one sample, or several single rows: outputs by name, and its inputs. What is no array of numbers in both
-        is left out."""
+        """Add one sample, or several single rows: outputs by name, and its inputs. What is not an array of numbers in
+        both is left out."""
         self.count += rows
         self._floats.update(name for name, array in reference.items() if array.dtype.kind == "f")
         for name, array in reference.items():
@@ -410,7 +412,7 @@ class Comparison:
             self.outputs.setdefault(name, OutputComparison(name, slices=SliceSums())).merge(output)
 
     def result(self) -> Agreement:
-        """The figures of all outputs and samples so far."""
+        """Return the figures of all outputs and samples so far."""
         return Agreement(
             tuple(output.result(classes=self._holds_classes(output)) for output in self.outputs.values()), self.count
         )
@@ -424,7 +426,7 @@ class Comparison:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """10 log10(signal / noise) of two powers; infinity without noise, minus infinity without signal."""
+    """Return 10 log10(signal / noise) of two powers; infinity without noise, minus infinity without signal."""
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
@@ -441,7 +443,7 @@ def _units(value: float) -> int:
 
 
 def _dot(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    # Not `a @ b`: BLAS starts its threads for it, and beside a runtime that keeps the cores busy that takes a thousand
+    # Not `a @ b`: BLAS starts its threads for it, and next to a runtime that keeps the cores busy that takes a thousand
     # times as long as the sum itself.
     return float(np.einsum("i,i->", a, b))
 

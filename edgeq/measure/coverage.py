@@ -1,4 +1,4 @@
-"""Kernels and layers that ran: the source node of each, its MACs, and whether it computed on integers.
+"""Read which kernels and layers ran: the source node of each, its MACs, and whether it computed on integers.
 
 Which arithmetic really runs on integers, read off ONNX Runtime's own profile of the optimised graph.
 
@@ -51,7 +51,7 @@ TypedShape = tuple[str, list[int]]
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One run of one kernel.
+    """Describe one run of one kernel.
 
     Attributes:
         name: of the node in the optimised graph.
@@ -68,7 +68,7 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class Profile:
-    """Kernels that ran, in execution order.
+    """List the kernels that ran, in execution order.
 
     Attributes:
         kernels: of all runs, one after the other.
@@ -126,13 +126,13 @@ def timed_profile(
     runs: int = RUNS,
     opener: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> Profile:
-    """`profile` with each kernel once, at its `typical` time over `runs` runs behind a warm-up."""
+    """Return `profile` with each kernel once, at its `typical` time over `runs` runs after a warm-up."""
     found = profile(model, settings, feed, runs=_WARM_UP + runs, opener=opener)
     return replace(found, kernels=typical(found.kernels, _WARM_UP + runs))
 
 
 def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
-    """Each kernel of `runs` runs once, in execution order, with the median of its times behind the warm-up.
+    """Return each kernel of `runs` runs once, in execution order, with the median of its times after the warm-up.
 
     The median, because it is the time of an ordinary run: a mean takes in interrupts of the system, and the shortest of
     some runs favours kernels whose time varies, such as conversions that are bound by memory. A kernel in a loop, which
@@ -149,7 +149,7 @@ def typical(kernels: Sequence[KernelRun], runs: int) -> tuple[KernelRun, ...]:
 
 
 def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
-    """The runs of kernels among the events of a profile, which are what its JSON holds."""
+    """Return the kernel runs among the events of a profile, as its JSON lists them."""
     return tuple(
         KernelRun(
             event["name"].removesuffix(_SUFFIX),
@@ -165,7 +165,7 @@ def kernel_runs(events: Iterable[Mapping[str, Any]]) -> tuple[KernelRun, ...]:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """One layer that was executed.
+    """Describe one layer that was executed.
 
     Attributes:
         name: of the node that it was made of, as far as the engine keeps names.
@@ -190,7 +190,7 @@ def engine_profile(
     *,
     opener: Callable[[Path, SessionSettings], Any] | None = None,
 ) -> tuple[tuple[EngineLayer, ...], tuple[KernelRun, ...]]:
-    """The layers of one inference in the engine, and the kernels of what it left to onnxruntime.
+    """Return the layers of one inference in the engine, and the kernels of what it left to onnxruntime.
 
     Args:
         engine: that of `settings`, whose graph can be seen.
@@ -211,7 +211,7 @@ def engine_profile(
 
 
 def layers_of(events: Iterable[Mapping[str, Any]], graph: ExecutionGraph) -> tuple[EngineLayer, ...]:
-    """The layers among the events of a profile, in the order of execution, each once."""
+    """Return the layers among the events of a profile, in execution order, each once."""
     found: dict[str, EngineLayer] = {}
     for event in events:
         args = event.get("args", {})
@@ -242,8 +242,9 @@ _RENAMED = re.compile(
 
 @dataclass(frozen=True)
 class NodeRun:
-    """One kernel that ran: its name in the optimised graph, the source node it stands for, its MACs and input dtype;
-    of a plug-in engine also the precision."""
+    """Describe one kernel that ran: its name in the optimised graph, the source node it stands for, its MACs and
+    input dtype; of a plug-in engine also the precision.
+    """
 
     name: str
     source: str
@@ -254,7 +255,7 @@ class NodeRun:
 
 
 def aliases(source: ir.Model, macs: Mapping[str, int]) -> dict[str, str]:
-    """Names under which ONNX Runtime may run a source node → that node's name.
+    """Return the names under which ONNX Runtime may run a source node → that node's name.
 
     Fusions name the fused kernel after the node, its output tensor, or the activation that it swallowed.
     """
@@ -346,7 +347,7 @@ def layer_runs(
 
 
 def source_name(name: str, known: Collection[str]) -> str:
-    """`name` without what was appended to it, as far as that leads to a known one."""
+    """Return `name` without what was appended to it, as far as that leads to a known one."""
     while name not in known and (shorter := _RENAMED.sub("", name)) != name:
         name = shorter
     return name
@@ -384,7 +385,7 @@ def _macs_from_shapes(
 
 
 def sized_macs(source: ir.Model, feed: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """`node_macs` of an inference on `feed`."""
+    """Return `node_macs` of an inference on `feed`."""
     return node_macs(sized(source, {name: array.shape for name, array in feed.items()}))
 
 
@@ -393,7 +394,7 @@ Basis = Literal["", "native", "emulated", "modelled", "forecast", "unknown"]
 
 @dataclass(frozen=True)
 class FloatNode:
-    """A node that ran in float, in which precision where that is known, and why."""
+    """Describe a node that ran in float, in which precision where that is known, and why."""
 
     name: str
     op_type: str
@@ -404,7 +405,7 @@ class FloatNode:
 
 @dataclass(frozen=True)
 class OperatorCoverage:
-    """Kernels of one type that ran on integers and in float: how many, and their MACs."""
+    """Count kernels of one type that ran on integers and in float, with their MACs."""
 
     op_type: str
     int8_macs: Count = 0
@@ -420,7 +421,7 @@ HERE = "this machine"
 
 @dataclass(frozen=True)
 class Coverage(Displayed):
-    """The share of multiply-accumulates that ran on integers, and what did not.
+    """Hold the share of multiply-accumulates that ran on integers, and what did not.
 
     Attributes:
         basis: what it rests on: the target's kernels themselves ("native"), emulated, or an exact model of them; a
@@ -468,13 +469,13 @@ class Coverage(Displayed):
 
     @property
     def origin(self) -> str:
-        """On what the share rests, to follow it in a sentence; "" for onnxruntime's kernels on this machine."""
+        """Return a clause on what the share rests on; "" for onnxruntime's kernels on this machine."""
         if self.basis == "forecast":
             return f"a forecast by {self.how}, not measured"
         return f"measured on {self.how}" if self.measured and self.how not in ("", HERE) else ""
 
     def summary(self) -> str:
-        """The share and what it rests on, one line."""
+        """Return one line: the share and what it rests on."""
         if self.int8_mac_share is None:
             return f"not known: {self.how}"
         about = "about " if self.basis == "forecast" else ""
@@ -581,7 +582,7 @@ def forecast_coverage(predicted: Sequence[NodePrediction], macs: Mapping[str, in
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel: the source node that it stands for, its operator in the optimised graph, microseconds a run.
+    """Describe one kernel: the source node that it stands for, its operator in the optimised graph, microseconds a run.
 
     The profiler costs about a microsecond a kernel, so these are for comparing layers; `bench` measures latency.
     """
@@ -628,7 +629,7 @@ _STRENGTH = {kind: place for place, kind in enumerate(get_args(CheckKind))}
 
 @dataclass(frozen=True)
 class Check:
-    """One check of one artifact for one target.
+    """Describe one check of one artifact for one target.
 
     Attributes:
         name: "load", "coverage", "accuracy", "self-test", "saturation", "kernels".
@@ -647,7 +648,9 @@ class Check:
 
 
 def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """One check of each name, the one nearest to the hardware; of two of a kind the later. In the order of names."""
+    """Return one check of each name, the one nearest to the hardware; of two of a kind the later. In the order of
+    names.
+    """
     best: dict[str, Check] = {}
     for check in checks:
         known = best.get(check.name)
@@ -657,7 +660,7 @@ def strongest(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 
 def summarise(checks: Iterable[Check]) -> str:
-    """The checks by kind, in one line."""
+    """Return the checks by kind, in one line."""
     by_kind: dict[str, list[str]] = {}
     for check in checks:
         by_kind.setdefault("not on its kernels" if check.kind == "none" else check.kind, []).append(check.name)
@@ -671,14 +674,14 @@ def inspect(
     shapes: Mapping[str, Sequence[int]] | None = None,
     progress: Progress = SILENT,
 ) -> ModelReport:
-    """A model's operators, shapes and multiply-accumulates, and a forecast of what runs in int8 on each target.
+    """Return a model's operators, shapes and multiply-accumulates, and a forecast of what runs in int8 on each target.
 
     Args:
         targets: names of targets or profiles, or paths to TOML files, one or several; "auto" is this machine.
         shapes: sizes of inputs, where they are open, to count multiply-accumulates with.
 
     Raises:
-        UsageError: `model` is no path.
+        UsageError: `model` is not a path.
         ModelError: not a model, or one that cannot be prepared for a forecast.
         HardwareError: an unknown target.
     """

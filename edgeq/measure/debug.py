@@ -1,4 +1,4 @@
-"""`edgeq.debug`: a float model and its quantized form, layer by layer.
+"""Implement `edgeq.debug`: compare a float model and its quantized form, layer by layer.
 
 An engine is held against onnxruntime's CPU kernels, tensor by tensor, to see where their answers part. Both run the
 same file, so what differs is arithmetic alone. Every tensor that is quantized is given out by a DequantizeLinear of its
@@ -65,7 +65,7 @@ _CLEAN_DB = 60.0
 
 @dataclass(frozen=True)
 class Reference:
-    """A float model to compare with.
+    """Hold a float model to compare with.
 
     Attributes:
         graph: the model.
@@ -95,7 +95,7 @@ def find_reference(
 
     Raises:
         UsageError: the model at `path` is quantized, or no float model of this quantized one.
-        ModelError: it is no model.
+        ModelError: it is not a model.
     """
     given = GraphIndex(read_model(path))
     if is_quantized(given.model):
@@ -143,7 +143,7 @@ _VERDICTS: Mapping[Closeness, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis(Page):
-    """The outcome of `edgeq.debug`.
+    """Hold the outcome of `edgeq.debug`.
 
     Attributes:
         float_model, quantized, data: as `edgeq.debug` was given them.
@@ -178,12 +178,12 @@ class Diagnosis(Page):
 
     @property
     def verdict(self) -> Closeness:
-        """ "healthy", "noisy" or "poor", by the worst output, or slice of one, of the session that ships."""
+        """Return "healthy", "noisy" or "poor", by the worst output, or slice of one, of the session that ships."""
         return closeness(self.optimised)
 
     @property
     def verdict_text(self) -> str:
-        """The verdict as a sentence."""
+        """Return the verdict as a sentence."""
         worst = self.optimised.worst
         missing = [output.name for output in self.optimised.outputs if output.mismatched and not output.compared]
         if missing or worst is None:
@@ -195,17 +195,19 @@ class Diagnosis(Page):
 
     @property
     def noise(self) -> tuple[LayerNoise, ...]:
-        """The noise that each activation's layer adds itself, in the order of the comparison."""
+        """Return the noise that each activation's layer adds itself, in the order of the comparison."""
         return tuple(activation.noise for activation in self.comparison.activations)
 
     @property
     def effects(self) -> dict[str, Agreement]:
-        """The float model's outputs with the error of one layer alone, for the layers that may cause the error."""
+        """Return the float model's outputs with the error of one layer alone, for the layers that may cause the
+        error.
+        """
         return {a.name: a.effect for a in self.comparison.activations if a.effect is not None}
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """Nodes that would keep all error sources in float."""
+        """Return the nodes to leave in float to remove all error sources."""
         return nodes_to_exclude(self.error_sources)
 
     def __brief__(self) -> dict[str, Any]:
@@ -372,7 +374,7 @@ def _loss(outputs: Mapping[str, Agreement]) -> float:
 
 
 def optimiser_warning(outputs: Mapping[str, Agreement]) -> str | None:
-    """A warning where the outputs of the optimised session are not those of the graph as written; else None."""
+    """Return a warning where the outputs of the optimised session are not those of the graph as written; else None."""
     if not abs(_loss(outputs)) > _OPTIMISER_LOSS_DB:
         return None
     optimised, written = outputs["optimised"].sqnr_db, outputs["written"].sqnr_db
@@ -406,7 +408,7 @@ def _warnings(outputs: Mapping[str, Agreement], comparison: LayerComparison) -> 
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """A tensor of the quantized model in the engine, held against the same in the CPU's kernels.
+    """Compare a tensor of the quantized model in the engine with the same in the CPU's kernels.
 
     Attributes:
         name: of the tensor, as it is before it is quantized.
@@ -427,7 +429,7 @@ class EngineLayer:
 
     @property
     def lost_db(self) -> float:
-        """The decibels lost from the tensors that the node reads to the one that it makes."""
+        """Return the decibels lost from the tensors that the node reads to the one that it makes."""
         return min(self.inputs_db, _CLEAN_DB) - min(self.sqnr_db, _CLEAN_DB)
 
 
@@ -498,7 +500,7 @@ class _Place:
     step: float
 
     def layer(self, name: str, sums: Mapping[str, OutputComparison]) -> EngineLayer:
-        """Return the figures of this tensor, beside the worst of those that its node reads."""
+        """Return the figures of this tensor, next to the worst of those that its node reads."""
         least = min((sums[read].result().sqnr_db for read in self.reads if read in sums), default=math.inf)
         node, op_type = ("", INPUT) if self.node is None else (str(self.node.name), self.node.op_type)
         return EngineLayer(name, node, op_type, sums[name].result().sqnr_db, least, None, self.steps(sums[name]))

@@ -1,4 +1,4 @@
-"""Detector heads: from a model's raw outputs to candidate boxes. Each head is a function and its `Decoder`.
+"""Decode detector heads: from a model's raw outputs to candidate boxes. Each head is a function and its `Decoder`.
 
 Plug-ins add theirs by an entry point of the group `edgeq.decoders`; "path.py:function" names a function in a file.
 """
@@ -31,7 +31,7 @@ class Decode(Protocol):
 
 @dataclass(frozen=True)
 class Decoder:
-    """One detector head.
+    """Describe one detector head.
 
     Attributes:
         name: as `--decoder` has it.
@@ -69,7 +69,7 @@ def load_decoder(name: str) -> Decode:
 
 
 def _single_image(outputs: Outputs) -> dict[str, NDArray[Any]]:
-    """Return outputs of shape [1, a, b] as [a, b]; others are no boxes or scores and are left out."""
+    """Return outputs of shape [1, a, b] as [a, b]; others are not boxes or scores and are left out."""
     return {name: array[0] for name, array in outputs.items() if array.ndim == 3 and array.shape[0] == 1}
 
 

@@ -33,7 +33,7 @@ _UNEQUAL = 4.0
 
 @dataclass(frozen=True)
 class LayerArrays:
-    """The tensors that one sample gives in each layer, by name of the float tensor.
+    """Hold the tensors that one sample gives in each layer, by name of the float tensor.
 
     Attributes:
         exact: the float model's tensor.
@@ -50,7 +50,7 @@ class LayerArrays:
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """Noise that one layer adds itself, relative to its signal's power: 10^(-SQNR/10).
+    """Hold the noise that one layer adds itself, relative to its signal's power: 10^(-SQNR/10).
 
     Attributes:
         weights: of its quantized weights.
@@ -64,12 +64,12 @@ class LayerNoise:
 
     @property
     def own(self) -> float:
-        """The noise of the layer itself, whatever it inherits."""
+        """Return the noise of the layer itself, whatever it inherits."""
         return self.weights + self.range
 
     @property
     def cause(self) -> Cause:
-        """The larger part."""
+        """Return the larger part."""
         return "weights" if self.weights > self.range else "range"
 
 
@@ -83,7 +83,7 @@ _FIGURES = written(form=_figures)
 
 @dataclass(frozen=True)
 class ActivationComparison:
-    """The figures of one activation.
+    """Hold the figures of one activation.
 
     Attributes:
         name: tensor of the float model; `computed` its tensor in the quantized one.
@@ -119,12 +119,12 @@ class ActivationComparison:
 
     @written_too
     def saturated(self) -> dict[str, float]:
-        """The shares at the two ends."""
+        """Return the shares at the two ends."""
         return {"low": self.saturated_low, "high": self.saturated_high}
 
     @written_too
     def noise(self) -> LayerNoise:
-        """The noise of its layer."""
+        """Return the noise of its layer."""
         layer, inputs, rounding = (_ratio(a) for a in (self.layer, self.inputs, self.rounding))
         # Independent errors add up in power; what neither inputs nor rounding explain is the weights'.
         own = max(0.0, layer - inputs)
@@ -133,13 +133,13 @@ class ActivationComparison:
 
     @written_too
     def output_sqnr_db(self) -> float | None:
-        """The SQNR of the outputs with the error of this layer alone, where that was followed."""
+        """Return the SQNR of the outputs with the error of this layer alone, where that was followed."""
         return None if self.effect is None else self.effect.sqnr_db
 
 
 @dataclass
 class ActivationSums:
-    """Sums over samples for one activation."""
+    """Hold sums over samples for one activation."""
 
     match: ActivationMatch
     reads: tuple[str, ...]
@@ -204,7 +204,7 @@ class ActivationSums:
 
 @dataclass(frozen=True)
 class ErrorSource:
-    """A layer that causes a large part of the error of the outputs.
+    """Describe a layer that causes a large part of the error of the outputs.
 
     Attributes:
         name: its tensor.
@@ -228,7 +228,7 @@ class ErrorSource:
 
 
 def candidates(activations: Sequence[ActivationComparison], outputs: Iterable[str], most: int) -> tuple[str, ...]:
-    """Names of up to `most` tensors whose layers may cause the error, in order of execution.
+    """Return the names of up to `most` tensors whose layers may cause the error, in order of execution.
 
     Args:
         outputs: the graph outputs.
@@ -249,7 +249,7 @@ def find_error_sources(
     outputs: Agreement,
     most: int = 10,
 ) -> tuple[ErrorSource, ...]:
-    """At most `most` layers each of which gives a good part of the noise in the outputs, worst first.
+    """Return at most `most` layers each of which gives a good part of the noise in the outputs, worst first.
 
     Args:
         outputs: of the quantized model as a whole.

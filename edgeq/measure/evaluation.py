@@ -1,4 +1,4 @@
-"""`edgeq eval` as a function: a model or bundle, data, a task, perhaps a reference, to figures.
+"""Implement `edgeq eval` as a function: a model or bundle, data, a task, perhaps a reference, to figures.
 
 Which preprocessing a model was trained with shows in its accuracy on labelled data under each candidate. That is
 measured on the float model: a wrong preprocessing costs more than any quantization, and calibration on wrongly prepared
@@ -37,7 +37,7 @@ from edgeq.util.registry import names_function
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """A model to evaluate, and on what.
+    """Describe a model to evaluate, and on what.
 
     Attributes:
         model: model file or bundle.
@@ -66,8 +66,9 @@ class EvalRequest:
 
 
 def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
-    """A request from flat options: the fields of `EvalRequest`, those of tasks (`split_task_options`), `threads`,
-    `optimization`, `session_options` (each "key=value"), and `engine` as `choose_engine` takes it."""
+    """Return a request from flat options: the fields of `EvalRequest`, those of tasks (`split_task_options`),
+    `threads`, `optimization`, `session_options` (each "key=value"), and `engine` as `choose_engine` takes it.
+    """
     options, remaining = split_task_options(given)
     settings = SessionSettings(
         config=given_options(remaining.pop("session_options")),
@@ -82,7 +83,7 @@ def request_from_options(given: Mapping[str, Any]) -> EvalRequest:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The outcome of an evaluation.
+    """Hold the outcome of an evaluation.
 
     `accuracy` and the reference's are None without a task, `agreement` without a reference; `coverage` is of a plug-in
     engine's own execution graph, else None.
@@ -100,7 +101,7 @@ class EvalResult:
 
     @property
     def loss(self) -> float | None:
-        """By how much it is worse than the reference, in the primary metric's unit."""
+        """Return how much worse it is than the reference, in the primary metric's unit."""
         if self.accuracy is None or self.reference_accuracy is None:
             return None
         return self.accuracy.loss_against(self.reference_accuracy)
@@ -243,7 +244,7 @@ PLAIN = {"divide=255,layout=model": "0..1", "none": "as they are"}
 
 @dataclass(frozen=True)
 class Try:
-    """One candidate: its accuracy, or the reason why it does not fit the data and the model."""
+    """Describe one candidate: its accuracy, or the reason why it does not fit the data and the model."""
 
     preprocess: str
     title: str
@@ -257,7 +258,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Trial:
-    """The candidates, the best first, those that do not fit last.
+    """Rank the candidates, the best first, those that do not fit last.
 
     Attributes:
         tied: the candidates (the best among them) whose difference so many samples cannot show.
@@ -318,7 +319,7 @@ def try_preprocess(
     sign = -1 if measured[0][1].higher_is_better else 1
     ranked = sorted(measured, key=lambda pair: sign * pair[1].value)  # stable: named ones first among equals
     best = ranked[0][1]
-    # Twice the standard error of a share among so many samples; none for a metric that is no share.
+    # Twice the standard error of a share among so many samples; none for a metric that is not a share.
     noise = 2 * math.sqrt(best.value * (1 - best.value) / best.count) if 0 <= best.value <= 1 else 0.0
     tied = [one.preprocess for one, accuracy in ranked if abs(accuracy.value - best.value) <= noise]
     tries = tuple(one for one, _ in (*ranked, *failed))

@@ -164,7 +164,7 @@ _WORTH_DB = 1.0
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Nodes in float, and what that gives.
+    """Describe the nodes left in float, and the effect.
 
     Attributes:
         nodes: names, in the order in which the sets were given.
@@ -181,7 +181,7 @@ def find_exclusions(pair: LayerPair, sets: Sequence[tuple[str, ...]], samples: S
     """Return what helps of `sets`, of nodes in them, and of the first 1, 2, 4 ... sets together, the best first.
 
     Sets go together in the order given, and those that help most first; these once more with the nodes around them that
-    have no multiply-accumulates: beside a node in integers, a tensor is quantized. Of two that are good, the
+    have no multiply-accumulates: next to a node in integers, a tensor is quantized. Of two that are good, the
     one with fewer nodes is the better.
 
     Args:

@@ -1,4 +1,6 @@
-"""Find what to measure where no task is named: detection by a COCO file beside the images, classification by labels."""
+"""Find what to measure where no task is named: detection by a COCO file next to the images, classification by
+labels.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def named_task(name: str | None, options: TaskOptions) -> str | None:
 
 
 def annotations_beside(source: Any) -> Path | None:
-    """Return the COCO file in the folder of the images, in the folder above, or in one called annotations beside them,
+    """Return the COCO file in the folder of the images, in the folder above, or in one called annotations next to them,
     that lists the first image; None where there is none."""
     if not isinstance(source, str | Path):
         return None
@@ -54,7 +56,7 @@ def annotations_beside(source: Any) -> Path | None:
 
 
 def find_detection(data: Data, signature: Signature, session: Session, progress: Progress = SILENT) -> Task | None:
-    """Return the task of a detector whose images have a COCO file beside them; None for any other model or data."""
+    """Return the task of a detector whose images have a COCO file next to them; None for any other model or data."""
     path = annotations_beside(data.source) if score_count(signature) is None else None
     if path is None or not detector_heads(signature, session):
         return None

@@ -1,4 +1,4 @@
-"""Latency and throughput of models on this machine: edgeq_device's benchmark, fed with edgeq's sessions.
+"""Measure latency and throughput of models on this machine: edgeq_device's benchmark, fed with edgeq's sessions.
 
 The measuring itself lives in `edgeq_device`, which travels in bundles, so that a workstation and a device run the same
 code. Its interface here is `measure_models`, and `Measurement`, the report as a value.
@@ -28,7 +28,7 @@ _SMALL_BYTES = 2**25
 
 @dataclass(frozen=True)
 class Measurement(Page):
-    """A latency measurement with everything that it was taken on and with; keys as docs/bench.md lists them.
+    """Hold a latency measurement and its conditions; keys as docs/bench.md lists them.
 
     Attributes:
         machine: CPU, architecture, system, cores, governors.
@@ -49,8 +49,9 @@ class Measurement(Page):
     report: Mapping[str, Any]
 
     def latency(self, name: str, scenario: str = "single-stream") -> Mapping[str, float]:
-        """The figures of one model: count, min_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv,
-        samples_per_s."""
+        """Return the figures of one model: count, min_ms, p50_ms, p90_ms, p99_ms, p999_ms, max_ms, mean_ms, cv,
+        samples_per_s.
+        """
         figures: Mapping[str, float] = self.scenarios[scenario]["models"][name]["latency"]
         return figures
 
@@ -75,7 +76,7 @@ class Measurement(Page):
         return self.report
 
     def text(self, *, verbose: bool = False) -> str:
-        """The table for people."""
+        """Return the table for people."""
         return "\n".join(bench_lines(self.report, verbose=verbose))
 
 
@@ -90,7 +91,7 @@ def bench_model(
     settings: SessionSettings | None = None,
     open_it: Callable[[Path, SessionSettings], Any] = open_session,
 ) -> BenchModel:
-    """A model file to measure, opened with `settings` (whose thread count the benchmark's replaces).
+    """Return a model file to measure, opened with `settings` (whose thread count the benchmark's replaces).
 
     Args:
         open_it: how; `edgeq.run.session.Engines.open` puts plug-in engines into processes of their own.
@@ -145,13 +146,13 @@ def measure_models(
 
 
 def measurement(report: Mapping[str, Any]) -> Measurement:
-    """The report of `bench_models` as a value."""
+    """Return the report of `bench_models` as a value."""
     named = ("machine", "versions", "settings", "models", "scenarios")
     return Measurement(**{name: report[name] for name in named}, notes=tuple(report["notes"]), report=report)
 
 
 def sessions_to_time(model: Path, folder: Path | None = None) -> int:
-    """Return in how many sessions to time a model, whose external data lie in `folder` (None: beside it): two of one
+    """Return in how many sessions to time a model, whose external data lie in `folder` (None: next to it): two of one
     small model differ by up to a fifth, by where their memory happens to lie."""
     return FEWEST_SESSIONS if model_bytes(model, folder) <= _SMALL_BYTES else 1
 

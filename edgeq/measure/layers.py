@@ -230,7 +230,7 @@ def _float_input(graph: ir.Graph, name: str, like: ir.DataType | None) -> ir.Val
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """Weights and activations in the float model's order of execution, over `count` samples."""
+    """Compare weights and activations in the float model's order of execution, over `count` samples."""
 
     weights: tuple[WeightComparison, ...]
     activations: tuple[ActivationComparison, ...]
@@ -238,7 +238,7 @@ class LayerComparison:
 
 
 class Accumulator(Protocol):
-    """Sums over samples of how outputs differ."""
+    """Accumulate sums over samples of how outputs differ."""
 
     def update(self, reference: Outputs, candidate: Outputs) -> None:
         """Add one sample: outputs by name, without and with the disturbance."""
@@ -249,7 +249,7 @@ T = TypeVar("T", bound=Accumulator)
 
 
 class LayerPair:
-    """A float model and its quantized form, whole and cut into layers.
+    """Pair a float model with its quantized form, whole and cut into layers.
 
     The quantized graph runs as it is written, without the runtime's fusions, because looking at a tensor would break
     them: `edgeq.measure.agreement` measures the optimised one. Nothing is kept but sums; tensors that do not
@@ -298,7 +298,7 @@ class LayerPair:
         self.given_to_float |= {exact_name(counterpart): (match, False) for counterpart, match in pairs}
 
     def _floats_only(self, matches: Sequence[ActivationMatch]) -> list[ActivationMatch]:
-        """Leave out the tensors that are no floats after all, which only the runtime may know."""
+        """Leave out the tensors that are not floats after all, which only the runtime may know."""
         types = element_types(self.float_graph)
         unknown = [match.name for match in matches if match.name not in types]
         session = self.session(self.float_graph, unknown)
@@ -479,7 +479,7 @@ def output_effects(
 
 
 class LayerRuns:
-    """Sessions for the layers that make the tensors of `part`."""
+    """Open sessions for the layers that make the tensors of `part`."""
 
     def __init__(self, pair: LayerPair, part: Sequence[ActivationMatch]) -> None:
         made = [match for match in part if not match.is_input]

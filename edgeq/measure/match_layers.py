@@ -56,7 +56,7 @@ _WEIGHT_BITS = 16
 
 @dataclass(frozen=True, eq=False)
 class IntegerUse:
-    """An integer tensor, and how the node that reads it interprets it.
+    """Describe an integer tensor, and how the node that reads it interprets it.
 
     Attributes:
         value: the tensor, an activation or a constant.
@@ -71,7 +71,7 @@ class IntegerUse:
 
 
 def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
-    """Every integer input with a constant scale of every quantized operator, in order; int32 biases too."""
+    """Yield every integer input with a constant scale of every quantized operator, in order; int32 biases too."""
     for node in graph.graph:
         for places in integer_inputs(node):
             value = node_input(node, places.value)
@@ -90,7 +90,7 @@ def integer_uses(graph: GraphIndex) -> Iterator[IntegerUse]:
 
 
 def activation_params(graph: GraphIndex) -> dict[str, QuantParams]:
-    """Integer activation → its scale and zero point, where they are constant."""
+    """Return integer activation → its scale and zero point, where they are constant."""
     found: dict[str, QuantParams] = {}
     for use in integer_uses(graph):
         if not is_constant(use.value):
@@ -151,7 +151,7 @@ def _bias(node: ir.Node) -> IntegerUse | None:
 
 @dataclass(frozen=True, eq=False)
 class WeightMatch:
-    """A weight in both models.
+    """Pair a weight in both models.
 
     Attributes:
         name: in the float model.
@@ -178,7 +178,7 @@ def _channels(worst: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """Figures of how well a quantized weight stands for the float one.
+    """Hold figures of how well a quantized weight represents the float one.
 
     Attributes:
         shape: of the float weight.
@@ -207,7 +207,8 @@ class WeightComparison:
 
 
 def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple[WeightMatch, ...]:
-    """Weights of the float model that the quantized one holds as integers, in the float model's order of execution.
+    """Return the weights of the float model that are integers in the quantized one, in the float model's order of
+    execution.
 
     Names are compared first, without what quantizers append; then the node of the same name that reads them. Per
     tensor, per channel and per block; QDQ (constants before or behind QuantizeLinear), QOperator and dynamic operators.
@@ -238,7 +239,7 @@ def match_weights(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple
 def compare_weights(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Sequence[WeightMatch]
 ) -> tuple[WeightComparison, ...]:
-    """SQNR of each weight and of its worst channels. One weight is in memory at a time."""
+    """Return the SQNR of each weight and of its worst channels. One weight is in memory at a time."""
     return tuple(_compare(float_graph, quantized_graph, match) for match in matches)
 
 
@@ -380,7 +381,7 @@ Kind = Literal["static", "dynamic", "float"]
 
 @dataclass(frozen=True, eq=False)
 class ActivationMatch:
-    """An activation in both models.
+    """Pair an activation in both models.
 
     Attributes:
         name: the tensor in the float model.
@@ -404,12 +405,12 @@ class ActivationMatch:
 
     @property
     def kind(self) -> Kind:
-        """The way it is quantized; "float" where it is not."""
+        """Return how it is quantized; "float" where it is not."""
         return "static" if self.params is not None else "dynamic" if self.dynamic else "float"
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The smallest and the largest number that it can hold; None unless its scale is static."""
+        """Return the smallest and the largest number that it can represent; None unless its scale is static."""
         return None if self.params is None else self.params.range
 
     def as_read(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -426,7 +427,7 @@ class ActivationMatch:
 
 
 def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> tuple[ActivationMatch, ...]:
-    """Activations that both models have, in the float model's order of execution, graph inputs first.
+    """Return the activations that both models have, in the float model's order of execution, graph inputs first.
 
     Tensors computed from constants alone are left out. A tensor whose type cannot be inferred is kept: only the runtime
     knows whether it holds floats (`edgeq.measure.layers.LayerPair`).
@@ -454,8 +455,10 @@ def match_activations(float_graph: GraphIndex, quantized_graph: GraphIndex) -> t
 def exact_readers(
     float_graph: GraphIndex, quantized_graph: GraphIndex, matches: Iterable[ActivationMatch]
 ) -> frozenset[tuple[str, str]]:
-    """(tensor, float node) where the quantized model's node of that name reads the tensor before it is quantized, as a
-    residual Add does beside a MatMul that quantizes its input; (tensor, "") where it is a graph output like that."""
+    """Return (tensor, float node) where the quantized model's node of that name reads the tensor before it is
+    quantized, as a residual Add does next to a MatMul that quantizes its input; (tensor, "") where it is such a
+    graph output.
+    """
     found = set()
     for match in matches:
         if match.integer or (match.params is None and not match.dynamic):

@@ -45,7 +45,7 @@ BITS = "bits"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One preprocessing and how it did."""
+    """Describe one preprocessing and its result."""
 
     preprocess: str
     value: float
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found.
+    """Describe what a search found.
 
     Attributes:
         metric: what candidates were judged by: a task's primary metric, or `BITS`.
@@ -108,7 +108,7 @@ class Search:
             first = f"{_typed(self.usual)} if the model was trained so" if self.usual else several
             return (
                 f"Type --preprocess {first} (its outputs are those of {' or '.join(self.heads)}), or put the COCO "
-                "annotations of the images beside them, as a .json file: mAP then decides"
+                "annotations of the images next to them, as a .json file: mAP then decides"
             )
         if not self.ranked or self.ranked[0].value <= 0:
             listed = ", ".join(map(_typed, self.fitting[:_SHOWN]))
@@ -283,7 +283,7 @@ def open_or_search(
     progress: Progress = SILENT,
     **how: Any,
 ) -> Samples:
-    """Open samples; where no preprocessing is named for images, by the one that labels decide on: a COCO file beside
+    """Open samples; where no preprocessing is named for images, by the one that labels decide on: a COCO file next to
     the images of a detector, if `task` names nothing else.
 
     Args:

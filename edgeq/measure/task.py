@@ -32,7 +32,7 @@ from edgeq.util.registry import TASKS, Registry, load_function, names_function
 
 
 class Meter(Protocol):
-    """Collects one model's outputs over the samples.
+    """Collect one model's outputs over the samples.
 
     How sure a loss is, is found by computing the primary metric over random halves of the samples, with a meter for
     each half (`ResampledMeter`). A meter may have one of two more methods, which make that exact or cheap:
@@ -53,11 +53,11 @@ class Meter(Protocol):
         """Take the outputs for one sample. DataError where the sample has not the label that the task needs."""
 
     def result(self) -> Mapping[str, float]:
-        """Metric name → value, after the last sample."""
+        """Return metric name → value, after the last sample."""
 
 
 class Task(Protocol):
-    """A kind of accuracy. A value: `start` gives a fresh meter, so that several models can share one pass.
+    """Define a kind of accuracy. A value: `start` gives a fresh meter, so that several models can share one pass.
 
     A task may also have `classes`, true where the output that it looks at (its attribute `output`, or the only one)
     holds class scores: only then is the share of samples with the same top-1 of interest.
@@ -65,21 +65,21 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """The name on the command line."""
+        """Return the name on the command line."""
         ...
 
     @property
     def primary(self) -> str:
-        """The metric that decides."""
+        """Return the metric that decides."""
         ...
 
     @property
     def higher_is_better(self) -> bool:
-        """The direction of the primary metric."""
+        """Return the direction of the primary metric."""
         ...
 
     def start(self) -> Meter:
-        """A fresh meter, for one model over all samples."""
+        """Return a fresh meter, for one model over all samples."""
 
 
 _NUMBER = (numbers.Real, "a number from 0 to 1")
@@ -97,10 +97,10 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class TaskOptions(Displayed):
-    """Options of tasks; None leaves a task's own default.
+    """Hold options of tasks; None leaves a task's own default.
 
     Attributes:
-        class_offset: scores in front of class 0 that are no class (1 for MobileNet's background).
+        class_offset: scores in front of class 0 that are not a class (1 for MobileNet's background).
         annotations: COCO annotation file (instances); text becomes a Path.
         decoder: name of a detector-head decoder, or "path.py:function".
         confidence: detections that score at most this are dropped.
@@ -124,12 +124,12 @@ class TaskOptions(Displayed):
             object.__setattr__(self, "annotations", Path(self.annotations))
 
     def given(self) -> dict[str, object]:
-        """The options that were set."""
+        """Return the options that were set."""
         return {f.name: v for f in dataclasses.fields(self) if (v := getattr(self, f.name)) is not None}
 
 
 def split_task_options(options: Mapping[str, Any]) -> tuple[TaskOptions, dict[str, Any]]:
-    """Part a command's flat options into those of a task, whose `output` is `task_output` there, and all others."""
+    """Split a command's flat options into those of a task, whose `output` is `task_output` there, and all others."""
     others = dict(options)
     names = {f.name: option_of(f.name)[2:].replace("-", "_") for f in dataclasses.fields(TaskOptions)}
     return TaskOptions(**{name: others.pop(given) for name, given in names.items()}), others
@@ -142,7 +142,7 @@ def option_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A registered task.
+    """Describe a registered task.
 
     Attributes:
         name: as on the command line.
@@ -161,7 +161,7 @@ REGISTRY: Registry[TaskKind] = Registry(TASKS, lambda found: isinstance(found, T
 
 
 def make_task(name: str, options: TaskOptions | None = None) -> Task:
-    """The registered task of that name, or what a user's factory "path.py:factory" makes of the options.
+    """Return the registered task of that name, or what a user's factory "path.py:factory" makes of the options.
 
     Raises:
         UsageError: unknown name, an option that the task does not take, or a factory that cannot be loaded.
@@ -182,7 +182,7 @@ def as_task(given: Task | str, options: TaskOptions | None = None) -> Task:
     """Return `given` as a task: it may be the name of one too, which `options` are for.
 
     Raises:
-        UsageError: as `make_task`; or something that is no task.
+        UsageError: as `make_task`; or something that is not a task.
     """
     if isinstance(given, str):
         return make_task(given, options)
@@ -198,21 +198,21 @@ def _checked(task: Task, what: str, fix: str) -> Task:
 
 
 def integer_labels(sample: Sample) -> NDArray[np.int64]:
-    """The sample's labels, [rows]; one for a single label.
+    """Return the sample's labels, [rows]; one for a single label.
 
     Raises:
-        DataError: no label, or one that is no integer.
+        DataError: no label, or one that is not an integer.
     """
     if sample.label is None:
         raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
     labels = np.asarray(sample.label).reshape(-1)
     if labels.dtype.kind not in "iub":
-        raise DataError(f"{sample.name}: label {sample.label!r} is no class index", "Give integer labels")
+        raise DataError(f"{sample.name}: label {sample.label!r} is not a class index", "Give integer labels")
     return labels.astype(np.int64)
 
 
 def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[Any]:
-    """The output of that name, or the only one, or the only one of floating point.
+    """Return the output of that name, or the only one, or the only one of floating point.
 
     Raises:
         UsageError: no such output, or several of floating point (or none) and no name.
@@ -234,7 +234,7 @@ def pick_output(outputs: Outputs, name: str | None, sample: Sample) -> NDArray[A
 
 
 def only_input(sample: Sample) -> NDArray[Any]:
-    """The sample's only input.
+    """Return the sample's only input.
 
     Raises:
         UsageError: the model takes several.
@@ -250,7 +250,7 @@ _Pairs = tuple[list[NDArray[Any]], ...]
 
 
 class PairedMeter:
-    """Rows of samples: what a model makes of each, beside its label. See `Meter`."""
+    """Pair rows of samples with their labels: what a model makes of each. See `Meter`."""
 
     def __init__(self) -> None:
         self._found: list[NDArray[Any]] = []
@@ -275,7 +275,7 @@ class PairedMeter:
         return np.concatenate(self._found), np.concatenate(self._wanted)
 
     def halves(self, halves: NDArray[np.bool_]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """`rows` of each of the halves [H, samples]."""
+        """Yield `rows` of each of the halves [H, samples]."""
         found, wanted = self.rows()
         for chosen in np.repeat(halves, [len(one) for one in self._wanted], axis=1):
             yield found[chosen], wanted[chosen]
@@ -289,7 +289,7 @@ _FEWEST_HALVES = 8
 
 @dataclass(frozen=True)
 class Measured:
-    """One model's metrics over some rows, and how its primary metric spreads.
+    """Hold one model's metrics over some rows, and the spread of its primary metric.
 
     Attributes:
         scores: of each row, their mean being the primary metric; None where the task has none.
@@ -302,7 +302,7 @@ class Measured:
 
 
 class ResampledMeter:
-    """One model's metrics over the rows so far, with what it takes to find their doubt. Argument: the task.
+    """Meter one model's rows so far, with what is needed to estimate their uncertainty. Argument: the task.
 
     Of a task's meter it uses, where it has them, `scores()` and `resampled(halves)` (see `Meter`);
     else it keeps a meter for each half, which costs `METERED` / 2 updates a row.
@@ -331,7 +331,7 @@ class ResampledMeter:
         return tuple(self._whole.notes()) if hasattr(self._whole, "notes") else ()
 
     def measured(self) -> Measured:
-        """So far."""
+        """Return the metrics so far."""
         metrics = dict(self._whole.result())
         if hasattr(self._whole, "scores"):
             return Measured(metrics, np.asarray(self._whole.scores(), np.float64))
@@ -354,7 +354,8 @@ def random_halves(rows: int) -> NDArray[np.bool_]:
 
 
 def loss_error(reference: Measured, candidate: Measured, *, further: float) -> float | None:
-    """Standard error of the difference of two models' primary metrics on the same rows; None where it is not known.
+    """Return the standard error of the difference of two models' primary metrics on the same rows; None where it is not
+    known.
 
     Args:
         further: standard error of what these rows do not show and others may: the spread of rows that all agree is 0.

@@ -1,4 +1,4 @@
-"""The tasks that edgeq ships.
+"""Define the tasks that edgeq ships.
 
 Classification measures top-1, and top-5 where there are more than five classes. Anomaly detection by an autoencoder
 measures the ROC AUC of the reconstruction error against labels 0 (normal) and 1. Similarity of sentence (or image)
@@ -43,13 +43,13 @@ from edgeq.util.registry import DECODERS, names_function
 
 @dataclass(frozen=True)
 class Classification(Displayed):
-    """Class scores [N, classes] (further axes of length 1 allowed), the label an integer per row.
+    """Score class scores [N, classes] (further axes of length 1 allowed), the label an integer per row.
 
     One score a row is a binary classifier with a sigmoid: class 1 above one half. A row with NaN is never right.
 
     Attributes:
-        class_offset: scores in front of class 0 that are no class (MobileNet's background: 1). None takes what labelled
-            samples decide (`settled`), and 0 where they were not asked.
+        class_offset: scores in front of class 0 that are not a class (MobileNet's background: 1). None takes what
+            labelled samples decide (`settled`), and 0 where they were not asked.
         output: the output with the scores; None where the model has only one.
     """
 
@@ -89,7 +89,7 @@ class Classification(Displayed):
         return replace(self, class_offset=1), f"{found}; --class-offset sets another"
 
     def start(self) -> ClassificationMeter:
-        """A meter of top-1 and top-5."""
+        """Return a meter of top-1 and top-5."""
         return ClassificationMeter(self)
 
 
@@ -107,7 +107,7 @@ def infer_task(sample: Sample, outputs: Outputs) -> Classification | None:
 
 
 _LEAST_BESIDE = 8
-"""Rows with the best class beside the label from which on that is not chance."""
+"""Rows with the best class next to the label from which on that is not chance."""
 _LEAST_JUDGED = 10
 """Rows from which on a share of right answers is compared with what guessing gives."""
 _SURE = 2.0
@@ -191,7 +191,7 @@ class ClassificationMeter:
         return (np.array(self._ranks) < 1).astype(np.float64)
 
     def result(self) -> Mapping[str, float]:
-        """ "top1" and, with more than five classes, "top5": shares of rows, from 0 to 1."""
+        """Return "top1" and, with more than five classes, "top5": shares of rows, from 0 to 1."""
         found = np.array(self._ranks)
         metrics = {"top1": float((found < 1).mean())}
         if self._classes > 5:
@@ -236,7 +236,7 @@ def _class_scores(output: NDArray[Any], rows: int, sample: Sample) -> NDArray[An
 
 @dataclass(frozen=True)
 class Anomaly(Displayed):
-    """The score is the mean squared difference of output and input.
+    """Score the mean squared difference of output and input.
 
     A sample with one label gives one score over its whole batch (the windows of one recording); a sample with a label
     per row gives one score a row.
@@ -248,7 +248,7 @@ class Anomaly(Displayed):
     higher_is_better: bool = True
 
     def start(self) -> AnomalyMeter:
-        """A meter of ROC AUC."""
+        """Return a meter of ROC AUC."""
         return AnomalyMeter(self)
 
 
@@ -281,7 +281,7 @@ class AnomalyMeter(PairedMeter):
         self.add(((given - made) ** 2).reshape(len(labels), -1).mean(axis=1), labels)
 
     def result(self) -> Mapping[str, float]:
-        """ "auc", from 0 to 1.
+        """Return "auc", from 0 to 1.
 
         Raises:
             DataError: all samples have the same label.
@@ -294,12 +294,12 @@ class AnomalyMeter(PairedMeter):
         return {"auc": roc_auc(scores, labels)}
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """AUC over each of the halves [H, samples]; NaN where all of one have the same label."""
+        """Return the AUC over each of the halves [H, samples]; NaN where all of one have the same label."""
         return np.array([roc_auc(scores, labels) for scores, labels in self.halves(halves)])
 
 
 def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
-    """Area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
+    """Return the area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
 
     Mann and Whitney's U over the number of pairs, from mean ranks. NaN where a score is NaN or all labels
     are the same.
@@ -314,7 +314,7 @@ def roc_auc(scores: NDArray[Any], labels: NDArray[Any]) -> float:
 
 @dataclass(frozen=True)
 class Similarity(Displayed):
-    """A sample is a batch of pairs: rows 0 and 1 belong together, rows 2 and 3, and so on; one score a pair.
+    """Score a batch of pairs a sample: rows 0 and 1 belong together, rows 2 and 3, and so on; one score a pair.
 
     An output [rows, width] is taken as embeddings. An output [rows, positions, width] is averaged over the positions
     that the input whose name has "mask" in it marks with a value other than 0; over all where no input does.
@@ -326,7 +326,7 @@ class Similarity(Displayed):
     higher_is_better: bool = True
 
     def start(self) -> SimilarityMeter:
-        """A meter of rank correlation."""
+        """Return a meter of rank correlation."""
         return SimilarityMeter(self)
 
 
@@ -339,7 +339,7 @@ class SimilarityMeter(PairedMeter):
         """Add the cosine of each pair of embeddings and its score.
 
         Raises:
-            DataError: an output that is no embedding, a label that is no number, or not two rows a score.
+            DataError: an output that is not an embedding, a label that is not a number, or not two rows a score.
         """
         embedded = embeddings(pick_output(outputs, self._task.output, sample), sample)
         scores = _pair_scores(sample)
@@ -352,7 +352,7 @@ class SimilarityMeter(PairedMeter):
         self.add((unit[0::2] * unit[1::2]).sum(axis=1), scores)
 
     def result(self) -> Mapping[str, float]:
-        """ "spearman" and "pearson", from -1 to 1.
+        """Return "spearman" and "pearson", from -1 to 1.
 
         Raises:
             DataError: all pairs have the same score.
@@ -372,13 +372,13 @@ class SimilarityMeter(PairedMeter):
 
 
 def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
-    """[rows, width] float64: the output itself, or its mean over the positions that count."""
+    """Return [rows, width] float64: the output itself, or its mean over the positions that count."""
     values = np.asarray(output, np.float64)
     if values.ndim == 2:
         return values
     if values.ndim != 3:
         raise DataError(
-            f"{sample.name}: an output of shape {list(values.shape)} is no embedding",
+            f"{sample.name}: an output of shape {list(values.shape)} is not an embedding",
             "Choose one of [rows, width] or [rows, positions, width] with --task-output",
         )
     fitting = [np.asarray(v) for n, v in sorted(sample.inputs.items()) if "mask" in n and v.shape == values.shape[:2]]
@@ -389,14 +389,14 @@ def embeddings(output: NDArray[Any], sample: Sample) -> NDArray[np.float64]:
 
 
 def correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Pearson's coefficient; NaN where a value is NaN, 0 where one side is constant."""
+    """Return Pearson's coefficient; NaN where a value is NaN, 0 where one side is constant."""
     x, y = a - a.mean(), b - b.mean()
     size = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / size if size else 0.0
 
 
 def mean_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Ranks from 1 on, ties sharing the mean of theirs. All NaN where a value is NaN."""
+    """Return ranks from 1 on, ties sharing the mean of theirs. All NaN where a value is NaN."""
     if np.isnan(values).any():
         return np.full(values.shape, np.nan)
     _, place, times = np.unique(values, return_inverse=True, return_counts=True)
@@ -409,13 +409,13 @@ def _pair_scores(sample: Sample) -> NDArray[np.float64]:
         raise DataError(f"{sample.name} has no label", "Give --labels, or compare with a --reference model instead")
     label = np.asarray(sample.label).reshape(-1)
     if label.dtype.kind not in "iuf" or not np.isfinite(label.astype(np.float64)).all():
-        raise DataError(f"{sample.name}: label {sample.label!r} is no score", "Give a number for each pair")
+        raise DataError(f"{sample.name}: label {sample.label!r} is not a score", "Give a number for each pair")
     return label.astype(np.float64)
 
 
 @dataclass(frozen=True)
 class Detection(Displayed):
-    """One image a sample, known to the annotations by its file's name.
+    """Score one image a sample, known to the annotations by its file's name.
 
     Boxes go back to the original image by the geometry that resize or letterbox left in the sample's context, and are
     not clipped to it.
@@ -482,7 +482,7 @@ class Detection(Displayed):
             return 0.0
 
     def start(self) -> DetectionMeter:
-        """A meter of mean average precision."""
+        """Return a meter of mean average precision."""
         if self.decoder is None:
             raise UsageError("detection needs a decoder", f"Choose {_DECODERS}")
         return DetectionMeter(self)
@@ -494,7 +494,7 @@ _DECODERS = f"--decoder {', '.join(DECODERS.names())}, or path.py:function"
 def detection(options: TaskOptions) -> Detection:
     """Return the task of the command line's options. Annotations are needed."""
     if options.annotations is None:
-        fix = "Give a COCO instances file with --annotations, or put it beside the images; the rest is found by it"
+        fix = "Give a COCO instances file with --annotations, or put it next to the images; the rest is found by it"
         raise UsageError("detection needs annotations", fix)
     thresholds: Mapping[str, Any] = {k: v for k, v in options.given().items() if k in ("confidence", "iou")}
     annotations = load_annotations(options.annotations)
@@ -534,7 +534,7 @@ class DetectionMeter:
         self._found.append((image, Detections(boxes, kept.scores, kept.classes)))
 
     def collected(self) -> list[tuple[Image, Detections]]:
-        """Images and what was found in them."""
+        """Return the images and what was found in them."""
         return self._found
 
     def take(self, collected: list[tuple[Image, Detections]]) -> None:
@@ -550,15 +550,15 @@ class DetectionMeter:
         self._found += collected
 
     def result(self) -> Mapping[str, float]:
-        """COCO's metrics, "mAP50-95" among them, from 0 to 1."""
+        """Return COCO's metrics, "mAP50-95" among them, from 0 to 1."""
         return mean_average_precision(self._task.annotations, self._found, self._package)
 
     def boxes(self) -> list[dict[str, Any]]:
-        """COCO's list of results: what was found in the images seen."""
+        """Return COCO's list of results: what was found in the images seen."""
         return guesses(self._task.annotations, self._found)
 
     def resampled(self, halves: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """mAP50-95 over each of the halves [H, images]; NaN where the images of one have no object."""
+        """Return mAP50-95 over each of the halves [H, images]; NaN where the images of one have no object."""
         self._matches += [match_image(self._task.annotations, *one) for one in self._found[len(self._matches) :]]
         # COCO's packages take images by their ids, which decides between equal scores.
         order = sorted(range(len(self._found)), key=lambda i: self._found[i][0].id)
@@ -578,7 +578,8 @@ class DetectionMeter:
 
 
 def input_size(sample: Sample) -> tuple[int, int]:
-    """Width and height of the model's image input: the only one, [1, C, H, W] or [1, H, W, C] with C of 1, 3 or 4.
+    """Return width and height of the model's image input: the only one, [1, C, H, W] or [1, H, W, C] with C of 1, 3 or
+    4.
 
     Raises:
         DataError: no such input.

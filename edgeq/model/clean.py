@@ -52,8 +52,8 @@ def remove_no_ops(model: ir.Model) -> int:
     """Bypass Identity nodes, Dropout nodes that are not in training mode, and Casts and Pads that change nothing, in
     place.
 
-    1. The output is no graph output: its users read the input instead.
-    2. It is one, and the input is made by a node of the same graph and is no graph output: the input takes its name.
+    1. The output is not a graph output: its users read the input instead.
+    2. It is one, and the input is made by a node of the same graph and is not a graph output: the input takes its name.
     3. Otherwise (a graph input or weight handed through, two outputs of one value) the node has to stay.
 
     Returns:
@@ -85,7 +85,7 @@ def _mask_used(node: ir.Node) -> bool:
 
 
 def _training(node: ir.Node) -> bool:
-    """Whether a Dropout drops: its third input is missing (False) or a constant, else it may."""
+    """Return whether a Dropout drops: not where its third input is missing or a constant False, else it may."""
     flag = node_input(node, 2)
     if flag is None:
         return False
@@ -171,12 +171,12 @@ def check_bundle_name(output: Path) -> None:
 
 
 def is_named_bundle(path: Path) -> bool:
-    """Whether `path` has the suffix of a bundle in one file, in either case."""
+    """Return whether `path` has the suffix of a bundle in one file, in either case."""
     return path.suffix.lower() == BUNDLE
 
 
 def is_archived_bundle(path: Path) -> bool:
-    """Whether the file at `path` is a bundle in one file, whatever its name is.
+    """Return whether the file at `path` is a bundle in one file, whatever its name.
 
     Raises:
         OSError: it cannot be read.
@@ -192,7 +192,7 @@ def is_archived_bundle(path: Path) -> bool:
 
 
 def likely_cause(content: bytes, path: Path) -> tuple[str, str]:
-    """(what is wrong, what to do) for bytes that do not parse as an ONNX model."""
+    """Return (what is wrong, what to do) for bytes that do not parse as an ONNX model."""
     head = content[:_SNIFFED]
     if is_named_bundle(path):
         return "it is named as a bundle", f"Give the .onnx file that it was made from; {BUNDLES_GO}"
@@ -239,7 +239,9 @@ def name_nodes(model: ir.Model) -> int:
 
 
 def node_names(model: ir.Model) -> dict[ir.Node, str]:
-    """Every node, those of bodies after those of the main graph, and the name that `name_nodes` would give it."""
+    """Return every node, those of bodies after those of the main graph, and the name that `name_nodes` would give
+    it.
+    """
     nodes = [node for graph in model.graphs() for node in graph]
     taken = {node.name or "" for node in nodes}
     seen = {""}
@@ -255,7 +257,9 @@ def node_names(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def clashing_names(names: Iterable[str]) -> dict[str, str]:
-    """Names that quantizers give, or may give, to what they make for another of these tensors → that one's name."""
+    """Return the names that quantizers give, or may give, to what they make for another of these tensors → that
+    one's name.
+    """
     known = set(names)
     return {
         name: name[: match.start()]
@@ -321,7 +325,7 @@ def _free(stem: str, position: int, taken: set[str]) -> str:
 
 
 def is_sorted(graph: onnx.GraphProto) -> bool:
-    """Whether each node comes after the nodes whose outputs it (or a graph inside it) uses."""
+    """Return whether each node comes after the nodes whose outputs it (or a graph inside it) uses."""
     made_here = {o for node in graph.node for o in node.output if o}
     known: set[str] = set()
     for node in graph.node:
@@ -378,7 +382,7 @@ def _on_cycle(waiting: list[set[int]]) -> int:
 
 
 def names_read(node: onnx.NodeProto) -> set[str]:
-    """Names that a node reads: its inputs, and what graphs inside it take from outside."""
+    """Return the names that a node reads: its inputs, and what graphs inside it take from outside."""
     names = {n for n in node.input if n}
     for attribute in node.attribute:
         for graph in [attribute.g, *attribute.graphs] if attribute.HasField("g") else list(attribute.graphs):

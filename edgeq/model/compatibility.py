@@ -1,5 +1,6 @@
-"""Which onnxruntime a model needs: by its opset, IR version, and the operators with their types, against a table that
-was filled by probing releases (targets/onnxruntime/versions.toml, scripts/probe_runtime.py)."""
+"""Find the onnxruntime that a model needs: by its opset, IR version, and the operators with their types, against a
+table that was filled by probing releases (targets/onnxruntime/versions.toml, scripts/probe_runtime.py).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _SHORT: dict[ir.DataType | None, str] = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something in a model, and the oldest probed release that knows it."""
+    """Describe something in a model, and the oldest probed release that knows it."""
 
     what: str
     since: str
@@ -40,7 +41,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Compatibility:
-    """What a model needs of onnxruntime.
+    """Describe what a model needs of onnxruntime.
 
     Attributes:
         requirements: the most demanding first.
@@ -54,15 +55,17 @@ class Compatibility:
 
     @property
     def minimum(self) -> str:
-        """The oldest release that knows everything in the model, of those that were probed."""
+        """Return the oldest probed release that knows everything in the model."""
         return self.requirements[0].since
 
     def runs_on(self, version: str) -> bool:
-        """Whether a release such as "1.24.1" is no older than `minimum`; patch releases count as their minor one."""
+        """Return whether a release such as "1.24.1" is no older than `minimum`; patch releases count as their minor
+        one.
+        """
         return parse_version(version) >= parse_version(self.minimum)
 
     def explain(self, version: str) -> str:
-        """One line on whether the model runs on `version`."""
+        """Return one line on whether the model runs on `version`."""
         needed = self.requirements[0]
         if self.runs_on(version):
             return f"onnxruntime {version} is new enough: {needed.since} or newer knows {needed.what}"
@@ -88,7 +91,7 @@ class _Versions:
 
 
 def compatibility(model: ir.Model, architecture: str = "") -> Compatibility:
-    """What `model` needs of onnxruntime on `architecture`. Of its external data, int8 weights are read.
+    """Return what `model` needs of onnxruntime on `architecture`. Of its external data, int8 weights are read.
 
     Raises:
         ModelError: something in it that no probed release knows.
@@ -148,7 +151,9 @@ def _since(known: Mapping[str, int], wanted: int, what: str) -> str:
 
 
 def wrong_table() -> str:
-    """The content of `edgeq_device/known_wrong.json`: what devices get to know of releases with wrong kernels."""
+    """Return the content of `edgeq_device/known_wrong.json`: what devices get to know of releases with wrong
+    kernels.
+    """
     content = toml_table(shipped("targets") / "onnxruntime" / "known_wrong.toml", HardwareError, "Correct the file")
     return json.dumps(content["wrong"], indent=1) + "\n"
 
@@ -163,12 +168,14 @@ _SIZE = re.compile("0*[1-9][0-9]{0,17}")
 
 
 def free_sizes(model: ir.Model) -> tuple[str, ...]:
-    """What is not fixed in the shapes of the inputs, once each: the name of a size, "INPUT:AXIS" where it has none."""
+    """Return what is not fixed in the shapes of the inputs, once each: the name of a size, "INPUT:AXIS" where it has
+    none.
+    """
     return tuple(dict.fromkeys(name for value in _inputs(model) for name in _free(value)))
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
-    """Numbers by name from texts such as "N=1".
+    """Return numbers by name from texts such as "N=1".
 
     Raises:
         UsageError: a text of another form.

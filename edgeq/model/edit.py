@@ -20,7 +20,7 @@ from edgeq.model.quant_params import QuantParams
 
 
 class Editor:
-    """Adds constants and nodes to a graph.
+    """Add constants and nodes to a graph.
 
     Attributes:
         model: the model that is edited.
@@ -50,7 +50,9 @@ class Editor:
         return names
 
     def constant(self, name: str, values: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
-        """A new initializer called `name`, or what is free; the same one again for the same name and values."""
+        """Return a new initializer called `name`, or a free name near it; the same one again for the same name and
+        values.
+        """
         tensor = values if isinstance(values, ir.TensorProtocol) else ir.tensor(np.array(values, order="C"))
         texts = tensor.string_data() if isinstance(tensor, ir.StringTensor) else None
         content = tensor.tobytes() if texts is None else repr(texts).encode()
@@ -168,11 +170,11 @@ class Editor:
         node.replace_input_with(place, self.constant(name, values))
 
     def free_value_name(self, name: str) -> str:
-        """`name`, or with a number behind until no tensor is called so; it is taken from then on."""
+        """Return `name`, with a number appended until no tensor is called so, and reserve it."""
         return self._values.free(name)
 
     def free_node_name(self, name: str) -> str:
-        """`name`, or with a number behind until no node is called so; it is taken from then on."""
+        """Return `name`, with a number appended until no node is called so, and reserve it."""
         return self._nodes.free(name)
 
 
@@ -229,8 +231,9 @@ def drop_unused_initializers(graph: ir.Graph) -> None:
 
 
 def with_outputs(model: ir.Model, names: Iterable[str]) -> ir.Model:
-    """A copy of a model that gives the tensors `names` too, behind its own outputs. Types that are not known are left
-    to the runtime."""
+    """Return a copy of a model that also outputs the tensors `names`, after its own outputs. Unknown types are left
+    to the runtime.
+    """
     observed = model.clone()
     values, present = named_values(observed.graph), {value.name for value in observed.graph.outputs}
     observed.graph.outputs.extend(values[name] for name in dict.fromkeys(names) if name not in present)
@@ -270,7 +273,7 @@ class _Names:
 
 
 def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: object = "the model") -> ir.Model:
-    """The in-memory model of a checked protobuf. Weights are not copied.
+    """Return the in-memory model of a checked protobuf. Weights are not copied.
 
     Args:
         base: folder that the locations of external weights are relative to; they are read when their values are.
@@ -293,15 +296,18 @@ def from_proto(proto: onnx.ModelProto, base: Path | None = None, *, where: objec
 
 
 def external_folder(model: ir.Model) -> Path | None:
-    """The folder that the locations of external weights are relative to; None where all weights are in memory."""
+    """Return the folder that the locations of external weights are relative to; None where all weights are in
+    memory.
+    """
     tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     folder = next((t.base_dir for t in tensors if isinstance(t, ir.ExternalTensor)), None)
     return None if folder is None else Path(folder).absolute()
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """The protobuf of a model; external weights stay references. `value_info` holds what nodes make: the type and shape
-    of an initializer are in its tensor."""
+    """Return the protobuf of a model; external weights stay references. `value_info` has what nodes make: the type
+    and shape of an initializer are in its tensor.
+    """
     proto = ir.serde.serialize_model(model)
     for graph in (proto.graph, *inner_graphs(proto.graph.node)):
         weights = {tensor.name for tensor in graph.initializer}
@@ -322,7 +328,7 @@ def update_shapes(proto: onnx.ModelProto, model: ir.Model) -> None:
 
 
 def to_bytes(model: ir.Model) -> bytes:
-    """A model as one file's content, the same for the same model; external weights stay references.
+    """Return a model as one file's content, the same for the same model; external weights stay references.
 
     Raises:
         ValueError: it is larger than protobuf's 2 GiB.
@@ -332,12 +338,12 @@ def to_bytes(model: ir.Model) -> bytes:
 
 
 def from_bytes(content: bytes) -> ir.Model:
-    """The in-memory model of what `to_bytes` gave."""
+    """Return the in-memory model of what `to_bytes` gave."""
     return from_proto(onnx.load_model_from_string(content))
 
 
 def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
-    """A model in ONNX's text form as one file's content; `weights` become initializers of its graph."""
+    """Return a model in ONNX's text form as one file's content; `weights` become initializers of its graph."""
     model = onnx.parser.parse_model(text)
     tensors = (onnx.numpy_helper.from_array(np.ascontiguousarray(values), name) for name, values in weights.items())
     model.graph.initializer.extend(tensors)
@@ -346,7 +352,7 @@ def bytes_of_text(text: str, weights: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """The graphs inside nodes, those of If, Loop and Scan, depth first."""
+    """Yield the graphs inside nodes, those of If, Loop and Scan, depth first."""
     for node in nodes:
         for attribute in node.attribute:
             for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
@@ -360,7 +366,9 @@ _NEWEST_IR = 10
 def part_of(
     model: ir.Model, nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
 ) -> ir.Model:
-    """Nodes of the main graph as a model of their own, with the constants that they read. Shapes are left open."""
+    """Return nodes of the main graph as a model of their own, with the constants that they read. Shapes are left
+    open.
+    """
     used = {value for node in nodes for value in reads(node)}
     view = ir.GraphView(
         inputs,

@@ -52,7 +52,7 @@ def fold_batch_norms(model: ir.Model, kept: list[str] | None = None) -> int:
     reasons: dict[str, list[str]] = {}
 
     def fold(norm: ir.Node, editor: Editor) -> bool:
-        """Whether it was; else the reason is kept."""
+        """Return whether it was folded; else record the reason."""
         reason = _fold(norm, editor)
         if reason:
             reasons.setdefault(reason, []).append(repr(norm.name))
@@ -260,7 +260,7 @@ _PLACES = "coordinate_transformation_mode"
 def raise_opset(
     model: ir.Model, path: Path, *, lowest: int = LOWEST, to: int = RAISED_TO, ir_version: int = _IR_VERSION
 ) -> ir.Model:
-    """`model`, or, where its opset is under `lowest`, its conversion to opset `to` by onnx's version converter.
+    """Return `model`, or, where its opset is below `lowest`, its conversion to opset `to` by onnx's version converter.
 
     Args:
         path: the model's file, for messages.
@@ -319,7 +319,9 @@ def _write_old_defaults(model: ir.Model, opset: int, path: Path) -> None:
 
 
 def _old_rounding(node: ir.Node, path: Path) -> str:
-    """How ONNX Runtime rounds places in the nearest mode of Resize 10 and of Upsample: up where an axis shrinks."""
+    """Return how ONNX Runtime rounds positions in the nearest mode of Resize 10 and of Upsample: up where an axis
+    shrinks.
+    """
     scales = constant(node_input(node, 2))
     if scales is None or not (scales < 1).any():
         return "floor"

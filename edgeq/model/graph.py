@@ -29,25 +29,26 @@ MICROSOFT = "com.microsoft"
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Whether a node is one of these operators of ONNX itself, or for Q/DQ of ONNX Runtime's copy of them."""
+    """Return whether a node is one of these operators of ONNX itself, or for Q/DQ of ONNX Runtime's copy of them."""
     if node is None or node.op_type not in op_types:
         return False
     return node.domain in MAIN_DOMAINS or node.op_type in ("QuantizeLinear", "DequantizeLinear")
 
 
 def node_input(node: ir.Node, place: int | None) -> ir.Value | None:
-    """The value at an input; None where it is left out."""
+    """Return the value at an input; None where it is left out."""
     return node.inputs[place] if place is not None and place < len(node.inputs) else None
 
 
 def name_of(value: ir.Value | None) -> str:
-    """The tensor's name as files have it; "" where the value is left out."""
+    """Return the tensor's name as files have it; "" where the value is left out."""
     return (value.name or "") if value is not None else ""
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The tensor of an initializer that nothing can override, or of a Constant node; None for what is computed.
-    Its values are not read."""
+    """Return the tensor of an initializer that nothing can override, or of a Constant node; None for what is
+    computed. Its values are not read.
+    """
     if value is None or value.is_graph_input():
         return None
     if value.is_initializer():
@@ -56,33 +57,34 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """The values of a constant, as `constant_tensor` has it; external data is read now."""
+    """Return the values of a constant, as `constant_tensor` has it; external data is read now."""
     tensor = constant_tensor(value)
     return None if tensor is None else np.asarray(tensor.numpy())
 
 
 def constant_values(value: ir.Value | None) -> NDArray[Any]:
-    """`constant` of a value that is known to be one."""
+    """Return `constant` of a value that is known to be one."""
     values = constant(value)
     assert values is not None, name_of(value)
     return values
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """Whether a value is an initializer that nothing can override, or made by a Constant node."""
+    """Return whether a value is an initializer that nothing can override, or made by a Constant node."""
     return constant_tensor(value) is not None
 
 
 def maker(value: ir.Value) -> ir.Node:
-    """The node that makes a value, of which it is known that a node does."""
+    """Return the node that makes a value known to be made by one."""
     made = value.producer()
     assert made is not None, value.name
     return made
 
 
 def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
-    """The interval that a Relu or a Clip of floats keeps, infinite where a side is open; None for other nodes, and
-    where a bound is computed. A Clip has its bounds as attributes up to opset 10, as inputs from 11 on."""
+    """Return the interval that a Relu or a Clip of floats keeps, infinite where a side is open; None for other
+    nodes, and where a bound is computed. A Clip has its bounds as attributes up to opset 10, as inputs from 11 on.
+    """
     if is_op(node, "Relu"):
         return 0.0, math.inf
     if not is_op(node, "Clip"):
@@ -101,13 +103,14 @@ def clamp_bounds(node: ir.Node) -> tuple[float, float] | None:
 
 
 def opset_of(model: ir.Model) -> int:
-    """Version of the main operator set; 0 where a model imports none."""
+    """Return the version of the main operator set; 0 where a model imports none."""
     return max((model.opset_imports.get(domain, 0) for domain in MAIN_DOMAINS), default=0)
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads a value, at one input, where it is no graph output; None otherwise, and where the reader
-    stands in a body of another node."""
+    """Return the one node that reads a value, at one input, where it is not a graph output; None otherwise, and
+    where the reader is in a body of another node.
+    """
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -123,18 +126,19 @@ def clamps(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def read_count(value: ir.Value) -> int:
-    """How often a value is read: by each input of a node, those in bodies included, and as a graph output."""
+    """Return how often a value is read: by each input of a node, those in bodies included, and as a graph output."""
     return len(value.uses()) + value.is_graph_output()
 
 
 def consumers(value: ir.Value) -> list[tuple[ir.Node, int]]:
-    """The nodes of a value's own graph that read it as an input, each with the place of that input."""
+    """Return the nodes of a value's own graph that read it as an input, each with the place of that input."""
     return [(use.node, use.idx) for use in value.uses() if use.node.graph is value.graph]
 
 
 def readers(value: ir.Value) -> tuple[ir.Node, ...]:
-    """The nodes of a value's own graph that read it, each once, in the order of the graph where bodies read it too: a
-    node counts that has a body which does."""
+    """Return the nodes of a value's own graph that read it, each once, in graph order where bodies read it too: a
+    node with a body that reads it counts.
+    """
     nodes = dict.fromkeys(use.node for use in value.uses())
     if all(node.graph is value.graph for node in nodes) or value.graph is None:
         return tuple(nodes)
@@ -142,21 +146,21 @@ def readers(value: ir.Value) -> tuple[ir.Node, ...]:
 
 
 def sizes(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape of a value if every size of it is known."""
+    """Return the shape of a value if every size of it is known."""
     if value is None or value.shape is None or not all(isinstance(size, int) for size in value.shape):
         return None
     return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
 
 
 def every_node(model: ir.Model) -> Iterator[ir.Node]:
-    """All nodes of a model: of the main graph, of bodies, and of model-local functions."""
+    """Yield all nodes of a model: of the main graph, of bodies, and of model-local functions."""
     yield from model.graph.all_nodes()
     for function in model.functions.values():
         yield from function.all_nodes()
 
 
 def bodies(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs directly inside a node: those of If, Loop, Scan and SequenceMap."""
+    """Yield the graphs directly inside a node: those of If, Loop, Scan and SequenceMap."""
     for attribute in node.attributes.values():
         if attribute.type is ir.AttributeType.GRAPH:
             yield attribute.as_graph()
@@ -165,7 +169,7 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def captured(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Values of the graphs around a node that the bodies inside it read, each once, in order."""
+    """Return values of the graphs around a node that the bodies inside it read, each once, in order."""
     found: dict[ir.Value, None] = {}
     for body in bodies(node):
         own = {id(graph) for graph in (body, *body.subgraphs())}
@@ -176,7 +180,7 @@ def captured(node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 def reads(node: ir.Node) -> tuple[ir.Value, ...]:
-    """Everything that a node needs from its graph: its inputs and what its bodies capture, each once."""
+    """Return everything that a node needs from its graph: its inputs and what its bodies capture, each once."""
     return tuple(dict.fromkeys([*(v for v in node.inputs if v is not None), *captured(node)]))
 
 
@@ -187,7 +191,7 @@ def attributes(node: ir.Node) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a kernel moves; one entry per spatial axis.
+    """Describe how a kernel moves; one entry per spatial axis.
 
     Attributes:
         kernel, strides, dilations: sizes.
@@ -203,7 +207,7 @@ class Geometry:
 
 
 def geometry(node: ir.Node, image: tuple[int, ...], kernel: tuple[int, ...]) -> Geometry:
-    """The geometry of a convolution or pooling node on an image of these spatial sizes."""
+    """Return the geometry of a convolution or pooling node on an image of these spatial sizes."""
     given, axes = node.attributes, len(kernel)
     strides = tuple(given.get_ints("strides", [1] * axes))
     dilations = tuple(given.get_ints("dilations", [1] * axes))
@@ -254,7 +258,8 @@ def computed_constants(graph: ir.Graph, *, sizes: bool = False) -> frozenset[str
 
 
 class GraphIndex:
-    """The main graph of a model by the names in it. The model is not changed, and must not be while the index is used.
+    """Index the main graph of a model by the names in it. The model is not changed, and must not be while the index is
+    used.
 
     Attributes:
         model: the model.
@@ -277,32 +282,32 @@ class GraphIndex:
 
     @cached_property
     def nodes(self) -> dict[str, ir.Node]:
-        """Node name → node."""
+        """Return node name → node."""
         return {node.name: node for node in self.graph if node.name}
 
     @cached_property
     def values(self) -> dict[str, ir.Value]:
-        """Tensor name → value: inputs, initializers, and what nodes make."""
+        """Return tensor name → value: inputs, initializers, and what nodes make."""
         return named_values(self.graph)
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """Node name → position in the graph."""
+        """Return node name → position in the graph."""
         return {node.name: position for position, node in enumerate(self.graph) if node.name}
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """Names of graph inputs that are no weights."""
+        """Return the names of graph inputs that are not weights."""
         return tuple(v.name for v in self.graph.inputs if v.name and not v.is_initializer())
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """Names of graph outputs."""
+        """Return the names of graph outputs."""
         return tuple(value.name for value in self.graph.outputs if value.name)
 
     @cached_property
     def captured(self) -> frozenset[str]:
-        """Names of what the bodies of If, Loop and Scan nodes read from the main graph."""
+        """Return the names of what the bodies of If, Loop and Scan nodes read from the main graph."""
         return frozenset(value.name for node in self.graph for value in captured(node) if value.name)
 
     @cached_property
@@ -311,11 +316,11 @@ class GraphIndex:
         return computed_constants(self.graph)
 
     def is_constant(self, name: str) -> bool:
-        """Whether `name` is an initializer that nothing can override, or the value of a Constant node."""
+        """Return whether `name` is an initializer that nothing can override, or the value of a Constant node."""
         return name in self.values and is_constant(self.values[name])
 
     def constant(self, name: str) -> NDArray[Any]:
-        """Values of a constant; external data is read now.
+        """Return the values of a constant; external data is read now.
 
         Raises:
             KeyError: there is no such constant.
@@ -339,7 +344,7 @@ Movement = Literal["", "permutes", "selects"]
 
 @dataclass(frozen=True)
 class IntegerInput:
-    """An input that holds integers, and the inputs that give their scale and zero point.
+    """Describe an integer input, and the inputs that give its scale and zero point.
 
     Attributes:
         value: place of the integers.
@@ -354,7 +359,7 @@ class IntegerInput:
 
 @dataclass(frozen=True)
 class Operator:
-    """One row.
+    """Describe one row of the operator table.
 
     Attributes:
         op_type: its name.
@@ -371,7 +376,7 @@ class Operator:
             matrices.
         mac_operands: places of the operands whose shapes the rule uses; () for all inputs.
         movement: of operators that compute nothing: "permutes" where every element appears once in the output,
-            "selects" where some are left out, repeated or put beside a constant. Integers behind mean what those in
+            "selects" where some are left out, repeated or put next to a constant. Integers behind mean what those in
             front mean.
         elementwise: each element of the output is computed from the elements at the same place of the activations.
     """
@@ -391,7 +396,7 @@ class Operator:
 
     @property
     def quantized(self) -> bool:
-        """Whether it only occurs in quantized models."""
+        """Return whether it only occurs in quantized models."""
         return bool(self.integers or self.integer_output or self.dynamic)
 
     @property
@@ -495,14 +500,17 @@ PERMUTATIONS = frozenset(op_type for op_type, row in OPERATORS.items() if row.mo
 
 
 def operator_of(node: ir.Node) -> Operator:
-    """The row of a node; for an operator without one, a row in which just the first input is known to be data."""
+    """Return the row of a node; for an operator without one, a row in which just the first input is known to be
+    data.
+    """
     found = _BY_DOMAIN.get((node.domain, node.op_type)) or OPERATORS.get(node.op_type)
     return found or Operator(node.op_type)
 
 
 def moves_data(node: ir.Node) -> bool:
-    """Whether a node only moves elements of its input, or puts a constant beside them: one of `DATA_MOVEMENT` that does
-    not compute new numbers between them."""
+    """Return whether a node only moves elements of its input, or puts a constant next to them: one of
+    `DATA_MOVEMENT` that does not compute new numbers between them.
+    """
     if node.domain not in MAIN_DOMAINS or node.op_type not in DATA_MOVEMENT:
         return False
     crops = node.attributes.get_string("coordinate_transformation_mode", "") == "tf_crop_and_resize"
@@ -520,25 +528,27 @@ def before_layers(model: ir.Model) -> frozenset[ir.Node]:
 
 
 def integer_inputs(node: ir.Node) -> tuple[IntegerInput, ...]:
-    """The integer inputs of a node, those of an operator with any number of inputs included."""
+    """Return the integer inputs of a node, those of an operator with any number of inputs included."""
     if node.op_type == "QLinearConcat":
         return tuple(IntegerInput(place, place + 1, place + 2) for place in range(2, len(node.inputs), 3))
     return operator_of(node).integers
 
 
 def is_quantized_operator(op_type: str) -> bool:
-    """Whether an operator of this type occurs in quantized models only."""
+    """Return whether an operator of this type occurs in quantized models only."""
     row = OPERATORS.get(op_type)
     return op_type.startswith("QLinear") or (row is not None and (row.quantized or row.mac_rule == "nbits"))
 
 
 def is_depthwise(node: ir.Node, weight: tuple[int, ...]) -> bool:
-    """Whether each output channel of a convolution with a weight [O, I / group, ...] reads one input channel."""
+    """Return whether each output channel of a convolution with a weight [O, I / group, ...] reads one input channel."""
     return weight[1] == 1 and weight[0] == node.attributes.get_int("group", 1)
 
 
 def channel_axis(node: ir.Node) -> int:
-    """Along which axis of a node's weight (of the data, for Q/DQ) a scale per channel runs; may be negative."""
+    """Return the axis of a node's weight (of the data, for Q/DQ) along which a scale per channel runs; may be
+    negative.
+    """
     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
         return int(node.attributes.get_int("axis", 1))
     row = operator_of(node)

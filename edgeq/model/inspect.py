@@ -1,4 +1,4 @@
-"""What `edgeq inspect` reports about a model, as values."""
+"""Report what `edgeq inspect` says about a model, as values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgeq.util.records import NOT_WRITTEN, computed, written
 
 @dataclass(frozen=True)
 class OperatorCount:
-    """How often a model has an operator type, and the multiply-accumulates of all of them."""
+    """Count how often a model has an operator type, and the multiply-accumulates of all of them."""
 
     op_type: str
     count: int
@@ -37,7 +37,7 @@ class OperatorCount:
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """The forecast for one target, from the backend's rules and what the target's profile quantizes."""
+    """Forecast one target, from the backend's rules and what the target's profile quantizes."""
 
     target: str
     backend: str
@@ -66,7 +66,7 @@ class TargetPrediction:
 
 @dataclass(frozen=True)
 class ModelReport(Page):
-    """What a model is.
+    """Describe a model.
 
     Attributes:
         path, files, file_bytes, digest: the model file; it and its external data; their bytes; SHA-256.
@@ -108,7 +108,7 @@ class ModelReport(Page):
 
     @computed
     def outputs(self) -> list[dict[str, Any]]:
-        """The same of what it gives."""
+        """Return the same for its outputs."""
         return [_plain_spec(spec) for spec in self.signature.outputs]
 
     def __brief__(self) -> dict[str, Any]:

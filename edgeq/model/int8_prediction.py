@@ -1,4 +1,4 @@
-"""What runs in int8 on which backend, and why not where it does not: `targets/backends/*.toml`, read and applied.
+"""Predict what runs in int8 on which backend, and why the rest does not: `targets/backends/*.toml`, read and applied.
 
 Which nodes of a model will run in int8 on a backend, predicted from the graph alone.
 
@@ -38,7 +38,7 @@ from edgeq.util.registry import data_folders, shipped
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What conditions depend on besides the node.
+    """Hold what conditions depend on apart from the node.
 
     Attributes:
         constants: names of tensors with fixed values.
@@ -59,7 +59,7 @@ class NodeContext:
     kept: Mapping[str, str] = field(default_factory=dict)
 
     def has_constant(self, *values: ir.Value | None) -> bool:
-        """Whether one of the values is constant."""
+        """Return whether one of the values is constant."""
         return any(name_of(value) in self.constants for value in values if value is not None)
 
 
@@ -136,7 +136,7 @@ def _not_vector(node: ir.Node, context: NodeContext) -> str:
     a, b = (known_sizes(value) or () for value in node.inputs[:2])
     columns = b[-2] if node.attributes.get_int("transB", 0) and len(b) > 1 else b[-1] if len(b) > 1 else 0
     rows = a[-1] if node.attributes.get_int("transA", 0) and len(a) > 1 else a[-2] if len(a) > 1 else 0
-    # A row count that is the batch is no property of the layer: only a result with one column is surely a vector.
+    # A row count that is the batch is not a property of the layer: only a result with one column is surely a vector.
     if columns == 1 or (rows == 1 and len(a) > 2):
         return "it multiplies a matrix with a vector, which is bound by memory"
     return ""
@@ -151,7 +151,7 @@ def _equal_shapes(node: ir.Node, context: NodeContext) -> str:
 
 
 def known_sizes(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape of a value, 0 for a size that is symbolic; None where the rank is not known."""
+    """Return the shape of a value, 0 for a size that is symbolic; None where the rank is not known."""
     if value is None or value.shape is None:
         return None
     return tuple(size if isinstance(size, int) else 0 for size in value.shape)
@@ -215,13 +215,13 @@ GAINS = frozenset({"apart-from-products", "constant-operand", "least-channels", 
 
 
 def is_condition(name: str) -> bool:
-    """Whether a file of rules may name such a condition: "nearest", or "least-channels:16" with a bound."""
+    """Return whether a file of rules may name such a condition: "nearest", or "least-channels:16" with a bound."""
     stem, colon, bound = name.partition(":")
     return bound.isdecimal() and stem in BOUNDED_CONDITIONS if colon else name in CONDITIONS
 
 
 def condition(name: str) -> Condition:
-    """The check of that name, as `is_condition` knows it."""
+    """Return the check of that name, as `is_condition` knows it."""
     stem, colon, bound = name.partition(":")
     return BOUNDED_CONDITIONS[stem](int(bound)) if colon else CONDITIONS[name]
 
@@ -232,7 +232,7 @@ DEFAULT = "*"
 
 @dataclass(frozen=True)
 class Rule:
-    """What one backend does with one operator type.
+    """Describe what one backend does with one operator type.
 
     Attributes:
         int8: whether there is an int8 form at all.
@@ -251,7 +251,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class SlowFusion:
-    """A fusion of the runtime's optimiser that costs time where it happens.
+    """Describe a fusion of the runtime's optimiser that costs time where it happens.
 
     Attributes:
         optimizer: its name, as ONNX Runtime's option to disable optimizers takes it.
@@ -268,7 +268,7 @@ class SlowFusion:
 
 @dataclass(frozen=True)
 class _Default:
-    """What holds for operator types that no rule names."""
+    """Describe what applies to operator types that no rule names."""
 
     reason: str
     source: str
@@ -288,7 +288,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _File:
-    """What is read here of a backend's file; `extends`: the backend whose rules hold where it has none."""
+    """Describe what is read here of a backend's file; `extends`: the backend whose rules apply where it has none."""
 
     default: _Default | None = None
     rule: tuple[_Entry, ...] = ()
@@ -297,12 +297,12 @@ class _File:
 
 
 def backends(folder: Path | None = None) -> tuple[str, ...]:
-    """Names of the backends that have rules, plug-ins' among them; or those of one folder."""
+    """Return the names of the backends that have rules, plug-ins' among them; or those of one folder."""
     return tuple(sorted({path.stem for place in _folders(folder) for path in place.glob("*.toml")}))
 
 
 def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
-    """Operator type → rule of a backend; `DEFAULT` → the rule for all others.
+    """Return operator type → rule of a backend; `DEFAULT` → the rule for all others.
 
     Raises:
         HardwareError: no such backend, or its file is malformed.
@@ -323,12 +323,12 @@ def int8_rules(backend: str, folder: Path | None = None) -> Mapping[str, Rule]:
 
 
 def rules_title(backend: str) -> str:
-    """How a forecast by `int8_rules` names them."""
+    """Return how a forecast by `int8_rules` names them."""
     return f"the int8 rules of the {backend} backend"
 
 
 def slow_fusions(backend: str, model: ir.Model, folder: Path | None = None) -> tuple[SlowFusion, ...]:
-    """Fusions that a backend's runtime is better kept from for this model.
+    """Return fusions that a backend's runtime should not make for this model.
 
     Raises:
         HardwareError: no such backend, or its file is malformed.
@@ -385,7 +385,7 @@ def _normalizes(node: ir.Node, value: ir.Value) -> bool:
 
 
 def quantizable_operators(rules: Mapping[str, Rule]) -> tuple[str, ...]:
-    """Operator types that have an int8 form, sorted."""
+    """Return the operator types that have an int8 form, sorted."""
     return tuple(sorted(op_type for op_type, rule in rules.items() if rule.int8))
 
 
@@ -397,7 +397,7 @@ def explain_float(
     excluded: Collection[str] = (),
     gains: bool = True,
 ) -> str:
-    """Why a node runs in float: excluded by the user, no int8 form, or a condition that does not hold.
+    """Return why a node runs in float: excluded by the user, no int8 form, or a condition that is not met.
 
     Args:
         excluded: names of nodes that are to stay in float.
@@ -455,12 +455,12 @@ Verdict = Literal["int8", "float", "other"]
 
 ON_REQUEST = "kept in float on request"
 _FOLDED = "one of its operands is a constant once all sizes are fixed, and not all engines take a quantized one"
-_STACKED = "its constant is no matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
+_STACKED = "its constant is not a matrix, which cannot have one scale per channel; --no-per-channel quantizes it"
 
 
 @dataclass(frozen=True)
 class NodePrediction:
-    """How one node will run.
+    """Predict how one node will run.
 
     Attributes:
         name, op_type: of the node.
@@ -549,7 +549,9 @@ def nodes_with_folded_operands(index: GraphIndex) -> frozenset[str]:
 
 
 def stacked_products(model: ir.Model) -> frozenset[str]:
-    """Names of MatMul nodes with a constant that is no matrix: they have no integer form with a scale per channel."""
+    """Return the names of MatMul nodes with a constant that is not a matrix: they have no integer form with a scale
+    per channel.
+    """
     products = [node for node in model.graph if node.op_type == "MatMul"]
     return frozenset(n.name for n in products if n.name and any(_is_stacked(value) for value in n.inputs))
 
@@ -603,7 +605,7 @@ def _judge_under(
 
 
 def foreign(op_type: str) -> str:
-    """The reason of a node of a type that the scheme leaves in float."""
+    """Return the reason of a node of a type that the scheme leaves in float."""
     return f"{op_type} is not among the operator types that the scheme quantizes"
 
 

@@ -1,4 +1,4 @@
-"""Models from files and into files. Files are untrusted: sizes are checked before memory is allocated for them."""
+"""Load and save models. Files are untrusted: sizes are checked before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def load_model(path: Path, *, external_data: ExternalData = "small") -> onnx.Mod
 
 
 def read_model(path: Path) -> ir.Model:
-    """`load_model` as the in-memory model of `edgeq.graph`; external data is read when the values of a weight are.
+    """Return `load_model` as the in-memory model of `edgeq.graph`; external data is read when the values of a weight
+    are.
 
     Raises:
         ModelError: as `load_model`.
@@ -120,8 +121,8 @@ def data_folder(model: onnx.ModelProto, path: Path) -> Path:
 
 
 def read_own(path: Path, folder: Path | None = None) -> ir.Model:
-    """`read_model` of a file that need not be checked again: it was written here just now from a model that was
-    checked, or the bundle that it lies in was checked when it was opened.
+    """Return `read_model` of a file that need not be checked again: it was written here just now from a checked model,
+    or its bundle was checked when it was opened.
 
     Args:
         folder: where external data lie, as a bundle's variant may say; None: the file's folder.
@@ -133,7 +134,8 @@ def read_own(path: Path, folder: Path | None = None) -> ir.Model:
 
 
 def in_memory(model: onnx.ModelProto, base: Path, *, where: object = "the model") -> ir.Model:
-    """A loaded model for edgeq to work on. Initializers that are listed as inputs, as old models do, are no inputs.
+    """Return a loaded model for edgeq to work on. Initializers that are listed as inputs, as old models do, are not
+    inputs.
 
     Args:
         base: folder of its external data.
@@ -165,8 +167,8 @@ def check_declared_sizes(model: onnx.ModelProto, folder: Path, where: Path) -> N
 
 
 def model_signature(path: Path) -> Signature:
-    """Inputs and outputs of a model that is to run. Initializers that are listed as inputs, as old models do, are not
-    inputs.
+    """Return inputs and outputs of a model that is to run. Initializers that are listed as inputs, as old models do,
+    are not inputs.
 
     Raises:
         ModelError: as `load_model` and `check_declared_sizes`.
@@ -213,12 +215,12 @@ def _stated(path: Path) -> onnx.ModelProto | None:
 
 
 def own_runnable(path: Path) -> onnx.ModelProto:
-    """`load_runnable` of a file that need not be checked again, as for `read_own`."""
+    """Run `load_runnable` on a file that need not be checked again, as for `read_own`."""
     return _stated(path) or onnx.load(path, load_external_data=False)
 
 
 def own_signature(model: Path | bytes, where: Path) -> Signature:
-    """`model_signature` of a file that need not be checked again, as for `read_own`, or of a file's content.
+    """Return `model_signature` of a file that need not be checked again, as for `read_own`, or of a file's content.
 
     Args:
         where: names it in messages.
@@ -227,7 +229,7 @@ def own_signature(model: Path | bytes, where: Path) -> Signature:
 
 
 def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
-    """`model_signature` of a model in memory; `path` is for messages."""
+    """Return `model_signature` of a model in memory; `path` is for messages."""
     weights = {t.name for t in model.graph.initializer}
     return Signature(
         tuple(_spec(i, path) for i in model.graph.input if i.name not in weights),
@@ -236,14 +238,14 @@ def signature_of(model: onnx.ModelProto, path: Path) -> Signature:
 
 
 def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
-    """The model file and, sorted, the external data files that it needs, each proven to be inside its folder. Weights
-    are not read.
+    """Return the model file and, sorted, the external data files that it needs, each proven to be inside its folder.
+    Weights are not read.
 
     Args:
         folder: where external data lie, as a bundle's variant may say; None: the model's folder. So below, too.
 
     Raises:
-        ModelError: it is no model, or its external data are not where they may be.
+        ModelError: it is not a model, or its external data are not where they may be.
     """
     if engine_of_file(path.name) is not None:
         return (path,)
@@ -252,17 +254,19 @@ def model_files(path: Path, folder: Path | None = None) -> tuple[Path, ...]:
 
 
 def model_bytes(path: Path, folder: Path | None = None) -> int:
-    """Size on disk, external data included."""
+    """Return the size on disk, external data included."""
     return sum(file.stat().st_size for file in model_files(path, folder))
 
 
 def data_name(output: Path) -> str:
-    """The name of the file beside `output` in which a model that is written there has its weights if they are many."""
+    """Return the name of the file next to `output` that stores the weights of a model written there, if they are
+    many.
+    """
     return f"{output.name}.data"
 
 
 def data_beside(output: Path, model: Path) -> tuple[str, ...]:
-    """Names of what a model at `output` made of `model` may come with: see `edgeq.util.outputs.output_file`.
+    """Return the names of what may come with a model at `output` made of `model`: see `edgeq.util.outputs.output_file`.
 
     Raises:
         ModelError: as `model_files`.
@@ -271,8 +275,9 @@ def data_beside(output: Path, model: Path) -> tuple[str, ...]:
 
 
 def model_digest(path: Path, folder: Path | None = None) -> str:
-    """SHA-256 (hex) of a model. Without external data that of the file's bytes, as `sha256sum` prints it; with external
-    data that of the digests of all its files, each with its name."""
+    """Return the SHA-256 (hex) of a model. Without external data that of the file's bytes, as `sha256sum` prints it;
+    with external data that of the digests of all its files, each with its name.
+    """
     files = model_files(path, folder)
     if len(files) == 1:
         return _file_digest(path)
@@ -353,7 +358,7 @@ def save_model(
 
 
 def is_quantized(model: ir.Model) -> bool:
-    """Whether a model holds quantized operators already: Q/DQ nodes, QLinear* or integer ones."""
+    """Return whether a model contains quantized operators already: Q/DQ nodes, QLinear* or integer ones."""
     return any(is_quantized_operator(node.op_type) for node in every_node(model))
 
 
@@ -456,7 +461,7 @@ _SAVED_BY = {"ModelProto": "onnx.save(model, PATH)", "Model": "onnx_ir.save(mode
 
 
 def path_of(given: object, what: str = "model") -> Path:
-    """`given` as a path.
+    """Return `given` as a path.
 
     Args:
         given: a str, a Path or another os.PathLike of text.
@@ -506,7 +511,7 @@ def tensor_sizes(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> 
 
 
 def partitions(sized: Iterable[tuple[T, int]], budget: int) -> Iterator[list[T]]:
-    """Items in parts of neighbours whose sizes add up to at most `budget`; an item larger than that is alone.
+    """Yield items in parts of neighbours whose sizes add up to at most `budget`; a larger item is alone.
 
     Args:
         sized: each item with its size, in the unit of `budget`.
@@ -552,5 +557,5 @@ def content_digest(model: Path, session_options: Mapping[str, str]) -> str:
 
 
 def in_engine(digest: str, engine: str) -> str:
-    """A digest of either kind, of what runs in `engine`; "" stands for onnxruntime's own kernels."""
+    """Return a digest, of either kind, of what runs in `engine`; "" stands for onnxruntime's own kernels."""
     return hashlib.sha256((digest + engine).encode()).hexdigest() if engine else digest

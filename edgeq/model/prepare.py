@@ -1,4 +1,4 @@
-"""From an untrusted model file to one that every backend can start from."""
+"""Prepare an untrusted model file so that every backend can start from it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def optimize_basic(model: Path, optimized: Path, *, source: Path, external: bool
 
     Args:
         source: the file that the user gave, for messages.
-        external: write weights to external data beside `optimized`, as models near 2 GB need.
+        external: write weights to external data next to `optimized`, as models near 2 GB need.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -110,7 +110,7 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model ready for calibration and quantization.
+    """Hold a model ready for calibration and quantization.
 
     Attributes:
         graph: the prepared model in memory, indexed. It is shared: whoever changes it changes a `clone()` of the model.
@@ -134,7 +134,7 @@ class PreparedModel:
 
     @property
     def model(self) -> ir.Model:
-        """The model of `graph`."""
+        """Return the model of `graph`."""
         return self.graph.model
 
 
@@ -204,7 +204,9 @@ def prepare_model(
 
 
 def rewritten(prepared: PreparedModel, model: ir.Model, path: Path, *notes: str) -> PreparedModel:
-    """`prepared` with another model in its place, which is written to `path`. `model` is not to be changed after it."""
+    """Return `prepared` with another model in its place, which is written to `path`. Do not change `model`
+    afterwards.
+    """
     save_model(model, path)
     graph = GraphIndex(model, path)
     return replace(prepared, graph=graph, path=path, digest=model_digest(path), notes=(*prepared.notes, *notes))
@@ -264,7 +266,7 @@ def _refuse_unknown_domains(model: ir.Model, source: Path) -> None:
 
 @dataclass(frozen=True)
 class Pass:
-    """A step of the preparation.
+    """Define a step of the preparation.
 
     Attributes:
         run: changes a model in place and returns what it changed: how often, or names or sentences.
@@ -361,8 +363,9 @@ def _optimized(model: ir.Model, scratch: Path, source: Path, inline_limit: int, 
 
 
 def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
-    """Whether a file that ONNX Runtime wrote has the nodes, values and types of the one that it read; weights that
-    nothing reads may be gone."""
+    """Return whether a file that ONNX Runtime wrote has the nodes, values and types of the one that it read; unread
+    weights may be gone.
+    """
     held = {tensor.name: tensor for tensor in before.graph.initializer}
     described = [{value.name: value for value in graph.value_info} for graph in (before.graph, after.graph)]
     return (
@@ -376,8 +379,9 @@ def _is_unchanged(before: onnx.ModelProto, after: onnx.ModelProto) -> bool:
 
 
 def _is_unfolded(model: ir.Model) -> bool:
-    """Whether a node has nothing but constants to read, as in what ONNX Runtime writes for GroupNormalization: it folds
-    constants before it writes functions out."""
+    """Return whether a node reads constants only, as in what ONNX Runtime writes for GroupNormalization: it folds
+    constants before it writes functions out.
+    """
     known = computed_constants(model.graph)
     read = ([name_of(value) for value in node.inputs if value is not None] for node in model.graph)
     return any(names and known.issuperset(names) for names in read)

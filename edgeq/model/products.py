@@ -50,7 +50,7 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
 def node_macs(model: ir.Model) -> dict[str, int]:
-    """Node name → multiply-accumulates of one inference, for every node, 0 for those that multiply no matrices.
+    """Return node name → multiply-accumulates of one inference, for every node, 0 for those that multiply no matrices.
 
     Nodes of Loop and Scan bodies count once: how often they run is not known. Of the branches of an If, the one with
     more work counts and the others are 0. Unnamed nodes have the names that
@@ -91,8 +91,9 @@ def node_macs(model: ir.Model) -> dict[str, int]:
 
 
 def sized(model: ir.Model, shapes: Mapping[str, Sequence[int]]) -> ir.Model:
-    """A copy whose inputs have these sizes. Other tensors keep the sizes that follow from the inputs' symbols, because
-    inference does not find all that an exporter wrote; the rest is to be inferred again."""
+    """Return a copy whose inputs have these sizes. Other tensors keep the sizes that follow from the inputs'
+    symbols, because inference does not find all that an exporter wrote; the rest must be inferred again.
+    """
     copy = model.clone()
     known: dict[str, int] = {}
     fits = True
@@ -117,8 +118,9 @@ def _resolved(shape: ir.Shape | None, known: Mapping[str, int]) -> ir.Shape | No
 
 
 def assumed_shapes(model: ir.Model, given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Sizes to count with, of inputs with open ones: those given, else 1 for a symbol that is some input's first size
-    (the batch), `IMAGE_SIDE` in inputs of four and more dimensions, `LENGTH` in others."""
+    """Return the sizes to count with, for inputs with open ones: those given, else 1 for a symbol that is some
+    input's first size (the batch), `IMAGE_SIDE` in inputs of four and more dimensions, `LENGTH` in others.
+    """
     inputs = [v for v in model.graph.inputs if v.name and v.shape is not None and not v.is_initializer()]
     batches = {_symbol(v.shape[0]) for v in inputs if v.shape} - {_UNNAMED}
     found = {}
@@ -316,7 +318,7 @@ def _merge(total: ir.Node, editor: Editor) -> bool:
 
 
 def _branch(node: ir.Node) -> _Branch | None:
-    """What a node computes; None where it is not known to be linear with constant weights."""
+    """Return what a node computes; None where it is not known to be linear with constant weights."""
     if node.op_type == "BatchNormalization":
         factors = norm_factors(node)
         return None if isinstance(factors, str) else _Branch(node, *factors)
@@ -416,7 +418,7 @@ def find_masks(model: ir.Model) -> frozenset[str]:
 
 
 def _is_added(value: ir.Value) -> bool:
-    """Whether all that reads an input, behind data movement, adds it to what other nodes compute.
+    """Return whether everything that reads an input, behind data movement, adds it to what other nodes compute.
 
     The graph does not hold its numbers. They are those of a mask in what exporters write; activations are read by
     layers, too.
@@ -448,8 +450,9 @@ LEAST = " with -128"
 
 
 def integer_products(model: ir.Model) -> tuple[str, ...]:
-    """ "Conv u8s8" (types of activation and weight), "MatMul s8s8 with -128", "MatMulNBits 4 asymmetric level 4" (that
-    of accuracy) ..., each once. Of a model with Q/DQ nodes, those that a runtime can make of them."""
+    """Return "Conv u8s8" (types of activation and weight), "MatMul s8s8 with -128", "MatMulNBits 4 asymmetric level
+    4" (that of accuracy) ..., each once. Of a model with Q/DQ nodes, those that a runtime can make of them.
+    """
     return tuple(dict.fromkeys(kind for node in every_node(model) for kind in _kinds(node)))
 
 
@@ -471,7 +474,7 @@ def _kinds(node: ir.Node) -> Iterator[str]:
 
 
 def integers(node: ir.Node, place: int) -> tuple[ir.Value | None, ...]:
-    """The integers at an input, which may stand before a DequantizeLinear, and their zero point; () for floats."""
+    """Return the integers at an input, which may be read by a DequantizeLinear, and their zero point; () for floats."""
     for places in operator_of(node).integers:
         if places.value == place:
             return node_input(node, place), node_input(node, places.zero_point)

@@ -31,7 +31,7 @@ ones biases."""
 
 @dataclass(frozen=True, eq=False)
 class QuantParams:
-    """How the integers of a tensor stand for numbers.
+    """Describe how the integers of a tensor represent numbers.
 
     Attributes:
         scale: one number, one per channel along `axis`, or one per block of `block` elements along `axis`; float32 as
@@ -54,8 +54,8 @@ class QuantParams:
     def from_range(
         cls, low: ArrayLike, high: ArrayLike, dtype: ir.DataType, *, symmetric: bool = False, narrow: bool = False
     ) -> QuantParams:
-        """The parameters (scale float64) under which low..high, widened to hold 0, just fits, as ONNX Runtime's
-        quantizer has them. The scale of an empty range is 0: nothing can be quantized with it.
+        """Return the parameters (scale float64) under which low..high, widened to include 0, just fits, as ONNX
+        Runtime's quantizer has them. The scale of an empty range is 0: nothing can be quantized with it.
 
         Args:
             low, high: numbers, or one range per channel: arrays [channels].
@@ -74,32 +74,32 @@ class QuantParams:
 
     @property
     def low(self) -> int:
-        """Smallest integer that is used."""
+        """Return the smallest integer that is used."""
         return LIMITS[self.dtype][0] + self.narrow
 
     @property
     def high(self) -> int:
-        """Largest integer."""
+        """Return the largest integer."""
         return LIMITS[self.dtype][1]
 
     @property
     def bits(self) -> int:
-        """Width of an integer."""
+        """Return the width of an integer."""
         return int(self.dtype.bitwidth)
 
     @property
     def per_channel(self) -> bool:
-        """Whether there is more than one scale."""
+        """Return whether there is more than one scale."""
         return bool(self.scale.size > 1)
 
     @property
     def range(self) -> tuple[float, float]:
-        """The smallest and largest number that can be represented, over all channels."""
+        """Return the smallest and largest number that can be represented, over all channels."""
         scale, zero_point = self.scale.astype(np.float64), self.zero_point.astype(np.int64)
         return float(((self.low - zero_point) * scale).min()), float(((self.high - zero_point) * scale).max())
 
     def same(self, other: QuantParams) -> bool:
-        """Whether two tensors' integers mean the same numbers."""
+        """Return whether two tensors' integers mean the same numbers."""
         return (
             self.dtype == other.dtype
             and np.array_equal(self.scale.reshape(-1), other.scale.reshape(-1))
@@ -107,7 +107,7 @@ class QuantParams:
         )
 
     def quantize(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Integers, of `dtype`'s numpy type, that numbers of any shape become; infinities saturate."""
+        """Return the integers, of `dtype`'s numpy type, that numbers of any shape become; infinities saturate."""
         scale, zero_point = self.spread(values.shape)
         with np.errstate(over="ignore"):  # an infinity saturates as well
             levels = np.rint(values.astype(self.scale.dtype, copy=False) / scale) + zero_point.astype(scale.dtype)
@@ -115,13 +115,13 @@ class QuantParams:
         return integers
 
     def dequantize(self, integers: NDArray[Any]) -> NDArray[Any]:
-        """Numbers, of the scale's type, that integers of any shape stand for."""
+        """Return the numbers, of the scale's type, that integers of any shape represent."""
         scale, zero_point = self.spread(integers.shape)
         numbers: NDArray[Any] = (integers.astype(np.int64) - zero_point).astype(scale.dtype) * scale
         return numbers
 
     def fake_quant(self, values: NDArray[Any]) -> NDArray[Any]:
-        """What is left of numbers after quantizing and dequantizing them."""
+        """Return numbers after quantizing and dequantizing them."""
         scale, zero_point = self.spread(values.shape)
         steps = np.asarray(np.rint(values.astype(scale.dtype, copy=False) / scale))  # no array if there are no axes
         np.clip(steps, self.low - zero_point, self.high - zero_point, out=steps)
@@ -129,8 +129,9 @@ class QuantParams:
         return np.asarray(steps, scale.dtype)
 
     def saturated(self, values: NDArray[Any]) -> tuple[int, int]:
-        """How many values lie so far below and above the range that clipping costs more than rounding does: by more
-        than half a step."""
+        """Return how many values lie so far below and above the range that clipping costs more than rounding does:
+        by more than half a step.
+        """
         scale, zero_point = self.spread(values.shape)
         below = values < (self.low - zero_point - 0.5) * scale
         above = values > (self.high - zero_point + 0.5) * scale
@@ -154,7 +155,7 @@ class QuantParams:
 
 
 def params_of(node: ir.Node) -> QuantParams | None:
-    """The parameters of a QuantizeLinear or DequantizeLinear; None as for `params_at`."""
+    """Return the parameters of a QuantizeLinear or DequantizeLinear; None as for `params_at`."""
     integers = node.inputs[0] if node.op_type == "DequantizeLinear" else node.outputs[0]
     return params_at(node, 1, 2, integers=integers, axis=node.attributes.get_int("axis", 1))
 
@@ -162,8 +163,8 @@ def params_of(node: ir.Node) -> QuantParams | None:
 def params_at(
     node: ir.Node, scale: int, zero_point: int, *, integers: ir.Value | None = None, axis: int = 0
 ) -> QuantParams | None:
-    """The parameters that a node has at two of its inputs; scale as float32, zero point as int64. None where one of
-    them is computed at run time, or integers of the type have no limits here.
+    """Return the parameters that a node has at two of its inputs; scale as float32, zero point as int64. None where one
+    of them is computed at run time, or integers of the type have no limits here.
 
     Args:
         scale, zero_point: places of the two among the inputs.
@@ -187,7 +188,9 @@ def params_at(
 
 
 def dynamic_params(values: NDArray[Any]) -> QuantParams:
-    """What DynamicQuantizeLinear takes for `values`: 8 bits from the smallest to the largest, zero among them."""
+    """Return what DynamicQuantizeLinear takes for `values`: 8 bits from the smallest to the largest, zero among
+    them.
+    """
     low, high = float(values.min(initial=0)), float(values.max(initial=0))
     if not np.isfinite([low, high]).all():  # an attention mask may hold infinities
         values = values[np.isfinite(values)]
@@ -198,7 +201,9 @@ def dynamic_params(values: NDArray[Any]) -> QuantParams:
 
 @dataclass(frozen=True)
 class Grid:
-    """The integers that activations are rounded to: of type `dtype`, around a fixed zero point where `symmetric`."""
+    """Describe the integers that activations are rounded to: of type `dtype`, around a fixed zero point where
+    `symmetric`.
+    """
 
     dtype: ir.DataType
     symmetric: bool

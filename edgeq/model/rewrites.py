@@ -118,7 +118,7 @@ def _blocks(concat: ir.Node) -> _Blocks | None:
 
 
 def _phase(value: ir.Value | None) -> tuple[ir.Value | None, dict[int, tuple[int, int]]]:
-    """What a value is sliced from, and (start, step) of each axis; slices that leave out an end are none."""
+    """Return what a value is sliced from, and (start, step) of each axis; slices that leave out an end do not count."""
     found: dict[int, tuple[int, int]] = {}
     while value is not None:
         node = value.producer()
@@ -144,7 +144,9 @@ def _most(size: int | ir.SymbolicDim) -> int:
 
 
 def _takes(layer: ir.Node, joined: ir.Value, blocks: _Blocks) -> bool:
-    """Whether it is a convolution of all channels, with constant weights, that reads `joined` as its input alone."""
+    """Return whether it is a convolution of all channels, with constant weights, that reads `joined` as its only
+    input.
+    """
     plain = layer.op_type == "Conv" and layer.domain == "" and layer.attributes.get_int("group", 1) == 1
     if not plain or layer.inputs[0] is not joined or list(layer.inputs).count(joined) > 1:
         return False
@@ -239,7 +241,7 @@ def plain_gemms(model: ir.Model, *, add_nodes: bool = True) -> int:
 
 
 def gemms_with_factors(model: ir.Model) -> frozenset[str]:
-    """Names of the Gemm nodes of the main graph whose alpha or beta is not 1."""
+    """Return the names of the Gemm nodes of the main graph whose alpha or beta is not 1."""
     gemms = (node for node in model.graph if is_op(node, "Gemm"))
     return frozenset(
         node.name or "" for node in gemms if any(node.attributes.get_float(f, 1.0) != 1.0 for f in ("alpha", "beta"))
@@ -247,7 +249,7 @@ def gemms_with_factors(model: ir.Model) -> frozenset[str]:
 
 
 def _is_matrix(value: ir.Value | None) -> bool:
-    """Whether it is a constant one; its numbers, which may be many, are not looked at."""
+    """Return whether it is a constant matrix; its numbers, which may be many, are not looked at."""
     known = value is not None and value.is_initializer() and not value.is_graph_input()
     return known and value is not None and value.shape is not None and len(value.shape) == 2
 
@@ -345,7 +347,7 @@ def _write_pool(mean: ir.Node, editor: Editor) -> bool:
 
 
 def _goes_to_layers(value: ir.Value) -> bool:
-    """Whether nothing but layers reads a value, straight or in another shape."""
+    """Return whether only layers read a value, directly or in another shape."""
     if value.is_graph_output() or not value.uses():
         return False
     nodes = [use.node for use in value.uses()]
@@ -405,7 +407,7 @@ def _write_hard_sigmoid(clip: ir.Node, editor: Editor) -> bool:
 
 
 def _with_number(node: ir.Node) -> tuple[ir.Value | None, float]:
-    """The other operand of a node with one float32, and that number; None where both are computed, or it is no such
+    """The other operand of a node with one float32, and that number; None where both are computed, or it is not such a
     number: onnxruntime has a HardSigmoid of float32 alone."""
     for place in (0, 1):
         tensor = constant_tensor(node.inputs[place])
@@ -415,7 +417,7 @@ def _with_number(node: ir.Node) -> tuple[ir.Value | None, float]:
 
 
 def _factor(node: ir.Node) -> float:
-    """What a Mul or Div by one number multiplies by; NaN for other nodes."""
+    """Return the factor of a Mul or Div by one number; NaN for other nodes."""
     operand, number = _with_number(node)
     if operand is None or not number:
         return math.nan

@@ -1,4 +1,4 @@
-"""Sums of two products in 16 bits: which weights can make them saturate.
+"""Find the weights that can make sums of two products saturate in 16 bits.
 
 Some kernels multiply unsigned by signed bytes and add the products of two neighbours along k in 16 bits. An unsigned
 byte is at most 255, so a pair of weights w, v reaches at most 255 (max(w, 0) + max(v, 0)) and at least
@@ -27,7 +27,7 @@ Order = Literal["taps, channels", "channels, taps"]
 
 @dataclass(frozen=True)
 class SaturatingPath:
-    """A kernel that adds two products in 16 bits.
+    """Describe a kernel that adds two products in 16 bits.
 
     Attributes:
         operators: operator types of the optimised graph that take it.
@@ -56,30 +56,32 @@ class SaturatingPath:
     modelled: bool = False
 
     def evens(self, group: int) -> bool:
-        """Whether a convolution with so many groups has each tap's channels in pairs of their own."""
+        """Return whether a convolution with the given number of groups has each tap's channels in pairs of their
+        own.
+        """
         return self.even_channels == "always" or (self.even_channels == "ungrouped" and group == 1)
 
     @property
     def activation(self) -> str:
-        """dtype of the activation."""
+        """Return the dtype of the activation."""
         return self.right if self.swapped else self.left
 
     @property
     def weight(self) -> str:
-        """dtype of the weight."""
+        """Return the dtype of the weight."""
         return self.left if self.swapped else self.right
 
 
 @dataclass(frozen=True)
 class SaturationTable:
-    """Every saturating path, and the session option that makes some of them exact."""
+    """List every saturating path, and the session option that makes some of them exact."""
 
     paths: tuple[SaturatingPath, ...]
     precision_option: str
     precision_operators: frozenset[str]
 
     def path(self, op_type: str, activation: str, weight: str) -> SaturatingPath | None:
-        """The path that an operator with operands of these dtypes takes; None where it is exact."""
+        """Return the path that an operator with operands of these dtypes takes; None where it is exact."""
         return next(
             (p for p in self.paths if op_type in p.operators and (p.activation, p.weight) == (activation, weight)), None
         )
@@ -103,7 +105,8 @@ class _File:
 def saturation_table(
     file: str = "onnxruntime/saturation.toml", features: frozenset[str] = frozenset()
 ) -> SaturationTable:
-    """The kernels of a file under targets/ on a CPU with `features`; the default is of ONNX Runtime's own kernels.
+    """Return the kernels of a file under targets/ on a CPU with `features`; the default is of ONNX Runtime's own
+    kernels.
 
     Raises:
         HardwareError: the file is malformed.
@@ -114,19 +117,21 @@ def saturation_table(
 
 
 def exact_options() -> dict[str, str]:
-    """The session options with which ONNX Runtime's own kernels are exact on every CPU, for the operators that
-    `SaturationTable.precision_operators` names."""
+    """Return the session options with which ONNX Runtime's own kernels are exact on every CPU, for the operators
+    that `SaturationTable.precision_operators` names.
+    """
     return {saturation_table().precision_option: "1"}
 
 
 def pairs_vary(depth: int, channels: int) -> bool:
-    """Whether kernels differ in what they pair along k: an odd number of channels in a tap, or more than 256 products,
-    which some of them split into equal parts of an odd size."""
+    """Return whether kernels differ in what they pair along k: an odd number of channels in a tap, or more than 256
+    products, which some of them split into equal parts of an odd size.
+    """
     return channels % 2 == 1 or (depth > _MOST_AT_ONCE and -(-depth // -(-depth // _MOST_AT_ONCE)) % 2 == 1)
 
 
 def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -> NDArray[Any]:
-    """[N, C, ...], with a channel of `fill` more in each group where their number in a group is odd."""
+    """Return [N, C, ...], with one more channel of `fill` in each group whose number of channels is odd."""
     n, channels, *rest = values.shape
     if channels // group % 2 == 0:
         return values
@@ -136,7 +141,7 @@ def with_even_channels(values: NDArray[Any], fill: int = 0, *, group: int = 1) -
 
 
 def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """[N, K] → the weights of even and of odd k, each [N, ceil(K / 2)]; what an odd K lacks is 0."""
+    """Return the weights [N, K] of even and of odd k, each [N, ceil(K / 2)]; what an odd K lacks is 0."""
     first, second = rows[:, 0::2], rows[:, 1::2]
     if second.shape[1] < first.shape[1]:
         second = np.pad(second, ((0, 0), (0, 1)))
@@ -144,8 +149,9 @@ def as_pairs(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def pair_sums(rows: NDArray[Any]) -> NDArray[Any]:
-    """[N, K] weights → for each pair along k the larger of what its positive and its negative parts add up to, as
-    [N, ceil(K / 2)]; int32 for integers."""
+    """Return, for each pair along k of weights [N, K], the larger of the sums of its positive and its negative
+    parts, as [N, ceil(K / 2)]; int32 for integers.
+    """
     if rows.dtype.kind in "iu":
         rows = rows.astype(np.int32)
     first, second = as_pairs(rows)
@@ -181,7 +187,7 @@ def possible_sums(rows: NDArray[Any], channels: int) -> NDArray[Any]:
 
 
 def conv_rows(weight: NDArray[Any], order: Order = "taps, channels") -> NDArray[Any]:
-    """A convolution's weight, [cout, cin / group, *kernel], as rows of k: [cout, K]."""
+    """Return a convolution's weight, [cout, cin / group, *kernel], as rows of k: [cout, K]."""
     if order == "taps, channels":
         weight = np.moveaxis(weight, 1, -1)
     return weight.reshape(len(weight), -1)

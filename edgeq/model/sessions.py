@@ -1,4 +1,4 @@
-"""Sessions of models in memory: what is opened is made once of a model, and parts of it are opened as protobuf."""
+"""Open sessions of models in memory: each model is made ready once, and parts of it are opened as protobuf."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 
 @dataclass(frozen=True)
 class Loadable:
-    """A model as sessions take it.
+    """Hold a model as sessions take it.
 
     Attributes:
         proto: the model, whose large weights are references; it is not to be changed.

@@ -1,4 +1,4 @@
-"""Shapes of every tensor: symbolic inference, onnx's own where that gives up, and an upper bound on sizes."""
+"""Infer the shapes of every tensor: symbolic inference, onnx's own where that gives up, and an upper bound on sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ some models without end."""
 
 @dataclass(frozen=True)
 class SymbolicOptions:
-    """Choices of ONNX Runtime's symbolic inference where a model leaves it one.
+    """Choose for ONNX Runtime's symbolic inference where a model leaves it a choice.
 
     Attributes:
         int_max: integers from this on stand for "to the end", as in Slice.
@@ -290,13 +290,14 @@ def _is_open(size: int | ir.SymbolicDim) -> bool:
 
 
 def is_complete(graph: onnx.GraphProto) -> bool:
-    """Whether every tensor that a node makes has sizes that are numbers or the inputs' own symbols; a graph with bodies
-    never counts as complete."""
+    """Return whether every tensor that a node makes has sizes that are numbers or the inputs' own symbols; a graph
+    with bodies never counts as complete.
+    """
     types = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output)}
     symbols = _symbols(graph)
 
     def sized(name: str) -> bool:
-        """Whether every size of the tensor is known: a number, or a symbol of the inputs."""
+        """Return whether every size of the tensor is known: a number, or a symbol of the inputs."""
         found = types.get(name)
         known = found is not None and found.HasField("shape")
         return known and all(d.HasField("dim_value") or d.dim_param in symbols for d in types[name].shape.dim)
@@ -306,7 +307,7 @@ def is_complete(graph: onnx.GraphProto) -> bool:
 
 
 def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_prop: bool = False) -> onnx.ModelProto:
-    """What onnx's own inference makes of a model without its weights.
+    """Return the result of onnx's own inference on a model without its weights.
 
     Raises:
         ModelError: types or shapes contradict each other in a way that it cannot go on from.
@@ -326,7 +327,7 @@ def inferred_shapes(bare: onnx.ModelProto, where: object = "the model", *, data_
 
 
 def _described(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    """What a graph and the bodies in it say of their values; names are unique among them."""
+    """Yield what a graph and the bodies in it say of their values; names are unique among them."""
     for scope in (*inner_graphs(graph.node), graph):
         yield from scope.value_info
         yield from scope.output
@@ -353,14 +354,14 @@ def write_shapes(
 
 
 def unknown_shapes(model: ir.Model) -> tuple[str, ...]:
-    """Names of the tensors between nodes whose rank is not known."""
+    """Return the names of the tensors between nodes whose rank is not known."""
     made = [value for node in model.graph for value in node.outputs]
     return tuple(value.name for value in made if value.name and value.shape is None)
 
 
 def element_types(model: ir.Model | GraphIndex) -> dict[str, ir.DataType]:
     """Return the element type of each tensor of the main graph whose type the model has or onnx can infer, by its name;
-    UNDEFINED for sequences, maps and other values that are no tensors. An index keeps it."""
+    UNDEFINED for sequences, maps and other values that are not tensors. An index keeps it."""
     graph = indexed(model)
     return graph.once("element types", lambda: _element_types(graph))
 

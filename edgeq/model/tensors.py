@@ -1,4 +1,4 @@
-"""Tensors as ONNX stores them: where they are in a model, how large they should be, and whether they are."""
+"""Locate tensors as ONNX stores them, and check that they are as large as they should be."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DAMAGED = "The file is damaged or was tampered with; export or download it again
 
 @dataclass(frozen=True)
 class ExternalSpan:
-    """Where the bytes of one external tensor lie.
+    """Locate the bytes of one external tensor.
 
     Attributes:
         file: absolute path, proven to be inside the model's folder or that of the file that the model is a link to.
@@ -41,20 +41,20 @@ class ExternalSpan:
     length: int
 
     def read(self) -> bytes:
-        """The tensor's bytes."""
+        """Return the tensor's bytes."""
         with self.file.open("rb") as stream:
             stream.seek(self.offset)
             return stream.read(self.length)
 
 
 def iter_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """`graph` and, depth first, the graphs of its If, Loop and Scan nodes."""
+    """Yield `graph` and, depth first, the graphs of its If, Loop and Scan nodes."""
     yield graph
     yield from inner_graphs(graph.node)
 
 
 def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a model: main graph, subgraphs and model-local functions."""
+    """Yield every node of a model: main graph, subgraphs and model-local functions."""
     for graph in iter_graphs(model.graph):
         yield from graph.node
     for function in model.functions:
@@ -64,7 +64,9 @@ def iter_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model: initializers, tensor attributes and the parts of sparse tensors, wherever nested."""
+    """Yield every tensor of a model: initializers, tensor attributes and the parts of sparse tensors, wherever
+    nested.
+    """
     for graph in all_graphs(model):
         yield from graph.initializer
     for node in iter_nodes(model):
@@ -77,7 +79,7 @@ def iter_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def iter_sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
-    """Every sparse tensor of a model: initializers and attributes, wherever nested."""
+    """Yield every sparse tensor of a model: initializers and attributes, wherever nested."""
     for graph in all_graphs(model):
         yield from graph.sparse_initializer
     for node in iter_nodes(model):
@@ -88,12 +90,14 @@ def iter_sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorPro
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether the data of a tensor is in another file."""
+    """Return whether the data of a tensor is in another file."""
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Size in bytes that dtype and dims announce, computed without allocating; strings count what they hold."""
+    """Return the size in bytes that dtype and dims announce, computed without allocating; strings count what they
+    contain.
+    """
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
     elements: int = math.prod(tensor.dims)
@@ -101,12 +105,12 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers and of the tensors in attributes, those of bodies included."""
+    """Return the bytes of all initializers and of the tensors in attributes, those of bodies included."""
     return sum(int(tensor.nbytes) for tensor in weight_tensors(model))
 
 
 def weight_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """All initializers and the tensors in attributes, those of bodies and functions included."""
+    """Yield all initializers and the tensors in attributes, those of bodies and functions included."""
     for graph in model.graphs():
         yield from (value.const_value for value in graph.initializers.values() if value.const_value is not None)
     for node in every_node(model):
@@ -146,7 +150,7 @@ def check_sparse_tensor(sparse: onnx.SparseTensorProto, path: Path) -> None:
 
 
 def check_external(tensors: Iterable[onnx.TensorProto], path: Path) -> int:
-    """The bytes of all external tensors.
+    """Return the bytes of all external tensors.
 
     Raises:
         ModelError: one is not where it may be, as `external_span`; or they share so many bytes of their files that they
@@ -214,7 +218,7 @@ def _contained(location: str, allowed: Sequence[Path], where: str) -> Path:
     if not any(file.is_relative_to(folder) for folder in folders):
         raise ModelError(f"{where} follows the symbolic link {location!r} out of the model's folder", fix)
     if not stat.S_ISREG(mode):
-        raise ModelError(f"{where} has the location {location!r}, which is no regular file", fix)
+        raise ModelError(f"{where} has the location {location!r}, which is not a regular file", fix)
     return file
 
 
@@ -242,7 +246,7 @@ def _announced_and_held(tensor: onnx.TensorProto) -> tuple[int, int]:
 
 
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph, and every graph inside a node of it or of a function."""
+    """Yield the main graph, and every graph inside a node of it or of a function."""
     yield from iter_graphs(model.graph)
     for function in model.functions:
         yield from inner_graphs(function.node)
@@ -280,7 +284,7 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def float_constant(value: ir.Value | None) -> Array | None:
-    """The values of a constant of floats, as float64; None for what is computed, and for other types."""
+    """Return the values of a constant of floats, as float64; None for what is computed, and for other types."""
     tensor = constant_tensor(value)
     if tensor is None or not tensor.dtype.is_floating_point():
         return None
@@ -289,7 +293,7 @@ def float_constant(value: ir.Value | None) -> Array | None:
 
 
 def output_channels(layer: ir.Node, weight: tuple[int, ...]) -> int:
-    """How many channels a Conv, ConvTranspose, Gemm or MatMul with a weight of that shape gives."""
+    """Return how many channels a Conv, ConvTranspose, Gemm or MatMul with a weight of that shape gives."""
     if layer.op_type == "ConvTranspose":
         return weight[1] * int(layer.attributes.get_int("group", 1))
     outputs_first = layer.op_type == "Conv" or layer.attributes.get_int("transB", 0) != 0
@@ -311,8 +315,8 @@ KEPT_BYTES = 1024
 
 
 def skeleton(model: ir.Model) -> onnx.ModelProto:
-    """The protobuf of `model` where every larger or external initializer of the main graph has become a graph input of
-    its type and shape. Initializers of bodies stay: a body cannot have inputs of its own choosing.
+    """Return the protobuf of `model` where every larger or external initializer of the main graph has become a graph
+    input of its type and shape. Initializers of bodies stay: a body cannot choose its own inputs.
     """
     graph = model.graph
     large = {name for name, value in graph.initializers.items() if _is_large(value.const_value)}
@@ -384,7 +388,9 @@ def shaped_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def reattach(bare: onnx.ModelProto, model: ir.Model) -> ir.Model:
-    """The model of `bare`, a skeleton of `model` that may have been changed since, with the weights of `model`."""
+    """Return the model of `bare`, a skeleton of `model` that may have been changed since, with the weights of
+    `model`.
+    """
     whole = ir.serde.deserialize_model(bare)
     inputs = {value.name: value for value in whole.graph.inputs}
     wanted = {value.name for value in model.graph.inputs}
@@ -418,7 +424,7 @@ _FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", 
 def save_external(
     model: onnx.ModelProto, path: Path, *, origin: Path, location: str | None = None, threshold: int = 1024
 ) -> None:
-    """Write a model with its initializers of `threshold` bytes or more in data files beside it.
+    """Write a model with its initializers of `threshold` bytes or more in data files next to it.
 
     Args:
         model: changed in place: afterwards it refers to the new files.
@@ -427,11 +433,11 @@ def save_external(
         location: name of the one file for all weights; None gives each its own, named after it.
 
     Raises:
-        UsageError: `location` is not the name of a file beside the model.
+        UsageError: `location` is not the name of a file next to the model.
     """
     if location is not None and (location.strip(".") == "" or location == path.name or not set(location) <= _SAFE):
         raise UsageError(
-            f"external data location {location!r} is not the name of a file beside the model",
+            f"external data location {location!r} is not the name of a file next to the model",
             "Give a plain file name of letters, digits, and _ - .",
         )
     taken = {path.name.lower()}
@@ -495,7 +501,7 @@ PROTOBUF_LIMIT = 2**31 - 1
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
-    """The protobuf in a file: a graph with nodes, of an opset that onnx knows. Nothing else of it is checked.
+    """Return the protobuf in a file: a graph with nodes, of an opset that onnx knows. Nothing else of it is checked.
 
     Raises:
         ModelError: it cannot be read, or is something else.
@@ -558,7 +564,8 @@ def opset_of_proto(model: onnx.ModelProto) -> int:
 
 
 def _text_is_text(message: Any) -> bool:
-    """Whether every string in a message is UTF-8. The parser lets others through as bytes, which break what follows.
+    """Return whether every string in a message is UTF-8. The parser lets others through as bytes, which break later
+    steps.
 
     Recursion is bounded by the parser, which refuses messages nested deeper than 100.
     """

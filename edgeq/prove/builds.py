@@ -1,4 +1,4 @@
-"""Artifacts of one job: what several targets need alike is built and proven once.
+"""Build the artifacts of one job: what several targets share is built and proven once.
 
 What runs in int8 on a target: measured on its own kernels wherever those run here, else a forecast by rules. What a
 plug-in runs is measured in the plug-in, or not known.
@@ -209,7 +209,7 @@ def artifact_key(target: Target, scheme: Scheme) -> str:
 
 
 class Builds:
-    """The artifacts of `job`, in a private folder.
+    """Hold the artifacts of `job`, in a private folder.
 
     Args:
         timed: whether proofs time the artifacts against float32.
@@ -238,7 +238,7 @@ class Builds:
         return self.for_target(target, self._built[key])
 
     def build_at(self, target: Target, scheme: Scheme, destination: Path) -> Built:
-        """`build`, with the model at `destination`: a copy where it was built before and is one file.
+        """Return `build`, with the model at `destination`: a copy where it was built before and is one file.
 
         Raises:
             EdgeqError: as the backend has it.

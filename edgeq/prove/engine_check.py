@@ -133,7 +133,7 @@ def _agreement(guest: Guest, engine: Engine, precision: str) -> float:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, in order."""
+    """Hold all checks, in order."""
 
     checks: tuple[Check, ...]
 

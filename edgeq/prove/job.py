@@ -58,7 +58,7 @@ _LEFT = (
 
 
 def on_exact_kernels(settings: SessionSettings) -> SessionSettings:
-    """`settings` with what makes onnxruntime's own kernels exact on any x86-64 CPU."""
+    """Return `settings` with what makes onnxruntime's own kernels exact on any x86-64 CPU."""
     return replace(settings, config={**settings.config, **exact_options()})
 
 
@@ -74,8 +74,8 @@ def exact_settings(artifact: Artifact) -> SessionSettings | None:
 
 
 def computed_as_there(artifact: Artifact, target: Target, host: Profile | None) -> Artifact:
-    """`artifact`, proven with exact kernels where those of `host`, this machine, saturate and are not the target's; a
-    note says where that cannot be.
+    """Return `artifact`, proven with exact kernels where those of `host`, this machine, saturate and are not the
+    target's; a note says where that cannot be.
 
     What saturated sums answer says nothing of a target whose kernels are exact; of one whose own saturate, the audit
     does.
@@ -101,7 +101,7 @@ def _saturates(host: Profile, scheme: Scheme) -> bool:
 
 @dataclass(frozen=True)
 class Job:
-    """A prepared model, its samples, and the statistics of one float32 pass over them.
+    """Hold a prepared model, its samples, and the statistics of one float32 pass over them.
 
     Attributes:
         source: the user's model.
@@ -142,7 +142,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Built:
-    """An artifact with what it was built from."""
+    """Pair an artifact with what it was built from."""
 
     target: Target
     artifact: Artifact
@@ -190,8 +190,9 @@ def collect_statistics(job: Job, statistics: Path | None = None) -> Job:
 
 @dataclass(frozen=True)
 class Derived:
-    """What follows from statistics under a scheme: ranges; and for backends that need it, the unclipped ranges, and
-    the share of each tensor's power that its range cuts off."""
+    """Hold what follows from statistics under a scheme: ranges; and for backends that need it, the unclipped ranges,
+    and the share of each tensor's power that its range cuts off.
+    """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
     observed: Mapping[str, Range] = field(default_factory=dict)
@@ -204,7 +205,9 @@ def build(job: Job, target: Target, scheme: Scheme, destination: Path) -> Built:
 
 
 def build_derived(job: Job, target: Target, scheme: Scheme, derived: Derived, destination: Path) -> Built:
-    """`build` with what was derived before: it depends on the scheme's calibration method and type, not on the rest."""
+    """Run `build` with what was derived before: it depends on the scheme's calibration method and type, not on the
+    rest.
+    """
     backend = backend_for(target, derived.observed, derived.cut)
     if scheme.fit_seen:
         backend = _fitting(job, backend, scheme, derived, destination)
@@ -239,7 +242,7 @@ def job_ranges(job: Job, scheme: Scheme) -> dict[str, Range]:
 
 
 def with_extrema(job: Job, target: Target, ranges: Mapping[str, Range]) -> Derived:
-    """Return `ranges` with what the target's backend needs beside them of the job's statistics."""
+    """Return `ranges` with what the target's backend needs next to them of the job's statistics."""
     if job.statistics is None or not backend_named(target.backend).targeted:
         return Derived(ranges)
     return Derived(ranges, derive_ranges(job.statistics, "minmax"), clipped_power(job.statistics, ranges))
@@ -405,7 +408,7 @@ _HELD_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Request:
-    """A model with its data, as `quantize`, `package` and `tune` are given them.
+    """Hold a model with its data, as `quantize`, `package` and `tune` are given them.
 
     Attributes:
         data: calibration samples; None with `statistics`, or where nothing static is built.
@@ -627,7 +630,7 @@ def _same_source(one: Any, other: Any) -> bool:
 
 def _apart(calibration: Samples | None, proof: Samples, progress: Progress) -> tuple[Samples, bool] | None:
     """Return the calibration samples without those of files that the proof takes, and whether any are left; where none
-    are, all of them. None where samples are no files."""
+    are, all of them. None where samples are not files."""
     if not isinstance(calibration, SourceSamples) or not isinstance(proof, SourceSamples):
         return None
     files = calibration.files()

@@ -1,4 +1,4 @@
-"""The file that ships, opened as devices open it: at their optimisation level, with the options that it comes with.
+"""Open the file that ships as devices open it: at their optimisation level, with the options that it comes with.
 
 ONNX Runtime rewrites a graph when it opens it, most of that before it knows which provider runs what. So a file that is
 proven in a simulation is opened here too, on CPU kernels, and so is the same file without optimisation. Where
@@ -48,7 +48,7 @@ _REASON = 120
 
 @dataclass(frozen=True)
 class Opening:
-    """SQNR against float32 of one file, in dB, on the same few samples.
+    """Hold the SQNR against float32 of one file, in dB, on the same few samples.
 
     Attributes:
         opened: with the level and the options with which devices open it.
@@ -155,7 +155,7 @@ def open_as_device(
 
 
 def open_stand_in(artifact: Artifact, float_model: Path, samples: Samples) -> Opening:
-    """`open_as_device` of an artifact that is not proven itself, because it stands in for one that is."""
+    """Run `open_as_device` on an artifact that is not proven itself, because it replaces one that is."""
     with Engines() as engines:
         subject = engines.open(artifact.proof_model, artifact.proof_settings())
         proven = {"float32": open_session(float_model), artifact.proof_model.name: subject}
@@ -320,7 +320,7 @@ def _problem(wanted: Outputs, candidate: Session, sample: Sample, least: float, 
             return f"output {output.name!r} has another shape"
         if output.nonfinite:
             return f"output {output.name!r} is not finite"
-    # Of whole outputs: in one sample, a small value beside large ones is no part of another unit.
+    # Of whole outputs: in one sample, a small value next to large ones is not part of another unit.
     sqnr_db = min((output.sqnr_db for output in found.outputs if output.same is None), default=math.inf)
     return f"{sqnr_db:.1f} dB SQNR" if sqnr_db < least else ""
 
@@ -341,7 +341,7 @@ _FAR_DB = 10.0
 
 
 def check_preparation(prepared: PreparedModel, samples: Samples) -> PreparedModel:
-    """`prepared`, with a note where its outputs for the first samples are others than its source's.
+    """Return `prepared`, with a note where its outputs for the first samples differ from its source's.
 
     Nothing is noted where the two cannot be compared: a model with random operators, one that onnxruntime runs only as
     it was prepared, or one whose roundings decide what it gives, as where a detector finds nothing and gives 1e-9.

@@ -1,4 +1,4 @@
-"""What is checked after every build, before anything is called done."""
+"""Check every build before it counts as done."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _POOR_COVERAGE = 0.25
 
 
 class NotFiniteError(CheckFailedError):
-    """An output is NaN or infinite where the float model's is a number."""
+    """Report an output that is NaN or infinite where the float model's is a number."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """float32 against the artifact on this machine, interleaved.
+    """Compare float32 with the artifact on this machine, interleaved.
 
     Attributes:
         latency: of the runs that nothing disturbed; of all where there are none.
@@ -64,7 +64,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Step:
-    """One change that was tried to repair a poor result.
+    """Describe one change that was tried to repair a poor result.
 
     Attributes:
         name: what it changes of the plain build.
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Repair:
-    """What was tried on a result that fell short, and what came of it.
+    """Record what was tried on a result that fell short, and the outcome.
 
     Attributes:
         effort: "quick", "default" or "thorough".
@@ -105,7 +105,7 @@ class Repair:
 
     @property
     def met(self) -> bool:
-        """Whether what was chosen loses no more than is allowed."""
+        """Return whether the chosen result loses no more than is allowed."""
         return self.loss <= self.max_drop
 
     @property
@@ -131,7 +131,7 @@ class Repair:
 
 @dataclass(frozen=True)
 class Proof(Displayed):
-    """The figures of one artifact.
+    """Hold the figures of one artifact.
 
     Attributes:
         coverage: what runs on integers on the target, after the runtime's optimisation, and how that is known.
@@ -157,7 +157,7 @@ class Proof(Displayed):
 
     @property
     def drop(self) -> float | None:
-        """Accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
+        """Return the accuracy lost against float32 in the task's primary metric, as a fraction; None without a task."""
         return self.accuracy[INT8].loss_against(self.accuracy[FLOAT]) if self.accuracy else None
 
     def falls_short(self, max_drop: float) -> bool:
@@ -166,7 +166,9 @@ class Proof(Displayed):
 
     @property
     def optimiser(self) -> tuple[float, float]:
-        """SQNR against float32 in dB of the file as devices open it, and as it is written, on the same samples."""
+        """Return the SQNR against float32 in dB of the file as devices open it, and as it is written, on the same
+        samples.
+        """
         return self.opening.opened, self.opening.written
 
     def __brief__(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What to do about kernels that add two products in 16 bits: nothing, smaller weights, other types, or slower kernels.
+"""Decide what to do about kernels that add two products in 16 bits: nothing, smaller weights, other types, or slower
+kernels.
 
 Each mitigation is built and measured; the cheapest that keeps the accuracy of exact kernels is taken."""
 
@@ -33,7 +34,7 @@ from edgeq.util.records import NOT_WRITTEN, plain
 
 
 class MitigationTrial:
-    """The artifacts of several schemes for one target, beside the float model.
+    """Hold the artifacts of several schemes for one target, next to the float model.
 
     Args:
         builds: what is built and on which samples it is run.
@@ -145,7 +146,7 @@ _AUDITED = 2
 
 @dataclass(frozen=True)
 class Mitigation:
-    """One way to deal with saturation, and what it gives on the target.
+    """Describe one way to deal with saturation, and its result on the target.
 
     Attributes:
         name: for people.
@@ -168,7 +169,7 @@ class Mitigation:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided for one target, and on what grounds.
+    """Record the decision for one target, and its grounds.
 
     Attributes:
         chosen: the mitigation that is built.
@@ -271,7 +272,7 @@ def decide(builds: Builds, target: Target, scheme: Scheme, *, engine: Engine | N
     if cheaper := [m for m in others if m not in first and m.cost < affordable]:
         consider(cheaper)
     if not close():
-        # No range that bears any input is close enough: one that bears the samples', with what it loses beside others.
+        # No range that bears any input is close enough: one that bears the samples', with what it loses next to others.
         for mitigation in seen:
             consider([mitigation])
     chosen = min(close(), key=lambda m: (m.cost, loss(m)), default=None)
@@ -310,7 +311,7 @@ def _measured(mitigation: Mitigation, safe: bool, evaluation: Evaluation, full: 
 
 
 def _seen(mitigation: Mitigation, evaluation: Evaluation, found: Audit) -> Mitigation:
-    """Judge what can saturate, though hardly beside samples, by its exact model: what it loses there counts as SQNR,
+    """Judge what can saturate, though hardly on samples, by its exact model: what it loses there counts as SQNR,
     and the task's metric is that of exact kernels only where it loses nothing."""
     sqnr_db = evaluation.agreement[mitigation.name].sqnr_db
     if found.float_db is not None and found.clipped:
@@ -350,8 +351,9 @@ _CPU = "CPUExecutionProvider"
 
 @dataclass(frozen=True)
 class Audited:
-    """What was audited, by whose kernels ("" for `target`: those of any CPU that they saturate on), and what came
-    out."""
+    """Record what was audited, by whose kernels ("" for `target`: those of any CPU that they saturate on), and the
+    result.
+    """
 
     name: str
     audit: Audit

@@ -1,4 +1,4 @@
-"""Which checks of a variant hold for its target, and how each was made."""
+"""Choose the checks of a variant that apply to its target, and say how each was made."""
 
 from __future__ import annotations
 

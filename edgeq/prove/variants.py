@@ -1,4 +1,4 @@
-"""Proven variants of one job, and what a bundle's manifest says of them."""
+"""Hold proven variants of one job, and what a bundle's manifest says of them."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def _step(values: Array) -> float:
 
 @dataclass(frozen=True)
 class Variant(Displayed):
-    """One variant: what was built, its proof, whether that was taken on the target's own kernels, and its size.
+    """Describe one variant: what was built, its proof, whether that was taken on the target's own kernels, and its
+    size.
 
     Attributes:
         scheme: what it was asked to be built by, before its backend or an engine added to it.
@@ -194,7 +195,8 @@ def variant_name(target: Target) -> str:
 
 
 def with_fallback(name: str, fallback: Variant, preferred: Sequence[Variant]) -> dict[str, Variant]:
-    """Variants for one target by name: `fallback`, which needs nothing but onnxruntime, then those of plug-in engines.
+    """Return variants for one target by name: `fallback`, which needs nothing but onnxruntime, then those of plug-in
+    engines.
 
     Args:
         preferred: the best first; a device takes the first whose engine is installed and right there.

@@ -1,4 +1,4 @@
-"""Quantization of prepared models, and `edgeq.quantize(...)`, which is `edgeq.jobs.quantize.quantize`."""
+"""Quantize prepared models; `edgeq.quantize(...)` is `edgeq.jobs.quantize.quantize`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True)
 class Adoption:
-    """A quantized model that was taken back to float.
+    """Describe a quantized model that was taken back to float.
 
     Attributes:
         model: file of the float model.
@@ -58,7 +58,7 @@ def adopt(source: Path, destination: Path) -> Adoption:
     relus: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
         if node.op_type not in _PAIR and is_quantized_operator(node.op_type):
-            raise ModelError(f"{source}: {node.op_type} {node.name!r} is no Q/DQ pair", _FLOAT_FIX)
+            raise ModelError(f"{source}: {node.op_type} {node.name!r} is not a Q/DQ pair", _FLOAT_FIX)
         if not is_op(node, "DequantizeLinear"):
             continue
         params = params_of(node)

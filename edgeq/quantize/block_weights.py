@@ -1,4 +1,4 @@
-"""A constant matrix as blocks of few-bit integers, each with the scale and zero point of the least squared error.
+"""Store a constant matrix as blocks of few-bit integers, each with the scale and zero point of the least squared error.
 
 An integer q of a block stands for scale * (q - zero point). Rounding to nearest between a block's extremes spends steps
 on its few largest weights. So ranges that are narrower at either end are tried for each block, and for the integers d =
@@ -61,7 +61,8 @@ _FINE_BITS = 8
 
 @dataclass(frozen=True, eq=False)
 class BlockWeights:
-    """A matrix [k, n] in blocks along k, as MatMulNBits stores it; the last block of a column is padded with zeros.
+    """Hold a matrix [k, n] in blocks along k, as MatMulNBits stores it; the last block of a column is padded with
+    zeros.
 
     Attributes:
         k: rows of the matrix.
@@ -81,31 +82,31 @@ class BlockWeights:
 
     @property
     def differences(self) -> NDArray[np.int64]:
-        """Integers less their zero points, int64 [n, k]."""
+        """Return integers less their zero points, int64 [n, k]."""
         return self._rows(self.integers.astype(np.int64) - self.zero_points[:, :, None])
 
     @property
     def steps(self) -> Floats:
-        """The scale of each weight, float32 [n, k]."""
+        """Return the scale of each weight, float32 [n, k]."""
         return self._rows(np.broadcast_to(self.scales[:, :, None], self.integers.shape))
 
     @property
     def limits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The smallest and largest difference that each weight can have, int64 [n, k]."""
+        """Return the smallest and largest difference that each weight can have, int64 [n, k]."""
         low = -np.broadcast_to(self.zero_points[:, :, None].astype(np.int64), self.integers.shape)
         return self._rows(low), self._rows(low + (1 << self.bits) - 1)
 
     def matrix(self) -> Floats:
-        """What the integers stand for, float32 [k, n]."""
+        """Return the numbers that the integers represent, float32 [k, n]."""
         return np.ascontiguousarray((self.differences * self.steps).astype(np.float32).T)
 
     def of_outputs(self, chosen: NDArray[np.int64]) -> BlockWeights:
-        """The blocks of some columns of the matrix."""
+        """Return the blocks of some columns of the matrix."""
         parts = {name: getattr(self, name)[chosen] for name in ("integers", "scales", "zero_points")}
         return replace(self, **parts)
 
     def with_differences(self, differences: NDArray[np.int64]) -> BlockWeights:
-        """The same blocks with other integers, given as `differences` gives them."""
+        """Return the same blocks with other integers, given as `differences` gives them."""
         padded = np.zeros((len(differences), self.integers[0].size), np.int64)
         padded[:, : self.k] = differences
         integers = padded.reshape(self.integers.shape) + self.zero_points[:, :, None]
@@ -158,7 +159,9 @@ def fit_blocks(
 
 
 def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Integers [..., count] of 4 or 8 bits in bytes [..., ceil(count * bits / 8)], the first in the lower half."""
+    """Return integers [..., count] of 4 or 8 bits in bytes [..., ceil(count * bits / 8)], the first in the lower
+    half.
+    """
     if bits == 8:
         return integers
     if integers.shape[-1] % 2:
@@ -167,7 +170,7 @@ def packed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
-    """The inverse of `packed`, for `count` integers."""
+    """Return the inverse of `packed`, for `count` integers."""
     if bits == 8:
         return stored[..., :count]
     both = np.stack([stored & 15, stored >> 4], axis=-1)
@@ -251,17 +254,17 @@ FLOAT_LEVEL, INT8_LEVEL = 1, 4
 
 
 def block_products(model: ir.Model) -> dict[str, ir.Node]:
-    """Products in blocks of the main graph, by the name that they had in float."""
+    """Return the products in blocks of the main graph, by their names in float."""
     return {float_name(node): node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OPERATOR)}
 
 
 def float_name(product: ir.Node) -> str:
-    """The name that a product in blocks had in float."""
+    """Return the name that a product in blocks had in float."""
     return (product.name or "").rpartition("_Q")[0]
 
 
 def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
-    """Those with weights of their own, which can be changed."""
+    """Return the products with weights of their own, which can be changed."""
     return {
         name: node
         for name, node in block_products(model).items()
@@ -270,7 +273,7 @@ def find_blocks(model: ir.Model) -> dict[str, ir.Node]:
 
 
 def read_blocks(product: ir.Node) -> BlockWeights:
-    """The weights of a product that `edgeq.quantize.weight_only` or ONNX Runtime's quantizer wrote."""
+    """Return the weights of a product that `edgeq.quantize.weight_only` or ONNX Runtime's quantizer wrote."""
     k, size = (product.attributes[key].as_int() for key in ("K", "block_size"))
     bits = int(product.attributes.get_int("bits", 4))
     stored, scales = (constant_values(value) for value in product.inputs[1:3])
@@ -291,7 +294,7 @@ def store_blocks(product: ir.Node, blocks: BlockWeights) -> None:
 
 
 def operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
-    """What a product in blocks reads beside its input, in the operator's order."""
+    """Return what a product in blocks reads apart from its input, in the operator's order."""
     stored: dict[str, NDArray[Any]] = {
         f"Q{blocks.bits}": packed(blocks.integers, blocks.bits),
         "scales": blocks.scales,
@@ -300,7 +303,7 @@ def operands(blocks: BlockWeights) -> dict[str, NDArray[Any]]:
 
 
 def attributes(blocks: BlockWeights) -> Mapping[str, int]:
-    """Of a product with these weights, which computes in int8."""
+    """Return the attributes of a product with these weights, which computes in int8."""
     size = blocks.integers.shape[-1]
     return {"K": blocks.k, "N": len(blocks.integers), "bits": blocks.bits, "block_size": size, LEVEL: INT8_LEVEL}
 
@@ -324,7 +327,7 @@ _LEAST_BITS = 4
 
 @dataclass(frozen=True)
 class ProductNoise:
-    """Noise power over signal power at the output of one product; zeros where it was not measured."""
+    """Hold the noise power over signal power at the output of one product; zeros where it was not measured."""
 
     name: str
     bits: int
@@ -333,14 +336,14 @@ class ProductNoise:
 
     @property
     def rounded_away(self) -> bool:
-        """Whether int8 activations bring more noise than weights of 4 bits."""
+        """Return whether int8 activations bring more noise than weights of 4 bits."""
         coarser = ((1 << self.bits) - 1) / ((1 << _LEAST_BITS) - 1)
         return self.activations > self.weights * coarser**2
 
 
 @dataclass(frozen=True)
 class ProductKind:
-    """Products that have the same bits and compute in the same type.
+    """Group products that have the same bits and compute in the same type.
 
     Attributes:
         count: how many.
@@ -355,7 +358,7 @@ class ProductKind:
     activations_db: float | None = None
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         text = f"{self.count} of {self.bits} bits in {self.compute}"
         if self.weights_db is None or self.activations_db is None:
             return text
@@ -367,7 +370,7 @@ class ProductKind:
 
 @dataclass(frozen=True)
 class BlockCompute:
-    """What the products of a model compute in.
+    """Describe what the products of a model compute in.
 
     Attributes:
         float_compute: those in float, as a scheme has them.
@@ -385,7 +388,7 @@ class BlockCompute:
 
     @property
     def note(self) -> str:
-        """The reason, where nothing says what it is of."""
+        """Return the reason, where nothing says what it belongs to."""
         return f"what products with weights in blocks compute in: {self.why}"
 
 
@@ -419,7 +422,7 @@ def given_compute(model: ir.Model, float_compute: Collection[str] | None) -> Blo
 
 
 def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[ProductKind, ...]:
-    """The products of a model by what they compute in."""
+    """Return the products of a model by what they compute in."""
     known = {found.name: found for found in noise if found.weights or found.activations}
     kinds: dict[tuple[int, Literal["int8", "float32"]], list[str]] = {}
     for name, node in block_products(model).items():
@@ -438,12 +441,12 @@ def kinds_of(model: ir.Model, noise: Iterable[ProductNoise] = ()) -> tuple[Produ
 
 
 def in_float(product: ir.Node) -> bool:
-    """Whether a product in blocks computes in float."""
+    """Return whether a product in blocks computes in float."""
     return product.attributes.get_int(LEVEL, 0) in (0, FLOAT_LEVEL)
 
 
 def measure_noise(model: ir.Model, prepared: PreparedModel, samples: Samples) -> tuple[ProductNoise, ...]:
-    """What weights in blocks and int8 activations do at each product of the main graph, by itself.
+    """Return what weights in blocks and int8 activations do at each product of the main graph, by itself.
 
     Args:
         model: `prepared` with products in blocks.
@@ -485,8 +488,9 @@ def _noise(name: str, product: ir.Node, layer: ir.Node, rows: NDArray[np.float32
 
 
 def int8_rows(rows: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """What the kernel makes of its input at accuracy level 4: float32 [r, k], each `size` values of a row rounded to
-    127 steps either side of zero."""
+    """Return what the kernel makes of its input at accuracy level 4: float32 [r, k], each `size` values of a row
+    rounded to 127 steps either side of zero.
+    """
     count, k = rows.shape
     padded = np.zeros((count, -(-k // size) * size), np.float32)
     padded[:, :k] = rows

@@ -440,7 +440,7 @@ def fitted_bounds(
     that need more than their own.
 
     Args:
-        reach: per output channel of a node, how large its sums become beside samples (`Backend.fitting`); nodes that
+        reach: per output channel of a node, how large its sums become on samples (`Backend.fitting`); nodes that
             are not in it bear any input.
     """
     found: dict[str, tuple[NDArray[np.float32], int, NDArray[np.float32]]] = {}
@@ -476,7 +476,8 @@ def fit_factors(
     per_channel: bool = True,
     sums: Callable[[NDArray[Any]], NDArray[Any]] = pair_sums,
 ) -> NDArray[np.float32]:
-    """By what each row's scale (largest magnitude / 127) must grow for no pair along it to exceed `PAIR_LIMIT`.
+    """Return the factors by which each row's scale (largest magnitude / 127) must grow so that no pair along it exceeds
+    `PAIR_LIMIT`.
 
     Args:
         rows: [N, K] float weights in the kernel's order.

@@ -116,7 +116,8 @@ def weight_params(
 
 @contextmanager
 def quantizer_output(destination: Path, *, external: bool) -> Iterator[Path]:
-    """A path for the quantizer to write; afterwards the model is at `destination`, its weights in `<name>.data` beside.
+    """Give a path for the quantizer to write; afterwards the model is at `destination`, its weights in `<name>.data`
+    next to it.
 
     onnx refuses to name a data file as one in the *current* folder is called, wherever the model is written, and a
     model to be quantized often lies there with its own. So it is written under a random name.
@@ -152,7 +153,7 @@ _REFUSALS = (ValueError, RuntimeError, TypeError, NotImplementedError, KeyError,
 
 
 def quant_type(name: IntegerType) -> Any:
-    """onnxruntime's `QuantType` of an integer type."""
+    """Return onnxruntime's `QuantType` of an integer type."""
     from onnxruntime.quantization import QuantType
 
     return {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}[name]
@@ -248,7 +249,7 @@ def check_clashes(prepared: PreparedModel, source: Path, written: Path) -> None:
 
 
 def _definitions(file: Path) -> Counter[str]:
-    """How many inputs, weights and outputs of nodes have each name."""
+    """Count the inputs, weights and outputs of nodes that have each name."""
     graph = parse_model(file).graph
     made = (name for node in graph.node for name in node.output)
     return Counter([*(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer), *made])
@@ -265,7 +266,7 @@ def quantize_with_ranges(
     use_external_data_format: bool = False,
     **arguments: Any,
 ) -> None:
-    """onnxruntime's `quantize_static` from ranges instead of samples.
+    """Run onnxruntime's `quantize_static` from ranges instead of samples.
 
     Args:
         float_nodes: names of nodes that are not quantized.
@@ -289,7 +290,7 @@ def quantize_with_ranges(
             "Export it without that output, or choose --format QOperator",
         )
 
-    # The folder is private: the quantizer leaves shape-inferred copies of big models beside the file it reads.
+    # The folder is private: the quantizer leaves shape-inferred copies of big models next to the file it reads.
     with tempfile.TemporaryDirectory(prefix="edgeq-ranges-") as folder:
         cache = Path(folder) / "ranges.json"
         # quantize_static reads ranges only as "MinMax"; whatever method derived them, it uses the two numbers alone.
@@ -309,7 +310,7 @@ def quantize_with_ranges(
 
 
 def _check_version() -> None:
-    """Refuse an onnxruntime that pip would not have let stand beside edgeq.
+    """Refuse an onnxruntime that pip would not have let stand next to edgeq.
 
     Raises:
         RuntimeUnavailableError: its quantizer takes no ranges from a file.
@@ -340,7 +341,7 @@ def chosen_params(
 
 
 def tensors_data(ranges: Mapping[str, Range], method: str) -> Any:
-    """Ranges as onnxruntime's `TensorsData` (float32), under the name of one of its calibration methods."""
+    """Return ranges as onnxruntime's `TensorsData` (float32), under the name of one of its calibration methods."""
     from onnxruntime.quantization import CalibrationMethod, TensorData, TensorsData
 
     data = {n: TensorData(lowest=np.float32(r.low), highest=np.float32(r.high)) for n, r in ranges.items()}
@@ -470,7 +471,8 @@ def guard_products(model: ir.Model) -> int:
     """Give the bias behind each integer MatMul of known sizes as many axes as the product, in place; return how many.
 
     At load, ONNX Runtime's MatMulAddFusion makes a Gemm of a MatMul and an Add of a vector, also where the MatMul has
-    integers: the vector is no integer bias, so that the Gemm computes in float. It does not match a bias of more axes.
+    integers: the vector is not an integer bias, so that the Gemm computes in float. It does not match a bias of more
+    axes.
     """
     editor, guarded = Editor(model), 0
     for node in [node for node in model.graph if is_op(node, "Add")]:

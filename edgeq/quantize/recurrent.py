@@ -1,4 +1,4 @@
-"""GRU layers with integer products: the recurrence written out as a Scan, since ONNX Runtime has no integer GRU.
+"""Quantize GRU layers to integer products: the recurrence written out as a Scan, since ONNX Runtime has no integer GRU.
 
 What a step needs is one small vector and all the weights, so a wide layer waits for memory, and weights of a quarter
 of the size are worth the Scan's overhead. The equations are those of ONNX's GRU:
@@ -35,7 +35,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class IntegerWeights:
-    """How weights become integers.
+    """Describe how weights become integers.
 
     Attributes:
         per_channel: one scale per output, else one per matrix.
@@ -46,7 +46,7 @@ class IntegerWeights:
     limit: int
 
     def quantize(self, matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
-        """[inputs, outputs] float32 → integers of that shape, and scales [outputs] or []."""
+        """Return [inputs, outputs] float32 as integers of that shape, and scales [outputs] or []."""
         largest = np.abs(matrix).max(axis=0 if self.per_channel else None)
         scale = (np.where(largest > 0, largest, 1) / self.limit).astype(np.float32)
         return np.rint(matrix / scale).astype(np.int8), scale

@@ -102,7 +102,9 @@ def tables_note(count: int) -> str:
 
 
 def table_of(node: ir.Node) -> ir.Value | None:
-    """The constant float matrix [n, k] of which a node gathers rows, if they are long enough to be worth a scale."""
+    """Return the constant float matrix [n, k] of which a node gathers rows, if they are long enough to be worth a
+    scale.
+    """
     tensor = constant_tensor(node.inputs[0]) if is_op(node, "Gather") else None
     if tensor is None or node.attributes.get_int("axis", 0) != 0 or tensor.dtype != ir.DataType.FLOAT:
         return None
@@ -121,7 +123,7 @@ def _tied(table: ir.Value, products: Matrices) -> ir.Node | None:
 
 
 def _fills_rows(product: ir.Node) -> bool:
-    """Whether each row of integers, and of zero points, ends with a whole block and a whole byte."""
+    """Return whether each row of integers, and of zero points, ends with a whole block and a whole byte."""
     k, size, bits = (product.attributes.get_int(key, 0) or 0 for key in ("K", "block_size", "bits"))
     return k % (size if node_input(product, 3) is None else size * 8 // bits) == 0
 
@@ -257,7 +259,7 @@ def _to_blocks(model: ir.Model, scheme: Scheme) -> dict[ir.Node, NDArray[np.floa
 
 def _block_matrix(node: ir.Node) -> ir.Value | None:
     """The second operand of a MatMul, where it is a constant float32 matrix [k, n] and the product has one form in
-    blocks: with leading ones, only beside a first operand of at least as many axes."""
+    blocks: with leading ones, only next to a first operand of at least as many axes."""
     if not is_op(node, "MatMul"):
         return None
     source, matrix = node.inputs
@@ -347,12 +349,14 @@ def finish_dynamic(model: ir.Model, scheme: Scheme) -> tuple[str, ...]:
 
 
 def _own_tables(scheme: Scheme) -> bool:
-    """Whether tables get a scale for each row, which are signed integers."""
+    """Return whether tables get a scale for each row, with signed integers."""
     return "Gather" in (scheme.quantized_types or ()) and scheme.dynamic_weight_types["Gather"] == "int8"
 
 
 def standard_attentions(model: ir.Model) -> set[str]:
-    """Names of the nodes Attention of opset 23, without weights, which onnxruntime's quantizer takes for its own."""
+    """Return the names of the Attention nodes of opset 23, without weights, which onnxruntime's quantizer mistakes
+    for its own.
+    """
     return {str(node.name) for node in model.graph if node.op_type == "Attention" and node.domain in MAIN_DOMAINS}
 
 
@@ -364,7 +368,7 @@ def quantize_types(
     weight_type: IntegerType,
     scheme: Scheme,
 ) -> None:
-    """onnxruntime's dynamic quantizer over operators of some types, `source` → `target`.
+    """Run onnxruntime's dynamic quantizer over operators of some types, `source` → `target`.
 
     Raises:
         ModelError: it refuses the model.
@@ -411,7 +415,7 @@ def round_rows(
     scale: ArrayLike = 1.0,
     block: int = _BLOCK,
 ) -> NDArray[np.int64]:
-    """Integers q, so that scale * q stands for the rows.
+    """Return integers q, so that scale * q approximates the rows.
 
     Args:
         rows: float64 [groups, m, k].
@@ -477,7 +481,9 @@ def _descended(
 
 
 def damped(moment: Floats, step: float) -> Floats:
-    """A second moment [groups, k, k] with the input's rounding error on its diagonal, surely positive definite."""
+    """Return a second moment [groups, k, k] with the input's rounding error on its diagonal, surely positive
+    definite.
+    """
     taps = moment.shape[-1]
     trace = np.trace(moment, axis1=1, axis2=2) / taps
     diagonal = step**2 / 12 + _DAMPING * trace + np.finfo(np.float64).tiny ** 0.5
@@ -485,5 +491,5 @@ def damped(moment: Floats, step: float) -> Floats:
 
 
 def squared(errors: Floats, metric: Floats) -> Floats:
-    """The expected square of each output's error, float64 [groups, m], where the weights are off by `errors`."""
+    """Return the expected square of each output's error, float64 [groups, m], where the weights are off by `errors`."""
     return np.asarray(np.einsum("gmk,gmk->gm", errors @ metric, errors), np.float64)

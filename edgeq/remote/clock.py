@@ -1,5 +1,6 @@
-"""`edgeq tune --on`: races, self-tests and profiles on boards of one kind. A board that fails is left out while another
-one is there; one that throttles is waited for once, then left out."""
+"""Implement `edgeq tune --on`: races, self-tests and profiles on boards of one kind. A board that fails is left out
+while another one is there; one that throttles is waited for once, then left out.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ class _Ready:
 
 
 class BoardClock:
-    """Boards of one kind that take turns: each rests while another works. See `edgeq.tune.sessions.Clock`."""
+    """Time models on boards of one kind that take turns: each rests while another works. See
+    `edgeq.tune.sessions.Clock`.
+    """
 
     def __init__(
         self, boards: Sequence[Board], *, progress: Progress = SILENT, sleep: Callable[[float], None] = time.sleep
@@ -75,17 +78,17 @@ class BoardClock:
 
     @property
     def machine(self) -> Machine:
-        """What the boards are, as the first describes itself."""
+        """Return the machine, as the first board describes itself."""
         return self._first.machine
 
     @property
     def engines(self) -> Mapping[str, Installed]:
-        """The engines that are there, by name."""
+        """Return the engines that are there, by name."""
         return self._first.engines
 
     @property
     def route(self) -> ExecutionRoute:
-        """How models are run there under the profiler."""
+        """Return how models are run there under the profiler."""
         where = f"{', '.join(board.name for board in self._boards)}, over SSH"
 
         @contextmanager
@@ -95,11 +98,11 @@ class BoardClock:
         return ExecutionRoute(NATIVE, where, native_speed=True, start=running)
 
     def checks(self) -> tuple[Check, ...]:
-        """What was checked there of every candidate that was built."""
+        """Return what was checked there of every candidate that was built."""
         return tuple(Check(name, "native", self.route.how, "", True) for name in ("load", "self-test"))
 
     def record(self) -> dict[str, Any]:
-        """The boards that were used, by name, with the machine and its state at the start."""
+        """Return the boards that were used, by name, with the machine and its state at the start."""
         return {name: {"machine": found.machine, "state": found.state} for name, found in self._used.items()}
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T:

@@ -1,4 +1,4 @@
-"""What `--on` names: a board by its address, one of a devices file by its name, or all boards of such a file."""
+"""Resolve `--on`: a board by its address, one of a devices file by its name, or all boards of such a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]+$", description="text")]
 
 @dataclass(frozen=True)
 class Entry:
-    """[devices.NAME].
+    """Describe [devices.NAME].
 
     Attributes:
         host: as ssh takes it, an alias of its configuration too.
@@ -48,14 +48,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class DevicesFile:
-    """devices.toml, fleet.toml."""
+    """Describe devices.toml and fleet.toml."""
 
     devices: Mapping[str, Entry]
 
 
 @dataclass(frozen=True)
 class Board(Entry):
-    """One board. Its `host` is without the user.
+    """Describe one board. Its `host` is without the user.
 
     Attributes:
         name: as the user wrote it.
@@ -67,7 +67,7 @@ class Board(Entry):
 
 
 def boards_of(given: str) -> tuple[Board, ...]:
-    """The boards that an `--on` names; none where it is something else, such as a target.
+    """Return the boards that an `--on` names; none where it is something else, such as a target.
 
     Raises:
         UsageError: an address that is none; a name to which the working directory gives another meaning than the user.
@@ -97,7 +97,7 @@ def _is_target(name: str) -> bool:
 
 
 def one_board(given: str) -> Board:
-    """The one board that `given` names.
+    """Return the one board that `given` names.
 
     Raises:
         UsageError: it names none, or several.
@@ -113,7 +113,7 @@ def one_board(given: str) -> Board:
 
 
 def known_boards() -> dict[str, Board]:
-    """The boards of the devices file in the working directory, and over it of the user's, by name.
+    """Return the boards of the devices file in the working directory, and over it of the user's, by name.
 
     Raises:
         HardwareError: a file that is not as it should be.
@@ -143,7 +143,7 @@ def _addressed(address: str) -> Board:
     parts = _ADDRESS.fullmatch(address)
     port = int(parts["port"]) if parts and parts["port"] else None
     if parts is None or (port is not None and not 1 <= port <= _LARGEST_PORT):
-        raise UsageError(f"{address!r} is no address of a board", fix)
+        raise UsageError(f"{address!r} is not an address of a board", fix)
     host, user = parts["host"].strip("[]"), parts["user"] or ""
     board = Board(host, port, kind=host, name=address, user=user)
     own = _boards_in(user_folder("config")).values()  # not of the working directory: `python` is a command
@@ -151,7 +151,7 @@ def _addressed(address: str) -> Board:
 
 
 def fleet_of(given: Sequence[str]) -> tuple[Board, ...]:
-    """All boards that several `--on` name, each once.
+    """Return all boards that several `--on` name, each once.
 
     Raises:
         UsageError: one names no board.

@@ -42,7 +42,7 @@ _LARGEST = 1e15
 
 
 class BoardBench:
-    """Benchmarks on one board: see `edgeq.measure.bench.BenchPlace`."""
+    """Run benchmarks on one board: see `edgeq.measure.bench.BenchPlace`."""
 
     def __init__(self, session: BoardSession, progress: Progress = SILENT) -> None:
         self._session = session
@@ -133,7 +133,7 @@ def bench_on(board: Board, run: Callable[..., Measurement], *, progress: Progres
 
 @dataclass(frozen=True)
 class BoardEvaluated:
-    """An evaluation, and what the board is and was doing (plain values)."""
+    """Hold an evaluation, and what the board is and was doing (plain values)."""
 
     result: EvalResult
     board: Mapping[str, Any]
@@ -143,7 +143,7 @@ class BoardEvaluated:
 
 
 def evaluate_on(request: EvalRequest, board: Board, *, progress: Progress = SILENT) -> BoardEvaluated:
-    """Accuracy of a model or bundle on a board, or its agreement with a reference here.
+    """Return the accuracy of a model or bundle on a board, or its agreement with a reference here.
 
     Raises:
         BoardError: the board cannot be used.
@@ -223,7 +223,7 @@ class _BoardPlace(BoardModels):
 def gate_on(
     board: Board, request: CompareRequest, limits: GateLimits, *, update: bool = False, progress: Progress = SILENT
 ) -> Gated:
-    """`edgeq.report.gate.gate` on a board, which is not reached where there is no baseline to measure against.
+    """Run `edgeq.report.gate.gate` on a board, which is not reached where there is no baseline to measure against.
 
     Raises:
         BoardError: the board cannot be used.
@@ -240,7 +240,7 @@ _CHECK_FAILED = 10
 
 @dataclass(frozen=True)
 class OutputFound:
-    """One output of a self-test: the largest error (None: see `problem`) and what is allowed."""
+    """Report one output of a self-test: the largest error (None: see `problem`) and what is allowed."""
 
     max_error: Amount | None
     tolerance: Amount
@@ -250,7 +250,7 @@ class OutputFound:
 
 @dataclass(frozen=True)
 class VariantFound:
-    """One variant, as the runner reports it: see `edgeq_device.verify.VariantReport`."""
+    """Report one variant as the runner does: see `edgeq_device.verify.VariantReport`."""
 
     component: Text
     variant: Text
@@ -261,7 +261,7 @@ class VariantFound:
 
 @dataclass(frozen=True)
 class Verification:
-    """What the runner reports of a bundle."""
+    """Hold what the runner reports of a bundle."""
 
     passed: bool
     architecture: Line
@@ -272,12 +272,12 @@ class Verification:
 
 @dataclass(frozen=True)
 class BoardVerified:
-    """A bundle on a board.
+    """Report a bundle on a board.
 
     Attributes:
         board: what it is and was doing, plain values.
         verification: by the bundle's own runner.
-        check: its outputs beside this machine's; None without samples.
+        check: its outputs next to this machine's; None without samples.
     """
 
     name: str
@@ -298,7 +298,7 @@ class BoardVerified:
             self.check.check(max_drop)
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield lines for people."""
         found = self.verification
         yield f"{self.name}: {found.architecture}, onnxruntime {found.onnxruntime}; {self.board['before'].text()}"
         for one in found.variants:
@@ -349,7 +349,7 @@ def _sensible(found: Verification, bundle: Bundle, variant: str | None) -> bool:
 
 
 def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, progress: Progress) -> EmulatedCheck:
-    """The variant that runs on the board beside the same one here, on samples."""
+    """The variant that runs on the board against the same one here, on samples."""
     task = make_task(request.task, request.options or TaskOptions()) if request.task is not None else None
     target = replace(resolve(AUTO, machine), name=session.board.name)
     with BoardModels(session, progress) as models, opened(request.bundle, expect=request.expect) as bundle:
@@ -376,7 +376,7 @@ def _compared(request: VerifyRequest, session: BoardSession, machine: Machine, p
 
 @dataclass(frozen=True)
 class VerifiedEverywhere:
-    """A bundle on boards, and on the kernels of targets."""
+    """Report a bundle on boards, and on the kernels of targets."""
 
     bundle: Path
     boards: tuple[BoardVerified, ...]
@@ -391,14 +391,14 @@ class VerifiedEverywhere:
             self.targets.check()
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return lines for people."""
         checks = (*(b.check for b in self.boards if b.check), *(self.targets.checks if self.targets else ()))
         lines = (line for board in self.boards for line in board.lines())
         return [hash_line(self.manifest_sha256), *lines, *summary(checks)]
 
     @property
     def manifest_sha256(self) -> str:
-        """Of the bundle."""
+        """Return the SHA-256 of the bundle's manifest."""
         return self.targets.manifest_sha256 if self.targets else self.boards[0].verification.manifest_sha256
 
     def __record__(self) -> dict[str, Any]:
@@ -410,7 +410,7 @@ class VerifiedEverywhere:
 def verify_everywhere(
     bundle: Path, variant: str | None, options: Mapping[str, Any], *, progress: Progress = SILENT
 ) -> VerifiedEverywhere:
-    """What `edgeq verify --on` does, from its flat options: each name is a board's or a target's."""
+    """Run `edgeq verify --on` from its flat options: each name is a board's or a target's."""
     request = verify_request(bundle, variant, options)
     boards = {name: boards_of(name) for name in request.on}
     targets = tuple(name for name, found in boards.items() if not found)

@@ -1,5 +1,5 @@
-"""Commands on a board through the system's ssh, with what people have configured for it: keys, agents, jump hosts and
-known host keys. Its failures are one line each.
+"""Run commands on a board through the system's ssh, with what people have configured for it: keys, agents, jump hosts
+and known host keys. Its failures are one line each.
 
 Limits on what a board, which is not trusted, may send, and on how long it may take.
 
@@ -84,7 +84,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """A process that has ended: exit code, standard output, the end of its stderr."""
+    """Describe a process that has ended: exit code, standard output, the end of its stderr."""
 
     code: int
     out: bytes
@@ -148,7 +148,7 @@ LINK_FAILED = 255
 
 
 class Link:
-    """How to reach one board.
+    """Describe how to reach one board.
 
     Args:
         sockets: a folder for the socket by which all commands share one connection; short, as sockets' paths are.
@@ -174,12 +174,12 @@ class Link:
         ]
 
     def command(self, script: str, *arguments: str) -> list[str]:
-        """The command line that runs a POSIX shell script on the board, whatever its login shell is."""
+        """Return the command line that runs a POSIX shell script on the board, whatever its login shell is."""
         words = ["exec", "sh", "-c", shlex.quote(script), "sh", *map(shlex.quote, arguments)]
         return [self._ssh, *self._options, "--", self.board.host, " ".join(words)]
 
     def failed(self, code: int, errors: bytes) -> BoardError:
-        """What a command that failed wrote on stderr, as an error in one line."""
+        """Return what a failed command wrote on stderr, as an error in one line."""
         lines = lines_of(errors)
         text = "\n".join(lines)
         problem, fix = next(((p, f) for pattern, p, f in _FAILURES if re.search(pattern, text, re.I)), ("", ""))
@@ -238,7 +238,7 @@ def too_much(board: Board) -> BoardError:
 
 
 def hangs(board: Board, limit_s: float) -> BoardError:
-    """A board that does not answer."""
+    """Return the error for a board that does not answer."""
     return BoardError(
         f"{board.name} does not answer within {limit_s:.0f} s", "Look at the board; restart it if it hangs"
     )
@@ -264,7 +264,7 @@ _FAILURES = (
 
 
 def lines_of(errors: bytes) -> list[str]:
-    """What a command wrote on stderr, without empty lines and without what could move a terminal's cursor."""
+    """Return what a command wrote on stderr, without empty lines and without what could move a terminal's cursor."""
     return [printable(line.strip()) for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
 
 
@@ -281,7 +281,7 @@ _SERVE = (
 
 
 class Channel:
-    """The running program; made by `open_channel`. `sent` counts the bytes that went there."""
+    """Talk to the running program; made by `open_channel`. `sent` counts the bytes that went there."""
 
     def __init__(self, link: Link, process: subprocess.Popen[bytes], errors: Tail) -> None:
         self.link = link
@@ -336,7 +336,7 @@ class Channel:
         return True
 
     def exit_code(self) -> int | None:
-        """Of the program; None where it has not ended."""
+        """Return the exit code of the program; None where it has not ended."""
         return self._process.poll()
 
     def _answered(self, limit_s: float, call: Callable[[], bytes]) -> dict[str, Any]:
@@ -437,7 +437,7 @@ def _start(link: Link, version: str) -> Channel:
 
 
 def _hello(channel: Channel) -> dict[str, Any] | None:
-    """What the program says first; None where it is not there."""
+    """Return what the program says first; None where it is not there."""
     try:
         return channel.answer()
     except BoardError:

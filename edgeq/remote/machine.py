@@ -1,4 +1,4 @@
-"""What a board is: its own evidence, interpreted here by the rules that this machine is judged by."""
+"""Describe a board from its own evidence, interpreted here by the rules that this machine is judged by."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Degrees = Annotated[float, Meta(ge=-273.15, le=1e4)]
 
 @dataclass(frozen=True)
 class Cpuid:
-    """CPUID's answers: leaf, subleaf, EAX, EBX, ECX, EDX each; and XCR0."""
+    """Hold CPUID's answers: leaf, subleaf, EAX, EBX, ECX, EDX each; and XCR0."""
 
     leaves: Annotated[
         tuple[tuple[Register, Register, Register, Register, Register, Register], ...], Meta(max_length=4096)
@@ -86,7 +86,7 @@ class ReportedGpu:
 
 @dataclass(frozen=True)
 class State:
-    """What state a board is in; None where its system does not report it.
+    """Describe the state of a board; None where its system does not report it.
 
     Attributes:
         clock_mhz: of its fastest core now.
@@ -104,7 +104,7 @@ class State:
     free_bytes: Bytes = 0
 
     def text(self) -> str:
-        """For people, in one line."""
+        """Return one line for people."""
         hottest = max(self.temperature_c.values(), default=None)
         parts = (
             f"{self.clock_mhz:.0f} MHz" if self.clock_mhz else "",
@@ -139,7 +139,7 @@ class _Described:
 
 @dataclass(frozen=True)
 class Description:
-    """A board: the machine, the engines that it has, and the state that it is in."""
+    """Describe a board: the machine, the engines that it has, and its state."""
 
     machine: Machine
     engines: Mapping[str, Installed]
@@ -147,7 +147,7 @@ class Description:
 
 
 def describe_board(session: BoardSession) -> Description:
-    """What a board is.
+    """Return the description of a board.
 
     Raises:
         BoardError: it does not answer, or what it answers makes no sense.
@@ -166,7 +166,7 @@ def describe_board(session: BoardSession) -> Description:
 
 
 def board_record(session: BoardSession, before: Description, after: Description | None = None) -> dict[str, Any]:
-    """What is kept of a board beside what was measured on it."""
+    """Return what is recorded of a board along with what was measured on it."""
     return {
         "name": session.board.name,
         "kind": session.board.kind,
@@ -284,8 +284,9 @@ _PACKAGES = ("numpy", "onnxruntime")
 
 @dataclass(frozen=True)
 class DeviceSetUp:
-    """A board with an environment of its own: its folder, the versions that are in it, and what the engines for its
-    other hardware need."""
+    """Report a board with an environment of its own: its folder, the versions in it, and what the engines for its
+    other hardware need.
+    """
 
     device: str
     folder: str
@@ -295,21 +296,21 @@ class DeviceSetUp:
     engines: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return lines for people."""
         versions = f"Python {self.python}, numpy {self.numpy}, onnxruntime {self.onnxruntime}"
         return [f"{self.device}: {versions} in {self.folder}/venv", *self.engines]
 
 
 @dataclass(frozen=True)
 class DeviceCleaned:
-    """A board that nothing of edgeq's is on any more, and the bytes that it took."""
+    """Report a board that nothing of edgeq's is on any more, and the bytes that it took."""
 
     device: str
     folder: str
     bytes: Count
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return lines for people."""
         return [f"{self.device}: {self.folder} is removed ({self.bytes / 1e6:.1f} MB)"]
 
 
@@ -390,7 +391,7 @@ def _what_to_copy(session: BoardSession, newest: str) -> str:
 
 
 def detect_board(board: Board) -> Description:
-    """What a board is; it needs neither numpy nor onnxruntime for that.
+    """Return the description of a board; it needs neither numpy nor onnxruntime for that.
 
     Raises:
         BoardError: it cannot be used.
@@ -436,7 +437,7 @@ def _software(session: BoardSession) -> list[Check]:
 
 
 def _runs(session: BoardSession, progress: Progress) -> Check:
-    """The demo model on the board beside itself here."""
+    """The demo model on the board next to itself here."""
     with np.load(demo.CALIBRATION) as samples:
         feed = {"image": samples["image"][:8]}
     here = open_session(demo.MODEL).run(None, feed)[0].astype(np.float64)

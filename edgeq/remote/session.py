@@ -1,4 +1,4 @@
-"""A session on one board: its lock is held, files are sent by their hashes, and programs run there."""
+"""Run a session on one board: its lock is taken, files are sent by their hashes, and programs run there."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _LATEST = 253402300799  # the end of the year 9999, behind which there are no da
 
 @dataclass(frozen=True)
 class Holder:
-    """Who uses a board: user and host, and since when (seconds of the epoch, on the board's clock)."""
+    """Name who uses a board: user and host, and since when (seconds of the epoch, on the board's clock)."""
 
     who: bounds.Line = ""
     since: Annotated[int, Meta(ge=0, le=_LATEST)] = 0
@@ -60,7 +60,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a board says first.
+    """Hold what a board says first.
 
     Attributes:
         folder: the one directory that is written to.
@@ -91,7 +91,7 @@ class _Answer:
 
 
 class BoardSession:
-    """A board that is held; made by `open_board`."""
+    """Hold a board for one user; made by `open_board`."""
 
     def __init__(self, channel: bounds.Channel, hello: Hello) -> None:
         self.channel = channel
@@ -113,7 +113,7 @@ class BoardSession:
             )
 
     def ask(self, request: Mapping[str, Any], data: IO[bytes] | None = None) -> dict[str, Any]:
-        """The answer to one request; the bytes of `data` follow it.
+        """Return the answer to one request; the bytes of `data` follow it.
 
         Raises:
             BoardError: the link was cut, the board hangs, or it reports an error.
@@ -133,7 +133,8 @@ class BoardSession:
         digests: Mapping[str, str] | None = None,
         progress: Progress = SILENT,
     ) -> str:
-        """The path on the board of a directory with `files`, by their names in it. What lies there is not sent again.
+        """Return the path on the board of a directory with `files`, by their names in it. Files already there are not
+        sent again.
 
         Args:
             keep: for the next time, too; else it is gone with the session.
@@ -167,7 +168,8 @@ class BoardSession:
         return path
 
     def send_model(self, model: Path, engine: EngineSpec | None = None, *, progress: Progress = SILENT) -> str:
-        """The path on the board of `model`, which is sent with its external data for as long as the session lasts.
+        """Return the path on the board of `model`, which is sent with its external data for as long as the session
+        lasts.
 
         Args:
             engine: what opens it there; a file in its own format is sent.
@@ -197,7 +199,7 @@ class BoardSession:
         return [f"{place}/{name}" for name in files]
 
     def send_bundle(self, bundle: Path, progress: Progress = SILENT) -> str:
-        """The path on the board of `bundle`, checked here before it is sent.
+        """Return the path on the board of `bundle`, checked here before it is sent.
 
         Raises:
             BundleError: it is damaged.
@@ -213,7 +215,7 @@ class BoardSession:
             return self.send(files, digests=digests, progress=progress)
 
     def runtime(self) -> str:
-        """The path on the board of edgeq's programs for devices."""
+        """Return the path on the board of edgeq's programs for devices."""
         root = shipped("targets") / "runtime"
         files = [root / "edgeq_guest.py", *sorted((root / "edgeq_device").iterdir())]
         taken = {f.relative_to(root).as_posix(): f for f in files if f.suffix in (".py", ".json")}
@@ -221,11 +223,11 @@ class BoardSession:
 
     @property
     def python(self) -> tuple[str, ...]:
-        """The interpreter that is used there, as a command."""
+        """Return the interpreter that is used there, as a command."""
         return (f"{self.hello.folder}/venv/bin/python",) if self.hello.private else self.board.python
 
     def attached(self, *command: str) -> list[str]:
-        """The command line that runs a command on the board, for as long as this session lasts."""
+        """Return the command line that runs a command on the board, for as long as this session lasts."""
         folder = self.hello.folder
         program = f"{folder}/board-{bounds.program_version()}.py"
         held = (*self.python, "-I", "-B", program, "attach", folder, self.hello.token, "--")
@@ -247,8 +249,9 @@ class BoardSession:
         return code == bounds.LINK_FAILED or code < 0 or (code == KILLED and self.channel.ends(bounds.EXIT_S))
 
     def cut(self, errors: bytes) -> BoardError:
-        """Why a command lost its link, by what it wrote on stderr. That is nothing where the session's connection,
-        which it shares, ended: the reason is on that one's stderr."""
+        """Return why a command lost its link, by what it wrote on stderr. That is empty where the session's
+        connection, which it shares, ended: the reason is on that one's stderr.
+        """
         return self.link.failed(bounds.LINK_FAILED, errors.strip() or self.channel.errors())
 
     def _asked(self, request: Mapping[str, Any]) -> _Answer:
@@ -279,7 +282,7 @@ def _check(board: Board, hello: Hello) -> None:
     if parse_version(hello.python)[:2] < OLDEST_PYTHON:
         raise BoardError(
             f"{board.name}: Python {hello.python} there is older than 3.9",
-            "Install a newer one beside it, and name it as python in devices.toml",
+            "Install a newer one next to it, and name it as python in devices.toml",
         )
     if hello.system != "posix":
         raise BoardError(f"{board.name} runs neither Linux nor macOS", "Run edgeq on it itself")
@@ -311,7 +314,7 @@ class _Opened:
 
 
 class BoardGuest(Guest):
-    """The program, running; made by `start_board_guest`."""
+    """Run the program on the board; made by `start_board_guest`."""
 
     session: BoardSession
 
@@ -368,7 +371,7 @@ class BoardGuest(Guest):
 
 
 def senseless(session: BoardSession) -> BoardError:
-    """An answer that no program of edgeq gives."""
+    """Return the error for an answer that no program of edgeq gives."""
     return BoardError(f"{session.board.name} answers what edgeq's program does not", "Look at what runs there")
 
 
@@ -417,8 +420,9 @@ class _BoardModel(GuestSession):
 
 
 class BoardModels:
-    """Opens models on a board: a program for onnxruntime's own kernels, another for each plug-in engine, each started
-    when it is needed first. Ends them behind its `with` block."""
+    """Open models on a board: a program for onnxruntime's own kernels, another for each plug-in engine, each started
+    when first needed. Ends them after its `with` block.
+    """
 
     def __init__(self, session: BoardSession, progress: Progress = SILENT) -> None:
         self._session = session
@@ -427,7 +431,7 @@ class BoardModels:
         self._running: dict[str, BoardGuest] = {}
 
     def open(self, model: Path, settings: SessionSettings) -> GuestSession:
-        """A session of `model`, a file here, which is sent there.
+        """Return a session of `model`, a file here, which is sent there.
 
         Raises:
             BoardError: the link was cut, or there is no space.
@@ -439,7 +443,7 @@ class BoardModels:
         return self._model(self.guest(engine), request, model)
 
     def open_bundle(self, bundle: Path, variant: str | None, threads: int) -> tuple[str, GuestSession]:
-        """The variant of a bundle that runs there (or that is named), and its session; the bundle is sent.
+        """Return the variant of a bundle that runs there (or that is named), and its session; the bundle is sent.
 
         Raises:
             BundleError: it is damaged.
@@ -465,7 +469,7 @@ class BoardModels:
         return _BoardModel(**vars(session), declared=_dtypes(graph.output))
 
     def guest(self, engine: str = "") -> BoardGuest:
-        """The program for an engine; "": onnxruntime's own kernels."""
+        """Return the program for an engine; "": onnxruntime's own kernels."""
         if engine not in self._running or self._running[engine].ended:
             self._running[engine] = self._stack.enter_context(start_board_guest(self._session))
         return self._running[engine]

@@ -1,4 +1,4 @@
-"""report.html: what was done to a model and what came of it, as one file that opens anywhere.
+"""Write report.html: what was done to a model and its results, as one file that opens anywhere.
 
 plain values (docs/report.md) → read.py: what was found, and the verdict → page.py: one HTML string
 

@@ -1,4 +1,4 @@
-"""The record that a page is drawn from: of a bundle, in a file of its own, and with figures taken now."""
+"""Read the record that a page is drawn from: of a bundle, in a file of its own, and with figures taken now."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Return a record in a file of its own: report.json, tuning.json or what `edgeq tune --json` printed.
 
     Raises:
-        DataError: it is no such record.
+        DataError: it is not such a record.
     """
     record = json_object(path, DataError, "Give a record that edgeq wrote")
     kind = str(record.get("schema", "")).partition("/")[0]
@@ -44,13 +44,15 @@ def read_record(path: Path) -> dict[str, Any]:
         return {"tuning": record}
     if kind != "edgeq.report":
         raise DataError(
-            f"{path} is no record of a report or a tuning run", "Give a bundle, or a record that edgeq wrote"
+            f"{path} is not a record of a report or a tuning run", "Give a bundle, or a record that edgeq wrote"
         )
     return record
 
 
 def bundle_record(bundle: Bundle) -> dict[str, Any]:
-    """The record that a bundle carries, with what its manifest says; of a bundle without one, the manifest alone."""
+    """Return the record that a bundle carries, with what its manifest says; of a bundle without one, the manifest
+    alone.
+    """
     record = dict(_json_in(bundle, RECORD))
     if TUNING in bundle.files:
         record["tuning"] = _json_in(bundle, TUNING)
@@ -185,7 +187,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Reported(Displayed):
-    """The page that was written, and what stands first on it."""
+    """Report the page that was written, and what comes first on it."""
 
     bundle: Path
     page: Path
@@ -236,7 +238,7 @@ def report_bundle(
     The page is always made anew from the bundle's figures: a page that came with an untrusted bundle is not opened.
 
     Args:
-        output: the page; None puts it beside the bundle, as NAME.report.html.
+        output: the page; None puts it next to the bundle, as NAME.report.html.
         measure: time the bundle on this machine now, against its float32 model if it has one, and its layers.
         variant: which one to measure; None takes the best for this machine.
         settings: how to time it.
@@ -284,7 +286,7 @@ def _is_record(path: Path) -> bool:
 
 
 def _of_a_run(path: Path) -> bool:
-    """Tell whether `path` is the folder that a tuning run keeps beside its output."""
+    """Tell whether `path` is the folder that a tuning run keeps next to its output."""
     return path.suffix == ".tuning" and path.is_dir()
 
 
@@ -295,7 +297,7 @@ def _beside(path: Path) -> Path:
 
 def _check_outside(place: Path, bundle: Path) -> None:
     if bundle.is_dir() and not _of_a_run(bundle) and place.absolute().is_relative_to(bundle.absolute()):
-        raise OutputError(f"{place} lies in the bundle, which would no longer verify", "Write the report beside it")
+        raise OutputError(f"{place} lies in the bundle, which would no longer verify", "Write the report next to it")
 
 
 def _is_report(place: Path) -> bool:

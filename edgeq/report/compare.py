@@ -43,7 +43,7 @@ UNSETTLED: Outcome = "unsettled"
 
 @dataclass(frozen=True)
 class Limits:
-    """What B must keep to; None for no limit.
+    """Limit what B may lose; None for no limit.
 
     Attributes:
         max_drop: accuracy that it may lose, in the unit of the task's deciding metric.
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class LimitCheck:
-    """One limit and what became of it.
+    """Report one limit and whether it was kept.
 
     Attributes:
         what: "latency", "accuracy", "size" or "memory".
@@ -78,8 +78,9 @@ class LimitCheck:
 
 @dataclass(frozen=True)
 class Side:
-    """What is known of one of the two: `bytes` of its model file with external data, int8 share of its MACs, and
-    whether any operator is quantized."""
+    """Describe one of the two: `bytes` of its model file with external data, int8 share of its MACs, and whether any
+    operator is quantized.
+    """
 
     path: Path
     variant: str | None
@@ -109,7 +110,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison(Page):
-    """What was found; `agreement` is B's with A."""
+    """Report what was found; `agreement` is B's with A."""
 
     a: Side
     b: Side
@@ -184,7 +185,7 @@ class Comparison(Page):
         return {"a": self.a.path, "b": self.b.path, "samples": self.samples, "verdict": " ".join(self.verdict())}
 
     def __page__(self) -> dict[str, Any]:
-        timed = self.measurement.notes if self.measurement is not None else ()  # they stand beside the latencies
+        timed = self.measurement.notes if self.measurement is not None else ()  # they stand next to the latencies
         return {
             "name": f"{self.a.path.name} and {self.b.path.name}",
             "bench": plain(self.measurement) if self.measurement is not None else None,
@@ -333,19 +334,19 @@ def _growth(what: str, before: int | None, after: int | None, limit: float, a: s
 
 
 class ComparePlace(Opener, Protocol):
-    """Where models are compared, if not here."""
+    """Compare models in a place other than this machine."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the place's name, for people."""
 
     def measure(self, models: Mapping[str, LoadedModel], sessions: int, work: Workload) -> Measurement:
-        """`measure_models` of what was opened there, each in so many sessions."""
+        """Run `measure_models` on what was opened there, each in the given number of sessions."""
 
 
 @dataclass(frozen=True)
 class CompareRequest:
-    """What to compare.
+    """Describe what to compare.
 
     Attributes:
         a, b: model files or bundles.
@@ -424,7 +425,7 @@ def compare(
 def run_comparison(
     request: CompareRequest, *, place: ComparePlace | None = None, progress: Progress = SILENT
 ) -> Comparison:
-    """`compare` of a request, here or at another `place`, where what runs in int8 is not looked at."""
+    """Run `compare` on a request, here or at another `place`, where what runs in int8 is not looked at."""
     if request.task is None:
         request = replace(request, task=named_task(None, request.options))
     if request.task is not None and request.data is None:

@@ -75,15 +75,18 @@ def _visible(c: str) -> str:
 
 
 def escaped(value: object) -> Markup:
-    """What stands in the page for any value: markup as it is, None as nothing, everything else as visible, escaped
-    text."""
+    """Return a value as it appears in the page: markup as it is, None as nothing, everything else as visible,
+    escaped text.
+    """
     if isinstance(value, Markup):
         return value
     return Markup.escape(visible("" if value is None else str(value)))
 
 
 def isolated(name: str, limit: int = 200, class_: str = "") -> Markup:
-    """A name from a model: in a direction of its own, cut in the middle where longer than `limit`, whole on hover."""
+    """Return a name from a model: in a direction of its own, cut in the middle where longer than `limit`, whole on
+    hover.
+    """
     attributes = Markup(' class="{}"').format(class_) if class_ else Markup()
     if len(name) > limit:
         attributes += Markup(' title="{}"').format(shorten(name, 1000))
@@ -106,7 +109,7 @@ _LOG_FROM = 8.0
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps low..high to start..end, linearly or by the logarithm. Values outside land at the nearer end."""
+    """Map low..high to start..end, linearly or by the logarithm. Values outside land at the nearer end."""
 
     low: float
     high: float
@@ -163,7 +166,9 @@ def nice_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
 
 
 def log_ticks(low: float, high: float, most: int = 6) -> tuple[float, ...]:
-    """1, 2, 5 times powers of ten inside low..high, or fewer of them; evenly spaced ones where those are too few."""
+    """Return 1, 2, 5 times powers of ten inside low..high, or fewer of them; evenly spaced ones where those are too
+    few.
+    """
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1, 2, 5), (1, 3), (1,)):
         found = [f * 10.0**e for e in exponents for f in factors]
@@ -195,7 +200,7 @@ _NARROW = frozenset("iljtfrI1.,:;|!'()[] -")
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle, for keeping text apart."""
+    """Describe a rectangle, for keeping text apart."""
 
     x: float
     y: float
@@ -242,8 +247,9 @@ def join(children: Iterable[str | None]) -> Markup:
 
 
 def tag(name: str, /, *children: str | None, **attributes: str | int | float | None) -> Markup:
-    """An SVG element. `class_` is class, and `stroke_width` stroke-width; None leaves an attribute out; floats are
-    written with at most two decimals."""
+    """Return an SVG element. `class_` is class, and `stroke_width` stroke-width; None leaves an attribute out;
+    floats are written with at most two decimals.
+    """
     written = Markup().join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), escaped(_number(value)))
         for key, value in attributes.items()
@@ -318,7 +324,7 @@ def axis_width(scale: Scale, most: int = 6) -> float:
 def place_label(
     x: float, y: float, width: float, frame: Box, taken: Sequence[Box], *, gap: float = 9.0
 ) -> tuple[float, float, str, Box] | None:
-    """Return a free place for a label beside the point (x, y): right, left, above, below, or at a corner.
+    """Return a free place for a label next to the point (x, y): right, left, above, below, or at a corner.
 
     Returns:
         x, y of the baseline, text-anchor and the box it takes; None where every place is taken.

@@ -1,4 +1,4 @@
-"""`edgeq gate`: whether a model or bundle is worse than a baseline by more than the limits allow, for CI.
+"""Implement `edgeq gate`: fail in CI where a model or bundle is worse than a baseline by more than the limits allow.
 
 The baseline is a model or a bundle, never a file of figures: both are measured now, interleaved, on one machine, so
 that no latency is compared with one from another machine or another day.
@@ -43,7 +43,7 @@ _TITLES = {HELD: "passed", MISSED: "failed", UNSETTLED: "inconclusive"}
 
 @dataclass(frozen=True)
 class GateLimits:
-    """What `gate.toml` holds: how much worse than the baseline a model may be.
+    """Define `gate.toml`: how much worse than the baseline a model may be.
 
     Attributes:
         max_slowdown: share by which the median latency may be longer; 0.05 is 5 %.
@@ -89,7 +89,7 @@ def read_limits(path: Path) -> GateLimits:
 
 @dataclass(frozen=True)
 class Gated(Displayed):
-    """What a gate found.
+    """Report what a gate found.
 
     Attributes:
         model, baseline: as given.
@@ -109,7 +109,7 @@ class Gated(Displayed):
 
     @computed
     def outcome(self) -> str:
-        """ "passed", "failed" or "inconclusive"."""
+        """Return "passed", "failed" or "inconclusive"."""
         found = {check.outcome for check in self.checks}
         return _TITLES[next((one for one in (MISSED, UNSETTLED) if one in found), HELD)]
 
@@ -197,7 +197,7 @@ def _read_paths(request: CompareRequest) -> Iterator[Path]:
 
 def write_baseline(model: Path, baseline: Path) -> None:
     """Copy a model with its external data, or a bundle, to `baseline`, in place of an earlier one. External data in
-    folders below the model come into the model's file, or beside it where they are large.
+    folders below the model come into the model's file, or next to it where they are large.
 
     Raises:
         OutputError: something else is there.
@@ -211,7 +211,7 @@ def write_baseline(model: Path, baseline: Path) -> None:
         check_archive(baseline)
     files = (model,) if is_bundle(model) else model_files(model)
     with output_file(baseline, force=True) as draft:
-        if any(file.parent != model.parent for file in files):  # an output is a file and what lies beside it
+        if any(file.parent != model.parent for file in files):  # an output is a file and what lies next to it
             save_model(read_model(model), draft)
             return
         for file in files:
@@ -219,7 +219,9 @@ def write_baseline(model: Path, baseline: Path) -> None:
 
 
 def markdown(found: Gated) -> str:
-    """The result for a job's summary: a table of what was measured, one of the limits, and a sentence for each miss."""
+    """Return the result for a job's summary: a table of what was measured, one of the limits, and a sentence for
+    each miss.
+    """
     where = f", on {found.on}" if found.on else ""
     lines = [f"### edgeq gate: {found.outcome}", "", f"`{found.model}` against `{found.baseline}`{where}"]
     if found.comparison is None:

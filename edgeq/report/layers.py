@@ -65,7 +65,7 @@ _ERROR_SOURCES = 10
 
 @dataclass(frozen=True)
 class Figures:
-    """How an activation follows the float model's. `sqnr_db` is None where both are equal."""
+    """Describe how an activation follows the float model's. `sqnr_db` is None where both are equal."""
 
     sqnr_db: Finite | None = None
     cosine: Finite | None = None
@@ -73,7 +73,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Saturated:
-    """Shares of values at the two ends of the integer range."""
+    """Hold the shares of values at the two ends of the integer range."""
 
     low: Share = 0.0
     high: Share = 0.0
@@ -81,7 +81,7 @@ class Saturated:
 
 @dataclass(frozen=True)
 class Activation:
-    """What the report draws of one activation; see `edgeq.measure.error_sources.ActivationComparison`."""
+    """Describe what the report draws of one activation; see `edgeq.measure.error_sources.ActivationComparison`."""
 
     name: str
     node: str = ""
@@ -94,7 +94,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class LayersRecord:
-    """Activations in execution order and the layers that cost accuracy, or why there are none."""
+    """List activations in execution order and the layers that cost accuracy, or why there are none."""
 
     count: int = 0
     activations: tuple[Activation, ...] = ()
@@ -144,7 +144,7 @@ _SPREAD, _SPREAD_US = 0.2, 2.0
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, in execution order.
+    """Describe one layer, in execution order.
 
     Attributes:
         sqnr_db: of its output against the float model's, dB, with all errors of the layers before it.
@@ -169,17 +169,22 @@ class Layer:
 
     @property
     def time_lost(self) -> float:
-        """Microseconds that it takes longer in int8; negative where it takes less, 0 where that is not known."""
+        """Return the microseconds that it takes longer in int8; negative where it takes less, 0 where that is not
+        known.
+        """
         return self.int8_us - self.float_us if self.int8_us is not None and self.float_us is not None else 0.0
 
     @property
     def made_slower(self) -> bool:
-        """Whether integer kernels run it slower than float32 did, by more than the profiler's own cost and spread."""
+        """Return whether integer kernels run it slower than float32 did, by more than the profiler's own cost and
+        spread.
+        """
         ran_in_int8 = self.int8_kind == "int8" and self.float_us is not None
         return ran_in_int8 and self.time_lost > max(_SPREAD_US, _SPREAD * (self.float_us or 0.0))
 
     def error_db(self, *, alone: bool) -> float | None:
-        """What layers are ranked by: their own error, where that was measured at all (`alone`), else the error so far.
+        """Return what layers are ranked by: their own error, where that was measured at all (`alone`), else the error
+        so far.
 
         A layer that adds no error has none to be ranked by.
         """
@@ -330,7 +335,7 @@ def _time(columns: Sequence[Sequence[Layer]], xs: Scale, ys: Scale) -> Markup:
 
 @dataclass(frozen=True)
 class Threshold:
-    """A range and the method that gave it. `sqnr_db` is what it leaves of the tensor, quantized alone."""
+    """Describe a range and the method that gave it. `sqnr_db` is what it leaves of the tensor, quantized alone."""
 
     method: str
     low: Finite
@@ -340,7 +345,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class TensorHistogram:
-    """What calibration saw of one tensor.
+    """Hold what calibration saw of one tensor.
 
     Attributes:
         edges: of the bins, rising, one more than there are counts.
@@ -377,7 +382,8 @@ def worst_tensors(
     among: Collection[str] | None = None,
     count: int = TENSORS,
 ) -> list[TensorHistogram]:
-    """Histograms of the tensors that keep least of themselves under `ranges`, with what other methods would choose.
+    """Return histograms of the tensors that keep least of themselves under `ranges`, with what other methods would
+    choose.
 
     The SQNR is of the tensor alone, rounded to the scheme's integers, computed from its histogram.
 
@@ -406,13 +412,17 @@ def worst_tensors(
 
 
 def quantized_tensors(model: ir.Model) -> set[str] | None:
-    """Names of the float tensors that a quantized graph rounds to constant scales; None where it has no Q/DQ nodes."""
+    """Return the names of the float tensors that a quantized graph rounds to constant scales; None where it has no
+    Q/DQ nodes.
+    """
     rounded = [node.inputs[0] for node in model.graph if node.op_type == "QuantizeLinear"]
     return {name_of(value) for value in rounded if not is_constant(value)} or None
 
 
 def sqnr_of(histogram: Histogram, kept: Range, grid: Grid) -> float | None:
-    """SQNR in dB of values rounded to `grid` over `kept`; None where there is nothing but zeros, or no range."""
+    """Return the SQNR in dB of values rounded to `grid` over `kept`; None where there is nothing but zeros, or no
+    range.
+    """
     if not kept.low < kept.high:
         return None
     linear = linear_of(histogram)

@@ -1,4 +1,4 @@
-"""The whole page: one HTML file without a single reference to anything outside of it."""
+"""Draw the whole page: one HTML file without a single reference to anything outside of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _RULED_OUT = ("short", "slow", "dropped")
 
 
 def or_dash(value: float | None, shown: Callable[..., str], *before: str) -> str:
-    """`shown(*before, value)`, a dash where there is no value."""
+    """Return `shown(*before, value)`, a dash where there is no value."""
     return DASH if value is None else shown(*before, value)
 
 
@@ -348,7 +348,7 @@ def render(data: ReportData) -> str:
 
 
 def fragment(data: ReportData, tables: Sequence[tuple[str, Row, Sequence[Row]]] = ()) -> str:
-    """The report's sections for a page of somebody else's, such as a notebook: no script, and no style but their own.
+    """Return the report's sections for somebody else's page, such as a notebook: no script, and no style but their own.
 
     Args:
         tables: what stands before them: caption, heads and rows of text.
@@ -437,7 +437,8 @@ def make_record(
 
 
 def report_files(record: Mapping[str, Any], tuning: Mapping[str, Any] | None = None) -> dict[str, bytes]:
-    """The files that a bundle carries (`BundleSpec.extras`): report.json, and report.html that also draws `tuning`.
+    """Return the files that a bundle carries (`BundleSpec.extras`): report.json, and report.html that also draws
+    `tuning`.
 
     Numbers are rounded, so that the last bit of a sum does not change the bundle. The tuning record has a file of its
     own, which is not among these.
@@ -456,8 +457,8 @@ def page_of(record: Mapping[str, Any]) -> bytes:
 
 
 def draw(record: Mapping[str, Any]) -> str:
-    """HTML for a notebook's cell: what a report would show of `record`, styled on its own, and its "tables" (caption,
-    heads, rows of text).
+    """Return HTML for a notebook's cell: what a report would show of `record`, styled on its own, and its "tables"
+    (caption, heads, rows of text).
 
     Names in it come from models; they are escaped and shortened as on the page.
     """

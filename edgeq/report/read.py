@@ -1,5 +1,6 @@
-"""What a report is made of: the record that a bundle keeps, of the types that the pipeline writes, and what is drawn of
-it. Everything but the name may be missing; the page then leaves it out. Keys: docs/report.md."""
+"""Read what a report is made of: the record that a bundle carries, of the types that the pipeline writes, and what
+is drawn of it. Everything but the name may be missing; the page then leaves it out. Keys: docs/report.md.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ from edgeq.util.records import Count, Finite, Positive, Share, readable
 
 @dataclass(frozen=True)
 class Saturation:
-    """What was done about saturating kernels, in a sentence."""
+    """Describe in a sentence what was done about saturating kernels."""
 
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One accuracy metric; `primary` is the one that decides."""
+    """Hold one accuracy metric; `primary` is the one that decides."""
 
     name: str
     float32: float | None
@@ -60,14 +61,14 @@ _MOST_VARIANTS, _MOST_OUTPUTS, _MOST_METRICS = 40, 50, 20
 
 @dataclass(frozen=True)
 class Repaired:
-    """What came of a result that fell short."""
+    """Describe the outcome for a result that fell short."""
 
     sentence: str = ""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the model, and its proof: what `edgeq package --json` says of it, with its name, `title`,
+    """Describe one way to run the model, and its proof: what `edgeq package --json` says of it, with its name, `title`,
     `layers`, `kernels` and `histograms`. All but the name may be missing.
 
     Attributes:
@@ -172,7 +173,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class ReportRecord:
-    """report.json, with tuning.json as `tuning`, and `bench`, `fleet` and `machine` where they were taken now."""
+    """Hold report.json, with tuning.json as `tuning`, and `bench`, `fleet` and `machine` where they were taken now."""
 
     name: str = ""
     model: ModelRecord | None = None
@@ -189,7 +190,7 @@ class ReportRecord:
 
 @dataclass(frozen=True)
 class ReportData:
-    """All that is drawn."""
+    """Hold all that is drawn."""
 
     name: str
     variants: tuple[Variant, ...] = ()
@@ -257,7 +258,7 @@ _SMALL_LOSS = 0.01
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: what it is, its value, what it is compared with."""
+    """Describe one figure: what it is, its value, what it is compared with."""
 
     label: str
     value: str
@@ -267,7 +268,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`status` says in one word how it went; `sentence` what came of it.
+    """Give the result: `status` says in one word how it went; `sentence` says what it means.
 
     Attributes:
         target: which of several targets it is about; "" where there is one.
@@ -355,7 +356,7 @@ def compared(timing: Timing | None, variant: Variant) -> str:
 
 
 def _claim(timing: Timing | None, variant: Variant) -> Claim | None:
-    """Return what can be claimed of its speed; None where it was not timed beside float32."""
+    """Return what can be claimed of its speed; None where it was not timed against float32."""
     return timing.ratios.get(compared(timing, variant)) if timing is not None else None
 
 

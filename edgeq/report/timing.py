@@ -1,4 +1,4 @@
-"""Latencies that the report draws: of `edgeq bench`, of a build's proof, or of the finalists of a tuning run."""
+"""Hold latencies that the report draws: of `edgeq bench`, of a build's proof, or of the finalists of a tuning run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LatencyFigures:
-    """What `edgeq_device` says of a distribution of latencies: milliseconds, and model samples a second."""
+    """Hold what `edgeq_device` says of a distribution of latencies: milliseconds, and model samples a second."""
 
     p50_ms: Positive
     count: Amount | None = None
@@ -53,7 +53,7 @@ class LatencyFigures:
 
 @dataclass(frozen=True)
 class Speed:
-    """A proof's `speed`: the latency of each model, and int8's ratio to float32."""
+    """Hold a proof's `speed`: the latency of each model, and int8's ratio to float32."""
 
     latency: Mapping[str, LatencyFigures]
     ratio: Claim | None = None
@@ -61,7 +61,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Latency:
-    """One model's latencies.
+    """Hold one model's latencies.
 
     Attributes:
         histogram: queries per bin of the timing's edges; empty where there is none.
@@ -75,7 +75,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Timing:
-    """Latencies measured side by side: one scenario of `edgeq bench --json`, and what else that says of it.
+    """Hold latencies measured side by side: one scenario of `edgeq bench --json`, and what else that says of it.
 
     Attributes:
         models: by name, in the order in which they are drawn.
@@ -97,14 +97,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchModel:
-    """What is known of a model beside its latency. `memory` holds `process_peak_bytes`."""
+    """Hold what is known of a model apart from its latency. `memory` has `process_peak_bytes`."""
 
     memory: Mapping[str, Amount] | None = None
 
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """How was measured; see `edgeq_device.bench`."""
+    """Describe how latency was measured; see `edgeq_device.bench`."""
 
     min_duration_s: Positive | None = None
     threads: int | None = None
@@ -113,7 +113,7 @@ class BenchSettings:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """`edgeq bench --json` (docs/bench.md), as far as it is drawn."""
+    """Hold `edgeq bench --json` (docs/bench.md), as far as it is drawn."""
 
     scenarios: Mapping[str, Timing] = field(default_factory=dict)
     models: Mapping[str, BenchModel] = field(default_factory=dict)
@@ -275,11 +275,11 @@ Table = tuple[Sequence[str], list[Sequence[str]]]
 
 @dataclass(frozen=True)
 class FleetRow:
-    """One board.
+    """Describe one board.
 
     Attributes:
         reason: why nothing was measured; "" where it was.
-        latency: by model; ratios to float32 by model, where it was measured beside it.
+        latency: by model; ratios to float32 by model, where it was measured against it.
         notes: what may have disturbed the figures.
     """
 
@@ -294,7 +294,7 @@ class FleetRow:
 
 @dataclass(frozen=True)
 class KindRow:
-    """One model on the boards of one kind.
+    """Describe one model on the boards of one kind.
 
     Attributes:
         boards: that it was measured on.
@@ -315,7 +315,7 @@ class KindRow:
 
 @dataclass(frozen=True)
 class FleetRecord:
-    """`edgeq bench --on FLEET.toml --json`: one scenario on every board."""
+    """Hold `edgeq bench --on FLEET.toml --json`: one scenario on every board."""
 
     boards: tuple[FleetRow, ...]
     kinds: tuple[KindRow, ...] = ()

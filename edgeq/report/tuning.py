@@ -1,4 +1,4 @@
-"""Latency against accuracy, a mark a candidate: every candidate that was measured, and the chosen one."""
+"""Plot latency against accuracy, a mark a candidate: every candidate that was measured, and the chosen one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def mark(status: str, x: float = 0, y: float = 0) -> Markup:
 
 
 def ring(engine: str, engines: Sequence[str], x: float = 0, y: float = 0) -> Markup:
-    """The ring around the mark of a candidate that `engine`, one of `engines`, runs; nothing for "" and others."""
+    """Return the ring around the mark of a candidate that `engine`, one of `engines`, runs; nothing for "" and
+    others.
+    """
     if engine not in engines:
         return Markup()
     dashes = _DASHES[engines.index(engine) % len(_DASHES)]

@@ -1,4 +1,4 @@
-"""The record of a tuning run, as `edgeq tune` writes it and the report reads it. Keys: docs/tune.md."""
+"""Define the record of a tuning run, as `edgeq tune` writes it and the report reads it. Keys: docs/tune.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DRAWN = {"chosen": "chosen", "short": "short", "eliminated": "dropped", "slow":
 
 @dataclass(frozen=True)
 class Screening:
-    """What the cheap filters found of a candidate that was built.
+    """Record what the cheap filters found of a candidate that was built.
 
     Attributes:
         bytes: on disk, external data included.
@@ -55,7 +55,7 @@ class Screening:
 
 @dataclass(frozen=True)
 class Assessment:
-    """Accuracy of a candidate against float32 on the first `samples` of the validation samples.
+    """Hold the accuracy of a candidate against float32 on the first `samples` of the validation samples.
 
     Attributes:
         samples: how many it rests on; rows of gathered batches counted singly.
@@ -68,7 +68,7 @@ class Assessment:
             compared by their cosine, or the loss on the samples themselves was in question.
         metrics: the task's, by name; empty without labels.
         disagreement: share of rows whose top-1 differs from float32's: no loss of top-1 can be larger. None where the
-            outputs are no class scores.
+            outputs are not a class scores.
         sqnr_db, cosine: of the worst output.
     """
 
@@ -87,22 +87,25 @@ class Assessment:
 
     @computed
     def bound(self) -> float:
-        """What is held against the loss allowed: a bound on what the model loses over many other samples, with more
-        than nine chances of ten; and no less than what these samples show."""
+        """Return the bound that is compared with the loss allowed: what the model loses over many other samples,
+        with more than nine chances of ten; and no less than what these samples show.
+        """
         return max(self.drop, self.expected + _AS_MANY * self.doubt)
 
     @computed
     def prediction_bound(self) -> float:
-        """By nine chances of ten the loss on as many other samples is not larger, what chance adds on those included:
-        the limit of the one-sided prediction interval. It is `bound` where labels alone are known, and more where
-        `expected` is surer than the loss on as many samples can be. Where the doubt is not known it is `bound`."""
+        """Return the limit of the one-sided prediction interval: by nine chances of ten the loss on as many other
+        samples is not larger, chance on those included. It is `bound` where labels alone are known, and more where
+        `expected` is surer than the loss on as many samples can be. Where the uncertainty is not known it is
+        `bound`.
+        """
         if not self.doubt:
             return self.bound
         error = (self.high - self.low) / (2 * _SURE)
         return max(self.bound, self.expected + _NINE_OF_TEN * math.hypot(self.doubt, error))
 
     def least_bound(self, share: float) -> float:
-        """What `bound` will at least be on all samples, of which this rests on the `share`: 97.5 % sure.
+        """Return what `bound` will at least be on all samples, of which this rests on the `share`: 97.5 % sure.
 
         A mean over a share s of some samples differs from that over all of them by its standard error times
         sqrt(1 - s); the doubt on all of them is that on the share times sqrt(s).
@@ -115,7 +118,7 @@ class Assessment:
 
 @dataclass(frozen=True)
 class Timing:
-    """Latency of one structure with one number of threads, in milliseconds, and its ratio to float32's best.
+    """Hold the latency of one structure with one number of threads, in milliseconds, and its ratio to float32's best.
 
     Attributes:
         latency: of the runs that nothing disturbed (of all where there are none): count, min_ms, p50_ms, p90_ms,
@@ -130,13 +133,14 @@ class Timing:
 
     @property
     def verdict(self) -> str:
-        """Of its speed against float32's; unknown where it was not timed beside it."""
+        """Return the verdict on its speed against float32's; unknown where it was not timed against it."""
         return self.speedup.verdict if self.speedup is not None else UNKNOWN
 
     @property
     def share(self) -> float:
-        """Its median latency over float32's in the same race, or as it is estimated where that cannot be claimed; 1
-        where it was not timed beside it."""
+        """Return its median latency over float32's in the same race, or its estimate where that cannot be claimed; 1
+        where it was not timed against float32.
+        """
         about = self.speedup.estimated if self.speedup is not None else None
         if about is not None:
             return 1 / about[0]
@@ -145,7 +149,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class StageTime:
-    """What one stage took."""
+    """Record the time that one stage took."""
 
     name: str
     seconds: float
@@ -155,7 +159,7 @@ class StageTime:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One candidate: how it was made, and what became known of it. See `edgeq.tune.trials.Trial`.
+    """Describe one candidate: how it was made, and what became known of it. See `edgeq.tune.trials.Trial`.
 
     Attributes:
         status: as `Status` has it; "float32" for the baseline.
@@ -205,7 +209,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The float32 model: its name, digest and size in bytes."""
+    """Describe the float32 model: its name, digest and size in bytes."""
 
     name: str = ""
     sha256: str | None = None
@@ -214,7 +218,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class MetricRecord:
-    """What accuracy was measured in."""
+    """Name what accuracy was measured in."""
 
     name: str = "accuracy"
     higher_is_better: bool = True
@@ -222,7 +226,7 @@ class MetricRecord:
 
 @dataclass(frozen=True)
 class GoalRecord:
-    """What the run was to find; `max_drop` is a fraction of the metric's own scale."""
+    """State what the run was to find; `max_drop` is a fraction of the metric's own scale."""
 
     objective: str = ""
     max_drop: Finite | None = None
@@ -231,7 +235,7 @@ class GoalRecord:
 
 @dataclass(frozen=True)
 class FloatRecord:
-    """float32's figures, with the threads that suit it best."""
+    """Hold float32's figures, with the threads that suit it best."""
 
     accuracy: Mapping[str, Finite] = field(default_factory=dict)
     timing: Timing | None = None
@@ -241,7 +245,7 @@ class FloatRecord:
 
 @dataclass(frozen=True)
 class HistogramsRecord:
-    """Latencies of the finalists and float32: queries per bin."""
+    """Hold latencies of the finalists and float32: queries per bin."""
 
     edges_ms: tuple[Finite, ...] = ()
     counts: Mapping[str, tuple[Amount, ...]] = field(default_factory=dict)
@@ -249,8 +253,9 @@ class HistogramsRecord:
 
 @dataclass(frozen=True)
 class TuningRecord:
-    """All of it. `chosen` is None where nothing was chosen, "" where that is not recorded; `goal_met` tells whether it
-    meets the goal, and `doubts` why it is not sure to."""
+    """Hold the whole tuning record. `chosen` is None where nothing was chosen, "" where that is not recorded;
+    `goal_met` tells whether it meets the goal, and `doubts` why that is not certain.
+    """
 
     schema: str = SCHEMA
     model: ModelRecord = ModelRecord()

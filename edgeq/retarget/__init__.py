@@ -1,4 +1,6 @@
-"""Models that are quantized already, for another runtime: `edgeq.retarget(...)` is `edgeq.retarget.run.retarget`."""
+"""Rewrite models that are quantized already for another runtime: `edgeq.retarget(...)` is
+`edgeq.retarget.run.retarget`.
+"""
 
 from __future__ import annotations
 

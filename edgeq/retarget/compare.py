@@ -1,4 +1,4 @@
-"""Two forms of one model on the same made-up inputs.
+"""Compare two forms of one model on the same made-up inputs.
 
 Whether a target's kernels take a quantized model as it is: zero points, and one scale or one for each channel.
 
@@ -38,7 +38,7 @@ _REPORT = "Please report this model"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outputs of both models on made-up inputs.
+    """Hold the outputs of both models on made-up inputs.
 
     Attributes:
         identical: to the last bit.
@@ -81,8 +81,9 @@ def compare(given: Path, rewritten: Path, *, same_operators: bool, branches: boo
 
 
 def optimiser_problem(given: Path, rewritten: Path, *, branches: bool = False) -> str:
-    """Why ONNX Runtime does not run the rewritten model with its optimiser on; "" where it does, or does not run the
-    given one either. `branches` as in `compare`."""
+    """Return why ONNX Runtime does not run the rewritten model with its optimiser on; "" where it does, or does not
+    run the given one either. `branches` as in `compare`.
+    """
     problem = _optimised_problem(rewritten, branches)
     return problem if problem and not _optimised_problem(given, branches) else ""
 
@@ -157,7 +158,7 @@ def made_up_inputs(model: Path, *, seed: int, free: int = 1) -> dict[str, Any]:
 
 
 class _Trait(NamedTuple):
-    """What tensors of a model are: `value` of a scheme's `field`, in `words`."""
+    """Describe a property of a model's tensors: `value` of a scheme's `field`, in `words`."""
 
     field: str
     value: bool
@@ -209,7 +210,7 @@ def _traits(model: ir.Model) -> dict[_Trait, dict[str, None]]:
 
 @dataclass(frozen=True, eq=False)
 class In:
-    """An input that a DequantizeLinear gives: its integers and what they mean."""
+    """Describe an input that a DequantizeLinear gives: its integers and what they mean."""
 
     value: ir.Value
     params: QuantParams
@@ -217,7 +218,7 @@ class In:
 
 @dataclass(frozen=True, eq=False)
 class Out:
-    """What becomes of an operator's output: the QuantizeLinear behind it, and the clamp between, if any."""
+    """Describe the fate of an operator's output: the QuantizeLinear behind it, and the clamp between, if any."""
 
     quantize: ir.Node
     params: QuantParams
@@ -277,14 +278,14 @@ def product_problem(node: ir.Node, found: list[In]) -> str:
         if rank is None or weight.params.axis % rank != channel_axis(node) % rank:
             return "its weight has a scale for each input channel"
         if node.op_type == "MatMul" and rank != 2:
-            return "its weight has a scale per channel and is no matrix"
+            return "its weight has a scale per channel and is not a matrix"
     if (data.params.dtype, weight.params.dtype) == (ir.DataType.INT8, ir.DataType.UINT8):
         return "int8 activations with uint8 weights have no kernel"
     return ""
 
 
 def clamped(value: ir.Value, out: Out, editor: Editor) -> ir.Value:
-    """Integers clamped as the Relu or Clip in front of the QuantizeLinear does."""
+    """Return integers clamped as the Relu or Clip in front of the QuantizeLinear does."""
     bounds = clamp_bounds(out.clamp) if out.clamp is not None else None
     if bounds is None:
         return value

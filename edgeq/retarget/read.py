@@ -1,4 +1,4 @@
-"""What a quantized model is: its format, its integer types, and whether its scales make sense.
+"""Read a quantized model: its format, its integer types, and whether its scales make sense.
 
 One form for the quantized models of all exporters, without changing a number.
 
@@ -39,7 +39,7 @@ _DYNAMIC = frozenset({"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "
 
 @dataclass(frozen=True)
 class Form:
-    """How a model is quantized.
+    """Describe how a model is quantized.
 
     Attributes:
         format: "QDQ", "QOperator" or "mixed"; "dynamic" where ranges are measured at run time.
@@ -56,7 +56,7 @@ class Form:
 
     @computed
     def pair(self) -> str:
-        """Types of activations and weights in short form: "U8S8"; "U8+S8" where both occur."""
+        """Return the types of activations and weights in short form: "U8S8"; "U8+S8" where both occur."""
         both = (self.activations, self.weights)
         return "".join("+".join(_SHORT[name] for name in sorted(kinds)) for kinds in both)
 
@@ -97,7 +97,7 @@ def _format(model: ir.Model) -> str:
 
 
 class Place(NamedTuple):
-    """Where a node reads 8-bit integers: their tensor, their parameters, and whether they are a weight's."""
+    """Describe where a node reads 8-bit integers: their tensor, their parameters, and whether they are a weight's."""
 
     tensor: str
     params: QuantParams
@@ -177,7 +177,7 @@ def normalise(model: ir.Model) -> list[str]:
 
 def _write_plainly(node: ir.Node, editor: Editor) -> bool:
     """Write what ONNX Runtime's optimiser goes wrong on in the other form that means the same: a scale
-    as a list of one, and the type of integers by an attribute beside a zero point."""
+    as a list of one, and the type of integers by an attribute next to a zero point."""
     if not is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return False
     for place in (1, 2) if "block_size" not in node.attributes else ():

@@ -1,4 +1,5 @@
-"""`edgeq.retarget`: a quantized model in, the same model in another format or other integer types out, compared.
+"""Implement `edgeq.retarget`: a quantized model in, the same model in another format or other integer types out,
+compared.
 
 QDQ to QOperator: a float operator between DequantizeLinear and QuantizeLinear becomes the integer operator.
 
@@ -316,8 +317,9 @@ def _flattens(node: ir.Node) -> bool:
 
 
 def _float_bias(node: ir.Node, bias: ir.Value, data: QuantParams, weight: QuantParams) -> QuantParams | None:
-    """Of an int32 bias, which is in units of input scale times weight scale; None where it has one integer for several
-    output channels, whose units differ."""
+    """Return the floats of an int32 bias, which is in units of input scale times weight scale; None where one
+    integer serves several output channels whose units differ.
+    """
     factor = np.float32(node.attributes.get_float("alpha", 1.0))
     scale = (data.scale.reshape(-1)[:1] * weight.scale * factor).astype(np.float32).reshape(-1)
     shape = bias.shape if bias.shape is not None else scale.shape
@@ -331,7 +333,7 @@ FORMATS = ("QDQ", "QOperator")
 
 @dataclass(frozen=True)
 class Retargeted(Displayed):
-    """What `retarget` did.
+    """Report what `retarget` did.
 
     Attributes:
         before, after: the forms of both models.

@@ -1,4 +1,4 @@
-"""int8 to uint8 and back, exactly: 128 more in every integer and in its zero point stand for the same number.
+"""Convert int8 to uint8 and back, exactly: 128 more in every integer and in its zero point represents the same number.
 
 Integers that operators pass on unchanged (Reshape, MaxPool, Concat, Clip …) form a group, which is shifted as one. A
 group that reaches an input or output of the model, or an operator that is not known to do so, keeps its type, and a
@@ -36,17 +36,19 @@ _KNOWN = (*INTEGERS.values(), ir.DataType.INT32)
 
 
 def type_name(dtype: ir.DataType) -> str:
-    """ "uint8" for `UINT8`."""
+    """Return "uint8" for `UINT8`."""
     return dtype.name.lower()
 
 
 def params_of(node: ir.Node) -> QuantParams | None:
-    """Parameters of a Q or DQ node; None where they are not constant, or neither of 8 bits nor of 32 (a bias)."""
+    """Return the parameters of a Q or DQ node; None where they are not constant, or neither of 8 bits nor of 32 (a
+    bias).
+    """
     return _known(quant_params.params_of(node), node, 2)
 
 
 def float32_params_of(node: ir.Node) -> QuantParams | None:
-    """`params_of` of a Q or DQ node of 8-bit integers and float32 numbers; None for others."""
+    """Return `params_of` a Q or DQ node of 8-bit integers and float32 numbers; None for others."""
     params, scale = params_of(node), node.inputs[1]
     if params is None or params.dtype not in INTEGERS.values() or scale is None:
         return None
@@ -71,7 +73,7 @@ _BOUNDS = {"Clip": 1, "Pad": 2}
 
 @dataclass
 class Group:
-    """Integer tensors that have to have one type.
+    """Group integer tensors that must have one type.
 
     Attributes:
         values: the tensors.
@@ -147,7 +149,7 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
 
 
 def shifted(values: np.ndarray, dtype: ir.DataType) -> np.ndarray:
-    """8-bit integers as the other type: the same numbers less or more 128."""
+    """Return 8-bit integers as the other type: the same numbers less or more 128."""
     wanted = dtype.numpy()
     offset = 128 if dtype is ir.DataType.UINT8 else -128
     return values if values.dtype == wanted else (values.astype(np.int16) + offset).astype(wanted)

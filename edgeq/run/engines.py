@@ -1,7 +1,8 @@
-"""What executes a graph: ONNX Runtime's own CPU kernels, or a plug-in of it. `targets/engines/*.toml`, one file each.
+"""Describe what executes a graph: ONNX Runtime's own CPU kernels, or a plug-in of it. `targets/engines/*.toml`, one
+file each.
 
 How an engine is found and opened is `edgeq_device.engines.EngineSpec`, because devices do the same; `Engine` adds what
-matters for building and choosing. `engines.json` beside that module is what devices get to know.
+matters for building and choosing. `engines.json` next to that module is what devices get to know.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _CPU, _THREADS = "CPU", "{threads}"
 
 @dataclass(frozen=True)
 class Int8:
-    """What an engine does with quantized models.
+    """Describe what an engine does with quantized models.
 
     Attributes:
         pairs: types of activations and weights that it has integer kernels for, as "U8S8".
@@ -48,7 +49,7 @@ class Int8:
 
 @dataclass(frozen=True)
 class IsaLevel:
-    """A value that limits an engine to the instructions of CPUs with these features."""
+    """Describe a value that limits an engine to the instructions of CPUs with these features."""
 
     value: str
     features: tuple[str, ...]
@@ -56,7 +57,7 @@ class IsaLevel:
 
 @dataclass(frozen=True)
 class IsaCap:
-    """How an engine's process is kept from instructions that another CPU does not have.
+    """Describe how to stop an engine's process from using instructions that another CPU lacks.
 
     Attributes:
         variable: of its environment; "" where there is no such thing.
@@ -67,14 +68,14 @@ class IsaCap:
     levels: tuple[IsaLevel, ...] = ()
 
     def environment(self, features: frozenset[str]) -> dict[str, str]:
-        """What makes its kernels those of a CPU with `features`; empty where none of the levels does."""
+        """Return what makes its kernels those of a CPU with `features`; empty where none of the levels does."""
         found = [level.value for level in self.levels if features.issuperset(level.features)]
         return {self.variable: found[-1]} if found else {}
 
 
 @dataclass(frozen=True)
 class ExecutionGraph:
-    """How the layers that an engine really executes are read off onnxruntime's profile.
+    """Describe how to read the layers that an engine really executes from onnxruntime's profile.
 
     Attributes:
         options: provider options by which it enters them there.
@@ -99,7 +100,7 @@ class ExecutionGraph:
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(EngineSpec):
-    """One engine, as its file describes it.
+    """Describe one engine, as its file does.
 
     Attributes:
         title: for people.
@@ -132,23 +133,23 @@ class Engine(EngineSpec):
 
     @property
     def threaded(self) -> bool:
-        """Whether it can be given a number of threads."""
+        """Return whether it can be given a number of threads."""
         return not self.module or _THREADS in str(self.options)
 
     def fast_precisions(self, features: frozenset[str]) -> tuple[str, ...]:
-        """Precisions that a CPU with these features has instructions for."""
+        """Return the precisions that a CPU with these features has instructions for."""
         return tuple(n for n, p in self.precisions.items() if not p.fast_on or features.intersection(p.fast_on))
 
     def watched(self) -> Engine:
-        """The same, with the options by which it enters its layers into a profile."""
+        """Return the same, with the options by which it enters its layers into a profile."""
         return replace(self, options=_merged(self.options, self.graph.options))
 
     def keeping(self, folder: Path) -> Engine:
-        """The same, with the options by which it keeps what it has compiled in `folder`."""
+        """Return the same, with the options by which it stores what it has compiled in `folder`."""
         return replace(self, options=_merged(self.options, _in_folder(self.cache, str(folder))))
 
     def saturates(self, pair: str, architecture: str, features: frozenset[str]) -> bool:
-        """Whether its kernels for such types add two products in 16 bits on such a CPU."""
+        """Return whether its kernels for such types add two products in 16 bits on such a CPU."""
         without = self.int8.saturates_without
         there = any(platform.split()[1] == architecture for platform in self.platforms)
         return bool(without) and there and pair in self.int8.pairs and not features.intersection(without)
@@ -170,7 +171,7 @@ def _in_folder(options: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine and the precision of what is float in a model."""
+    """Pair an engine with the precision of what is float in a model."""
 
     engine: Engine
     precision: str = FLOAT
@@ -186,7 +187,7 @@ class EngineChoice:
 
 @cache
 def load_engines(*folders: Path) -> Mapping[str, Engine]:
-    """Every engine by name: the shipped ones and those of plug-ins, or those of `folders`.
+    """Return every engine by name: the shipped ones and those of plug-ins, or those of `folders`.
 
     Raises:
         HardwareError: a file is malformed, or two have one name.
@@ -202,7 +203,7 @@ def load_engines(*folders: Path) -> Mapping[str, Engine]:
 
 
 def described(spec: EngineSpec | None) -> Engine | None:
-    """All that is known of a plug-in that settings or a bundle name; None where it is no plug-in.
+    """Return all that is known of a plug-in that settings or a bundle name; None where it is not a plug-in.
 
     Raises:
         HardwareError: nothing describes it.
@@ -217,7 +218,7 @@ def described(spec: EngineSpec | None) -> Engine | None:
 
 
 def choose_engine(text: str) -> EngineChoice:
-    """The engine and precision of "NAME" or "NAME:PRECISION".
+    """Return the engine and precision of "NAME" or "NAME:PRECISION".
 
     Raises:
         UsageError: there is no such engine or precision; with the nearest name.
@@ -234,7 +235,7 @@ def choose_engine(text: str) -> EngineChoice:
 
 
 def as_engine(given: EngineChoice | str) -> EngineChoice:
-    """`given` as an engine and its precision: it may be "NAME" or "NAME:PRECISION" too.
+    """Return `given` as an engine and its precision: it may be "NAME" or "NAME:PRECISION".
 
     Raises:
         UsageError: as `choose_engine`; or something else.
@@ -247,12 +248,12 @@ def as_engine(given: EngineChoice | str) -> EngineChoice:
 
 
 def as_engines(given: EngineChoice | str | Sequence[EngineChoice | str]) -> tuple[EngineChoice, ...]:
-    """`as_engine` of each; one alone may stand for a sequence of one."""
+    """Return `as_engine` of each; one alone may replace a sequence of one."""
     return tuple(as_engine(choice) for choice in ((given,) if isinstance(given, (EngineChoice, str)) else given))
 
 
 def engine_for(backend: str, options: Mapping[str, str]) -> Engine:
-    """The engine that runs what `backend` builds, with these provider options over its own.
+    """Return the engine that runs what `backend` builds, with these provider options over its own.
 
     Raises:
         HardwareError: there is none.
@@ -285,7 +286,7 @@ def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]]
 
 
 def only_engine(backend: str) -> Engine | None:
-    """Return the engine that runs what `backend` builds, and the float model beside it, wherever that is installed;
+    """Return the engine that runs what `backend` builds, and the float model next to it, wherever that is installed;
     None where onnxruntime's own kernels do, or hardware that may not be here."""
     engines = (
         engine for engine in load_engines().values() if engine.module and _CPU in engine.devices and not engine.suffix
@@ -294,6 +295,6 @@ def only_engine(backend: str) -> Engine | None:
 
 
 def device_table(engines: Mapping[str, Engine]) -> str:
-    """The content of `edgeq_device/engines.json`: what devices get to know of the engines."""
+    """Return the content of `edgeq_device/engines.json`: what devices get to know of the engines."""
     values: dict[str, Any] = {name: engine.to_dict() for name, engine in sorted(engines.items())}
     return json.dumps(values, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: settings as a value, sessions opened with them, failures as edgeq errors."""
+"""Open ONNX Runtime sessions: settings as a value, sessions opened with them, failures as edgeq errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OptimizationLevel = Literal["none", "basic", "extended", "all"]
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Everything that decides how ONNX Runtime runs a model.
+    """Hold everything that decides how ONNX Runtime runs a model.
 
     Attributes:
         providers: execution providers in order of preference, where there is no `engine`.
@@ -65,12 +65,12 @@ class SessionSettings:
 
 
 def float_settings(backend: str, threads: int = 0) -> SessionSettings:
-    """Return how the float model is run beside what `backend` builds."""
+    """Return how the float model is run next to what `backend` builds."""
     return SessionSettings(intra_op_threads=threads, engine=only_engine(backend))
 
 
 def onnxruntime() -> Any:
-    """The onnxruntime module; a clear error where neither of its two packages is installed."""
+    """Return the onnxruntime module, or raise a clear error where neither of its two packages is installed."""
     try:
         import onnxruntime as module
     except ImportError as error:
@@ -139,7 +139,7 @@ def open_session(
 
 
 def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSettings:
-    """`settings` with the session options that a model carries in its metadata; those that are given count more.
+    """Return `settings` with the session options that a model carries in its metadata; given options take precedence.
 
     Raises:
         BundleError: an option that a model may not set.
@@ -152,7 +152,7 @@ def with_carried(model: Path | bytes, settings: SessionSettings) -> SessionSetti
 
 
 def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
-    """Return `settings`, with the engine whose own format a file has where it is no ONNX file.
+    """Return `settings`, with the engine whose own format a file has where it is not an ONNX file.
 
     Raises:
         UsageError: they name another engine.
@@ -169,7 +169,7 @@ def in_own_engine(model: Path, settings: SessionSettings) -> SessionSettings:
 
 
 def given_options(texts: Iterable[str]) -> dict[str, str]:
-    """Session options by name, from "KEY=VALUE" each.
+    """Return session options by name, from "KEY=VALUE" each.
 
     Raises:
         UsageError: no value, or an option or a value that is not in edgeq's table of options.
@@ -228,14 +228,14 @@ _EXIT_S = 60.0
 
 @dataclass(frozen=True)
 class Command:
-    """How to start Python on other kernels.
+    """Describe how to start Python on other kernels.
 
     Attributes:
         interpreter: the command line up to the script; `arguments`: what follows the script.
         environment: of the process.
         folders: where modules are looked for first: Python runs isolated, so that PYTHONPATH does nothing.
         compiled: folder that keeps compiled modules from one start to the next; None: nothing is written, and only what
-            lies beside the modules is read.
+            lies next to the modules is read.
     """
 
     interpreter: tuple[str, ...]
@@ -246,13 +246,13 @@ class Command:
 
     @property
     def python(self) -> tuple[str, ...]:
-        """The interpreter with its own options, up to the script."""
+        """Return the interpreter with its own options, up to the script."""
         kept = ("-X", f"pycache_prefix={self.compiled}") if self.compiled is not None else ("-B",)
         return (*self.interpreter, "-I", *kept)
 
 
 class Guest(edgeq_device.serve.Guest):
-    """A running guest program; made by `start_guest`."""
+    """Control a running guest program; made by `start_guest`."""
 
     def exchange(
         self, request: Mapping[str, Any], arrays: Mapping[str, Array] | None = None
@@ -263,21 +263,22 @@ class Guest(edgeq_device.serve.Guest):
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended."""
+        """Return whether the process has ended."""
         return self._process.poll() is not None
 
     def features(self, masked: Sequence[str] = (), *, runtime: bool = True) -> dict[str, Any]:
-        """What the guest reports: "architecture", "features", "python", "numpy" and, with `runtime`, "onnxruntime" and
-        "trapped" (how many CPUID instructions a mask has replaced the result of)."""
+        """Return what the guest reports: "architecture", "features", "python", "numpy" and, with `runtime`,
+        "onnxruntime" and "trapped" (how many CPUID instructions a mask has replaced the result of).
+        """
         return self.exchange({"do": "features", "masked": list(masked), "runtime": runtime})[0]
 
     def open(self, model: Path, settings: SessionSettings, name: str = "model") -> GuestSession:
-        """A session of `model` in the guest."""
+        """Return a session of `model` in the guest."""
         return self.opened(open_request(str(model.resolve()), settings, name))
 
 
 def open_request(model: str, settings: SessionSettings, name: str = "model") -> dict[str, Any]:
-    """What opens the model at a path of the guest's."""
+    """Return the request that opens the model at a path of the guest's."""
     plugin = settings.engine
     return {
         "name": name,
@@ -323,12 +324,12 @@ def start_guest(
 
 
 def guest_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with the settings that programs in the guest need."""
+    """Return `base` with the settings that programs in the guest need."""
     return {**base, "ORT_DISABLE_TELEMETRY": "1", "TMPDIR": tempfile.gettempdir()}
 
 
 class EngineFiles:
-    """Model files as engines open them: what an engine's own format is for is converted, once for each file.
+    """Convert model files to an engine's own format as they are opened, once for each file.
 
     Args:
         folder: a private one, for what is converted.
@@ -365,7 +366,7 @@ _KEPT_BYTES = 2**26
 def start_engine(
     engine: EngineSpec, *, environment: Mapping[str, str] | None = None, answer_s: float = ANSWER_S
 ) -> Iterator[Guest]:
-    """A process for `engine`; open models in it with `Guest.open`, whose settings name the engine.
+    """Start a process for `engine`; open models in it with `Guest.open`, whose settings name the engine.
 
     Args:
         environment: variables to set in it besides this process's.
@@ -388,8 +389,8 @@ def start_engine(
 
 
 class Engines:
-    """Opens sessions: in this process, or in that of the plug-in engine that the settings name, which is started when
-    the first one is opened. Ends them all behind its `with` block.
+    """Open sessions: in this process, or in that of the plug-in engine that the settings name, which is started when
+    the first one is opened. Ends them all after its `with` block.
 
     Args:
         keep: whether what an engine has compiled is kept for the next session of the same file.
@@ -410,7 +411,7 @@ class Engines:
         return self._files.file(model, engine)
 
     def open(self, model: Path, settings: SessionSettings) -> Any:
-        """An `onnxruntime.InferenceSession`, or what is used like one.
+        """Return an `onnxruntime.InferenceSession`, or an object used like one.
 
         Raises:
             RuntimeUnavailableError: as `edgeq.run.session.open_session`; EngineError from an engine's process.
@@ -424,7 +425,8 @@ class Engines:
         return self._guest(engine).open(model, with_carried(model, settings))
 
     def assigned_nodes(self, engine: EngineSpec, model: Path) -> tuple[tuple[str, ...], ...]:
-        """Names of the nodes of `model` that a plug-in takes: one tuple for each graph that it makes of them.
+        """Return the names of the nodes of `model` that a plug-in takes: one tuple for each graph that it makes of
+        them.
 
         Raises:
             RuntimeUnavailableError, EngineError: as `open`.
@@ -448,7 +450,7 @@ class Engines:
         return self._running[engine.name]
 
     def ended(self) -> tuple[str, ...]:
-        """Names of the engines whose process has ended by itself: `open` starts another one."""
+        """Return the names of the engines whose process has ended by itself: `open` starts another one."""
         return tuple(name for name, guest in self._running.items() if guest.ended)
 
     def __enter__(self) -> Self:

@@ -35,7 +35,7 @@ _OUT, _ERRORS = "stdout", "stderr"
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What is known of a toolkit.
+    """Describe a toolkit.
 
     Attributes:
         name: as users write it.
@@ -92,7 +92,7 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Ran:
-    """A job that has ended: its exit status, negative for a signal, and both of its streams."""
+    """Describe a job that has ended: its exit status, negative for a signal, and both of its streams."""
 
     code: int
     out: str
@@ -120,7 +120,7 @@ def find_python(toolkit: Toolkit) -> Path:
     if named and place.is_dir():
         place = place / "bin" / "python"
     if not (place.is_file() and os.access(place, os.X_OK)):
-        where = f"{toolkit.variable} names {named}, which is no Python" if named else "it is not installed"
+        where = f"{toolkit.variable} names {named}, which is not a Python" if named else "it is not installed"
         raise RuntimeUnavailableError(f"{toolkit.needs} is needed: {where}", fix)
     found = _version(place, toolkit)
     if found != toolkit.version:
@@ -214,14 +214,14 @@ def _succeed(command: Sequence[str], toolkit: Toolkit) -> None:
 
 
 class Job:
-    """A script that runs in the toolkit's Python and in an empty folder, until its `with` block ends or its time limit.
+    """Run a script in the toolkit's Python and in an empty folder, until its `with` block ends or its time limit.
 
     Args:
         folder: an empty one, which is the home and the place for temporary files, too.
 
     Raises:
         RuntimeUnavailableError: the toolkit is not there.
-        UsageError: the time limit that is set is no number.
+        UsageError: the time limit that is set is not a number.
     """
 
     def __init__(self, toolkit: Toolkit, script: Path, arguments: Sequence[str], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Auto-tuning: `edgeq.tune(...)` is `edgeq.jobs.tune.tune`."""
+"""Tune: `edgeq.tune(...)` is `edgeq.jobs.tune.tune`."""
 
 from __future__ import annotations
 

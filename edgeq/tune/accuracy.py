@@ -1,4 +1,4 @@
-"""Accuracy of candidates on growing numbers of samples, none of which a model sees twice.
+"""Measure the accuracy of candidates on growing numbers of samples, none of which a model sees twice.
 
 Samples are read once and kept: in memory up to a limit, on disk beyond it, in an order that any prefix stands for all.
 Data folders are often sorted by class, so the first tenth would be one class. The order is a shuffle with a fixed seed.
@@ -64,7 +64,7 @@ def joined(outputs: Sequence[Outputs]) -> Outputs:
 
 def run_at_once(session: Any, samples: Sequence[Sample]) -> int:
     """Return how many samples that are like `samples` a session may run at once: 1 where its batch is fixed, where
-    samples differ in shape, or where an answer depends on what is beside it, as with ranges that are measured at run
+    samples differ in shape, or where an answer depends on what is next to it, as with ranges that are measured at run
     time."""
     first = samples[0]
     free = all(len(spec.shape) > 0 and not isinstance(spec.shape[0], int) for spec in session.get_inputs())
@@ -106,7 +106,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 class ArrayStore:
-    """Dicts of arrays under integer keys.
+    """Store dicts of arrays under integer keys.
 
     Args:
         folder: is made; for what exceeds `memory` bytes.
@@ -145,7 +145,7 @@ class ArrayStore:
 
 
 class SampleStore:
-    """Samples by position in the shuffled order."""
+    """Store samples by position in the shuffled order."""
 
     def __init__(self, samples: Samples, folder: Path, *, memory: int = MEMORY, progress: Progress = SILENT) -> None:
         self.source = samples.source
@@ -187,8 +187,8 @@ def _check_disk_space(sample: Sample, count: int, memory: int, folder: Path, sou
 
 
 class AccuracyMeter:
-    """Compares sessions with float32 on validation samples. Samples, float32's outputs and what a candidate has shown
-    so far are kept.
+    """Compare sessions with float32 on validation samples. Samples, float32's outputs and what a candidate has shown so
+    far are kept.
 
     Args:
         float_model: the model that is run for float32's outputs.
@@ -220,7 +220,7 @@ class AccuracyMeter:
 
     @property
     def total(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(self.samples)
 
     def assess(
@@ -232,7 +232,7 @@ class AccuracyMeter:
         *,
         together: bool = False,
     ) -> Assessment:
-        """Accuracy of the model called `name` on the first `samples` samples.
+        """Return the accuracy of the model called `name` on the first `samples` samples.
 
         Args:
             session: opens it; not called where nothing is left to be run.
@@ -299,7 +299,9 @@ class AccuracyMeter:
         return comparison.result()
 
     def noise(self, session: Session, count: int, *, model: str) -> float:
-        """Noise power over signal power at the outputs, mean over their columns, on the first `count` samples."""
+        """Return the noise power over signal power at the outputs, mean over their columns, on the first `count`
+        samples.
+        """
         columns = Columns()
         for position in range(min(count, self.total)):
             columns.update(self._reference(position), infer(session, self.samples[position], model=model))
@@ -395,7 +397,7 @@ class _Pair:
 
 @dataclass(frozen=True)
 class Asked:
-    """A candidate to assess, on the first `samples` samples; `together` as `AccuracyMeter.assess` has it."""
+    """Describe a candidate to assess, on the first `samples` samples; `together` as `AccuracyMeter.assess` has it."""
 
     name: str
     model: Files
@@ -409,7 +411,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class AssessmentJob:
-    """What a worker does: `AccuracyMeter.assess`."""
+    """Run `AccuracyMeter.assess` in a worker."""
 
     samples: SourceSamples
     float_model: Files

@@ -1,10 +1,10 @@
-"""One candidate's accuracy against float32, sample by sample, with how sure it is.
+"""Estimate one candidate's accuracy against float32, sample by sample, with its uncertainty.
 
 With labels the loss is that of the task's metric, and its standard error comes from the samples: see
 `edgeq.measure.task`.
 
-Without labels, or beside them, there is what float32 itself thinks of the candidate's answers. For class scores, with p
-float32's probabilities (the scores if they sum to one, else their softmax):
+Without labels, or next to them, there is what float32 itself thinks of the candidate's answers. For class scores, with
+p float32's probabilities (the scores if they sum to one, else their softmax):
 
     regret        mean over rows of p[float32's class] - p[candidate's class]
     disagreement  share of rows whose classes differ
@@ -42,7 +42,7 @@ _SURE = 1.96  # two-sided 95 % of the normal distribution
 
 @dataclass
 class Regret:
-    """Running sums of one output of class scores."""
+    """Hold running sums of one output of class scores."""
 
     rows: int = 0
     sum: float = 0.0
@@ -74,19 +74,20 @@ class Regret:
 
     @property
     def mean(self) -> float:
-        """Regret, a probability."""
+        """Return the regret, a probability."""
         return self.sum / self.rows
 
     @property
     def error(self) -> float:
-        """Standard error of `mean`."""
+        """Return the standard error of `mean`."""
         variance = max(0.0, self.squares / self.rows - self.mean**2)
         return math.sqrt(variance / self.rows)
 
     @property
     def changing(self) -> float:
-        """In how many of as many other rows the class is to be expected to change, also where it changed in none of
-        these: the lead of each row is held against the moves of all."""
+        """Return in how many of as many other rows the class can be expected to change, also where it changed in
+        none of these: the lead of each row is compared with the moves of all.
+        """
         leads, moves = np.concatenate(self.leads), np.sort(np.concatenate(self.moves))
         return float((1 - np.searchsorted(moves, leads) / self.rows).sum())
 
@@ -102,7 +103,7 @@ def _lead(scores: NDArray[np.float64], best: NDArray[np.intp]) -> NDArray[np.flo
 
 @dataclass
 class AgreementEstimate:
-    """One candidate's outputs against float32's, over all rows."""
+    """Compare one candidate's outputs with float32's, over all rows."""
 
     comparison: Comparison = field(default_factory=Comparison)
     regrets: dict[str, Regret] = field(default_factory=dict)
@@ -116,7 +117,9 @@ class AgreementEstimate:
 
     @property
     def regret(self) -> Regret | None:
-        """Of the output that holds class scores, where float32 is sure enough of its classes to judge others."""
+        """Return the regret of the output that holds class scores, where float32 is sure enough of its classes to
+        judge others.
+        """
         for output in self.comparison.result().outputs:
             found = self.regrets.get(output.name)
             if output.top1 is not None and found is not None and found.fits and found.rows:
@@ -177,7 +180,7 @@ def assess(
 
 
 def further_error(measured: Measured, regret: Regret | None, rows: int) -> float:
-    """Standard error of a loss from rows that change the class and happen not to be among these `rows`.
+    """Return the standard error of a loss from rows that change the class and happen not to be among these `rows`.
 
     In a mean of scores it is one row's weight. Of any other metric of classes it is that of two rows, one for each
     direction (D. Bonett, R. Price: Adjusted Wald confidence interval for a difference of binomial proportions based on

@@ -1,5 +1,6 @@
-"""The step build: what does not load, computes nothing in int8, is there already or is far from float32's outputs is
-dropped before anything is measured at length."""
+"""Build candidates, and drop those that do not load, compute nothing in int8, are duplicates or are far from
+float32's outputs before measuring anything at length.
+"""
 
 from __future__ import annotations
 

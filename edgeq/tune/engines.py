@@ -1,4 +1,4 @@
-"""Engines in a search: which are raced, what runs in each, and which are not worth going on with.
+"""Choose the engines in a search: which are raced, what runs in each, and which are dropped.
 
 A candidate's file is built once and runs in every engine that its types suit; the float model runs in each engine, in
 each precision that is fast here. To keep the search short, first only one int8 candidate and the float model are timed
@@ -37,7 +37,7 @@ _SAFE_WEIGHTS = ("fit_pairs", "reduce_range")
 
 @dataclass(frozen=True)
 class Field:
-    """The engines of a search.
+    """Hold the engines of a search.
 
     Attributes:
         plugins: plug-in engines, each in the precisions that are raced.
@@ -151,7 +151,8 @@ def suits(candidate: Candidate, engine: Engine) -> bool:
 
 
 def with_entrants(candidates: Sequence[Candidate], field: Field, *, unquantized: bool = True) -> tuple[Candidate, ...]:
-    """`candidates`, and behind the first that suits an engine the same in each engine, and the float model in each.
+    """Return `candidates`, and after the first that suits an engine the same in each engine, and the float model in
+    each.
 
     Args:
         unquantized: whether the float model enters.
@@ -240,7 +241,7 @@ def more_in_engines(trials: Trials, sources: Sequence[Candidate], field: Field) 
 
 
 class CandidateBuilder:
-    """Builds candidates of one job, and keeps what several of them have in common.
+    """Build candidates of one job, and keep what several of them have in common.
 
     Args:
         workdir: an existing folder; it must live as long.

@@ -1,4 +1,4 @@
-"""Which layers to keep in float, so that no more accuracy is lost than allowed at the least cost.
+"""Choose which layers to leave in float, so that no more accuracy is lost than allowed at the least cost.
 
 A ranking orders the layers: those that cause much noise at the outputs for what they cost in float come first. How many
 of them are needed is found by measuring: 1, 2, 4, ... until the loss is small enough, then by bisection. Then those
@@ -28,7 +28,7 @@ _PROBES = 32  # most measurements, beyond the first groups
 
 @dataclass(frozen=True)
 class RankedLayer:
-    """A layer, or several that go to float together.
+    """Describe a layer, or several that go to float together.
 
     Attributes:
         name: unique in its ranking.
@@ -42,19 +42,19 @@ class RankedLayer:
 
 
 class LayerCosts(Protocol):
-    """What layers in float cost, in any unit (microseconds, multiply-accumulates)."""
+    """Give the cost of layers in float, in any unit (microseconds, multiply-accumulates)."""
 
     @property
     def span(self) -> float:
-        """Cost of all layers in float over all in integers."""
+        """Return the cost of all layers in float over all in integers."""
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Return the cost of layer `name` in float beside the layers `kept` in float."""
+        """Return the cost of layer `name` in float next to the layers `kept` in float."""
 
 
 @dataclass(frozen=True)
 class MacCosts:
-    """Costs where nothing is timed: a layer's multiply-accumulates.
+    """Give costs where nothing is timed: a layer's multiply-accumulates.
 
     Attributes:
         macs: by name of the layer.
@@ -64,7 +64,7 @@ class MacCosts:
 
     @property
     def span(self) -> float:
-        """Multiply-accumulates of all layers."""
+        """Return the multiply-accumulates of all layers."""
         return float(sum(self.macs.values()))
 
     def further(self, name: str, kept: Set[str]) -> float:
@@ -74,8 +74,8 @@ class MacCosts:
 
 @dataclass(frozen=True)
 class QuietLayer:
-    """A layer that adds no noise of its own, as one that only moves values. Beside layers in integers it is best there
-    itself; between layers in float it would quantize what they hand over.
+    """Describe a layer that adds no noise of its own, such as one that only moves values. Next to layers in integers it
+    is best in integers; between layers in float it would quantize what they hand over.
 
     Attributes:
         name: unique in its ranking, also among the others.
@@ -90,7 +90,7 @@ class QuietLayer:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Layers in the order in which to keep them in float.
+    """Order layers by which to leave in float first.
 
     Attributes:
         costs: by the layers' names.
@@ -127,7 +127,7 @@ def select_float_layers(
     hopeless: float = math.inf,
     refinements: int = REFINEMENTS,
 ) -> tuple[tuple[str, ...], ...]:
-    """Sets of nodes to keep in float that lose at most `max_drop`, each cheaper than the one before.
+    """Return sets of nodes to leave in float that lose at most `max_drop`, each cheaper than the one before.
 
     Where `evaluate` never grows with more layers in float, the last set costs at most what the shortest beginning of
     the ranking that holds does. Where it does grow, sizes around the best one are tried, too. Nothing is evaluated

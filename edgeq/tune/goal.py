@@ -1,4 +1,4 @@
-"""The goal of a tuning run, and its deadline."""
+"""Describe the goal of a tuning run, and its deadline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALL = 1_000_000
 
 @dataclass(frozen=True)
 class Pace:
-    """How early a search dismisses what will hardly win.
+    """Set how early a search dismisses candidates that are unlikely to win.
 
     Attributes:
         halvings: rounds of accuracy on fewer than all samples, each on twice as many as the one before.
@@ -41,7 +41,7 @@ class Pace:
         twin: share by which a file must be faster in one engine to get calibration methods there alone.
         threads: share by which any other number of threads must be slower for a plug-in to get the number that suits
             onnxruntime's own kernels: it may take seconds to open.
-        gain: share by which a second candidate must be faster to be recovered beside the first.
+        gain: share by which a second candidate must be faster to be recovered next to the first.
         sqnr_db: how much further from float32's the outputs of what is dropped for its accuracy are.
         alike_db: the same for what a plug-in runs about as fast: each calibration method takes it seconds to compile.
         methods: calibration methods that are tried in a plug-in, and of what recoveries leave short.
@@ -72,7 +72,7 @@ class Pace:
 
     @property
     def few_sets(self) -> bool:
-        """Whether few sets of layers in float are built."""
+        """Return whether few sets of layers in float are built."""
         return self.float_sets < _ALL
 
 
@@ -103,7 +103,7 @@ the last compares more of everything. What is almost all in float is not worth i
 
 
 def check_effort(given: str | None) -> None:
-    """Refuse an effort that is not known; None is no repair.
+    """Refuse an effort that is not known; None: no repair.
 
     Raises:
         UsageError: names those that there are.
@@ -114,7 +114,8 @@ def check_effort(given: str | None) -> None:
 
 @dataclass(frozen=True)
 class Goal(Displayed):
-    """The best candidate by `objective` among those that lose at most `max_drop` and are not slower than float32.
+    """Define the goal: the best candidate by `objective` among those that lose at most `max_drop` and are not slower
+    than float32.
 
     Attributes:
         objective: what is made as good as possible.
@@ -182,7 +183,7 @@ def parse_budget(text: str | None) -> float | None:
 
 
 class Deadline:
-    """The budget as it runs out. The clock starts when this is made.
+    """Track the remaining budget. The clock starts when this is made.
 
     Args:
         budget_s: wall-clock seconds; None never ends.
@@ -196,7 +197,7 @@ class Deadline:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the clock started."""
+        """Return the seconds since the clock started."""
         return self._clock() - self._start
 
     def until(self, share: float) -> Deadline:

@@ -1,4 +1,4 @@
-"""A journal of what was measured, so that an interrupted run can go on where it stopped.
+"""Keep a journal of measurements, so that an interrupted run can resume where it stopped.
 
 One file of JSON lines: a header that says what the run was about, then one line a measurement. A resumed run makes the
 same decisions from the same figures, so it need not remember anything but the figures.
@@ -64,14 +64,14 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Built:
-    """What a candidate's build gave: what was seen of it, or why it cannot be built."""
+    """Record what a candidate's build gave: what was seen of it, or why it cannot be built."""
 
     found: Screening | None = None
     error: str = ""
 
 
 class Journal:
-    """Measurements by key, each written down as soon as it is there."""
+    """Hold measurements by key, each written down as soon as it is made."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False) -> None:
         """Open the journal at `path`: a new one, or with `resume` the one that is there.
@@ -81,7 +81,7 @@ class Journal:
             force: start anew over a journal that is there.
 
         Raises:
-            OutputError: it was written for something else, or is no journal; or one is there without `resume`.
+            OutputError: it was written for something else, or is not a journal; or one is there without `resume`.
         """
         self.path = path
         self._known: dict[str, Any] = {}
@@ -92,13 +92,13 @@ class Journal:
         elif is_journal(path) and force:
             path.unlink()
         elif path.exists() and force:
-            raise OutputError(f"{path} is no journal of edgeq's", "Move it, or choose another output")
+            raise OutputError(f"{path} is not a journal of edgeq's", "Move it, or choose another output")
         elif path.exists():
             raise OutputError(f"{path} is there from an earlier run", "Go on with --resume, or start anew with --force")
 
     @property
     def known(self) -> int:
-        """Measurements that it holds."""
+        """Return the measurements that it holds."""
         return len(self._known)
 
     def __contains__(self, key: str) -> bool:
@@ -127,7 +127,7 @@ class Journal:
         if self.path.stat().st_size > _MOST_BYTES:
             raise OutputError(f"{self.path} is too large for a journal", "Remove it, or start without --resume")
         if not is_journal(self.path):
-            raise OutputError(f"{self.path} is no journal of edgeq's", "Move it, or choose another output")
+            raise OutputError(f"{self.path} is not a journal of edgeq's", "Move it, or choose another output")
         content = self.path.read_bytes()
         # A line that was being written when the run was killed has no end.
         whole = content[: content.rfind(b"\n") + 1]
@@ -139,7 +139,8 @@ class Journal:
             entries = [parse(line, _Entry, self.path, OutputError) for line in found[1:]]
         except (DeviceError, OutputError) as error:
             raise OutputError(
-                f"{self.path} is no journal of this version ({error.problem})", "Remove it, or start without --resume"
+                f"{self.path} is not a journal of this version ({error.problem})",
+                "Remove it, or start without --resume",
             ) from error
         mine, settings = self._header.settings, header.settings
         different = sorted(k for k in {*settings, *mine} if settings.get(k) != mine.get(k))
@@ -163,7 +164,7 @@ def is_journal(path: Path) -> bool:
 
 
 class JournaledEvaluator:
-    """An evaluator that measures only what the journal does not hold. Rankings of layers are measured again."""
+    """Measure only what the journal does not have. Rankings of layers are measured again."""
 
     def __init__(self, evaluator: Evaluator, journal: Journal) -> None:
         self._evaluator = evaluator
@@ -255,12 +256,12 @@ _LEFT = re.compile(
 
 
 def folder_of(output: Path) -> Path:
-    """Return the folder beside `output` in which a tuning run keeps its journal and statistics."""
+    """Return the folder next to `output` in which a tuning run keeps its journal and statistics."""
     return output.with_name(f"{output.name}.tuning")
 
 
 def check_folder(output: Path, inputs: Iterable[Path]) -> None:
-    """Refuse where the folder beside `output` is not what an earlier run left, is in use, or holds an input.
+    """Refuse where the folder next to `output` is not what an earlier run left, is in use, or holds an input.
 
     Raises:
         OutputError: as it says.
@@ -294,7 +295,7 @@ def _only_run(folder: Path) -> AbstractContextManager[None]:
 
 
 def keep_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Keep the record of a run beside its journal, for `edgeq report`."""
+    """Keep the record of a run next to its journal, for `edgeq report`."""
     with output_file(folder / TUNING_RECORD, force=True) as draft:
         draft.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n", "utf-8")
 

@@ -1,5 +1,5 @@
-"""The step judge: accuracy by successive halving, all candidates on few samples and the last ones on all; then a last
-race of the best that qualify, one of them chosen, and for each of the others the reason.
+"""Judge accuracy by successive halving, all candidates on few samples and the last ones on all; then race the best that
+qualify, choose one, and give the reason for each of the others.
 
 A simulator of the target takes a thousand times as long as this machine's kernels, so the search reads the file with
 these, which differ by roundings where all is well. Where all is not, nothing but the simulator shows it. So each

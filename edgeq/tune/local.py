@@ -1,4 +1,4 @@
-"""The evaluator of this machine: the target's backend builds, ONNX Runtime runs."""
+"""Evaluate on this machine: the target's backend builds, ONNX Runtime runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _LEAST_LOST = 0.002
 
 
 class LocalEvaluator:
-    """Measures on this machine: see `edgeq.tune.trials.Evaluator`.
+    """Measure on this machine: see `edgeq.tune.trials.Evaluator`.
 
     Args:
         workdir: for models, samples and outputs; must live as long.
@@ -76,7 +76,7 @@ class LocalEvaluator:
             can edit what ships, no less than what is to be expected on others.
         repairs: whether a poor build is repaired: losses are those to be expected on other samples or, without labels,
             noise; layers are ranked by tensors alone, and recoveries that take long come last. What the target's
-            onnxruntime cannot run is no candidate.
+            onnxruntime cannot run is not a candidate.
         batched: time batches of 8 where the model's first axis is open, for throughput.
         memory: bytes of samples and float32 outputs to hold in memory.
         engines: opens sessions of plug-ins; needed where candidates name one.
@@ -244,8 +244,8 @@ class LocalEvaluator:
 
     def recovery_groups(self) -> tuple[tuple[str, ...], ...]:
         """Name recoveries as `Evaluator.recovery_groups` has it: those that have an effect on what is built for the
-        target. None without calibration samples, and none where what is simulated is no Q/DQ model, unless it is to be
-        repaired."""
+        target. None without calibration samples, and none where what is simulated is not a Q/DQ model, unless it is to
+        be repaired."""
         if self._job.calibration is None or not (self._editable or self._repairs):
             return ()
         vain = ineffective(self._target)

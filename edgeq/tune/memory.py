@@ -1,8 +1,8 @@
-"""What runs of `edgeq tune` found on this machine: tried first on the next model that is made of the same layers.
+"""Remember what runs of `edgeq tune` found on this machine, and try it first on the next model made of the same layers.
 
 A finished run leaves evidence: what won, how fast it was, and of which operators the model's arithmetic is made. A run
 on a model like it begins with a narrowed search: the kernels, the engine and the calibration methods that won before,
-beside the profile's own choice. All of it is measured as ever. Where the winner is not about as fast as the evidence
+next to the profile's own choice. All of it is measured as ever. Where the winner is not about as fast as the evidence
 has it, or nothing keeps the accuracy, the whole search follows; what was measured is not measured again.
 """
 
@@ -43,7 +43,7 @@ _SETTING = ("target", "profile", "machine", "objective", "version", "set_of_engi
 
 @dataclass(frozen=True)
 class Evidence:
-    """What won on one model.
+    """Record what won on one model.
 
     Attributes:
         model: name of its file.
@@ -80,7 +80,9 @@ class _Kept:
 
 @dataclass(frozen=True)
 class Space:
-    """Where a search begins: candidates, the most promising first, whose search table counts, and what is raced."""
+    """Describe where a search begins: candidates, the most promising first, whose search table counts, and what is
+    raced.
+    """
 
     candidates: tuple[Candidate, ...]
     profile: Profile
@@ -89,7 +91,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Memory:
-    """The evidence of one setting.
+    """Hold the evidence of one setting.
 
     Attributes:
         path: of the file; None where nothing is to be remembered.
@@ -152,7 +154,7 @@ class Memory:
 
     def remember(self, model: str, digest: str, outcome: Outcome, progress: Progress) -> None:
         """Add the winner of a run to the file, in the place of what it has of the same model and goal. What a budget
-        cut short is no evidence: something better may not have been tried. Nor is what does not surely meet the
+        cut short is not evidence: something better may not have been tried. Nor is what does not surely meet the
         goal."""
         winner = outcome.winner
         if self.path is None or winner is None or outcome.out_of_time or _speedup(winner) <= 1:

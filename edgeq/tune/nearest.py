@@ -1,4 +1,4 @@
-"""What is chosen where nothing meets the goal beyond doubt.
+"""Choose a candidate where none certainly meets the goal.
 
 What meets the goal by its figures comes before what does not. Then accuracy decides: a loss that is surely allowed
 comes before one that the samples alone allow, and the smallest one last. Then what may be faster than float32 comes

@@ -1,4 +1,4 @@
-"""The step race: threads, one runner for each structure beside float32, and layers that integers make slower.
+"""Race threads, one runner for each structure next to float32, and layers that integers make slower.
 
 An integer kernel is not always the faster one: a convolution of three channels, or a depthwise one, can take twice as
 long as in float. Which these are on this machine is read off the runtime's profile of both models. A layer in float
@@ -67,7 +67,7 @@ def race_new(trials: Trials) -> None:
 
 
 def race(trials: Trials, runners: Sequence[Trial], seconds: float, *, rough: bool = True) -> Race:
-    """Time `runners` beside float32, and enter their timings.
+    """Time `runners` against float32, and enter their timings.
 
     Args:
         rough: as `Evaluator.time` has it; where nothing is equal, no race is rough.

@@ -1,5 +1,5 @@
-"""Layers, tensors or products of a candidate in the order in which to keep them from its integers, by the method that
-suits it.
+"""Rank layers, tensors or products of a candidate by which to keep from its integers first, by the method that suits
+it.
 
 The noise of a tensor or product is what the outputs show where nothing but it is rounded, in the float model on this
 machine's kernels: a simulator of the hardware would take a thousand times as long and say the same.
@@ -49,7 +49,7 @@ _CLIPPING = ("Relu", "Clip")
 
 @dataclass(frozen=True)
 class LayerRanker:
-    """Ranks what a candidate quantizes.
+    """Rank what a candidate quantizes.
 
     Attributes:
         workdir: for the models of probes.

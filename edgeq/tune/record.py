@@ -1,4 +1,4 @@
-"""The tuning record as plain values (keys: docs/tune.md), and what its measurements depend on."""
+"""Write the tuning record as plain values (keys: docs/tune.md), and what its measurements depend on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgeq.util.records import fingerprint, plain
 
 @dataclass(frozen=True)
 class Run:
-    """A run whose model is prepared.
+    """Hold a run whose model is prepared.
 
     Attributes:
         here, machine: this machine, and the one where everything is timed.

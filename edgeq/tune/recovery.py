@@ -1,4 +1,4 @@
-"""The step recover, where something cheap loses too much: methods that cost no speed first, layers in float last."""
+"""Recover where something cheap loses too much: methods that cost no speed first, layers in float last."""
 
 from __future__ import annotations
 

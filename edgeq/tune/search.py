@@ -1,10 +1,10 @@
-"""The search: build, race, judge, recover. Greedy, one coordinate at a time; every step leaves a reason.
+"""Search: build, race, judge, recover. Greedy, one coordinate at a time; every step leaves a reason.
 
 build    Kernel choices (what decides speed) are built and screened; later the calibration methods of what is left: as
          fast, other accuracy.
 race     Threads, then kernel choices, are timed against float32. Layers that integers make slower go to float. What is
          slower than float32 even so is dropped.
-judge    Successive halving on accuracy; in the end a last race of those that qualify, beside float32. Where none of
+judge    Successive halving on accuracy; in the end a last race of those that qualify, against float32. Where none of
          them is sure to meet the goal, what comes nearest (`nearest`).
 recover  Where something cheaper than the best that qualifies loses too much: recoveries, cheapest first, then layers in
          float.
@@ -113,7 +113,7 @@ def search(
 
 @dataclass(frozen=True)
 class Searched:
-    """What was found.
+    """Hold what was found.
 
     Attributes:
         field: the engines that were left at the end.
@@ -128,7 +128,7 @@ class Searched:
 
 @dataclass(frozen=True)
 class Searches:
-    """What every search of a run has in common.
+    """Hold what every search of a run has in common.
 
     Attributes:
         threads: numbers of threads inside an operator to compare.
@@ -145,7 +145,7 @@ class Searches:
         """Search what `memory` has first, and all of `space` where nothing of it holds.
 
         Args:
-            budget_s: seconds for everything; None is no limit.
+            budget_s: seconds for everything; None: no limit.
 
         Raises:
             EngineError: the only engine failed.

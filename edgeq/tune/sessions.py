@@ -1,4 +1,4 @@
-"""Sessions of a search, kept from one stage to the next: an engine may take seconds to compile a model."""
+"""Keep sessions of a search from one stage to the next: an engine may take seconds to compile a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BESIDE_WEIGHTS = 2**23
 
 
 class SessionPool:
-    """Opens sessions, and has those that were opened before.
+    """Open sessions, and reuse those that were opened before.
 
     Args:
         engines: opens them.
@@ -43,7 +43,7 @@ class SessionPool:
     def sessions(
         self, model: Path, settings: SessionSettings, count: int = 1, seconds: float = float("inf")
     ) -> list[Any]:
-        """Sessions of a file, which stay open until the next `trim` at least.
+        """Return the sessions of a file, which stay open until the next `trim` at least.
 
         Args:
             count: how many.
@@ -102,24 +102,24 @@ Feed = Mapping[str, Any]
 
 
 class Clock(Protocol):
-    """Times models where they are to run."""
+    """Time models where they are to run."""
 
     def answers(self, model: Path, settings: SessionSettings, judge: Callable[[Any], T]) -> T | None:
         """Return what `judge` finds of a session on that machine; None where that is this machine, and nothing is
         opened."""
 
     def race(self, models: Mapping[str, Model], feed: Feed, rules: RaceRules, on_round: Callable[[], None]) -> Ranking:
-        """`rank_until_settled` by `rules`."""
+        """Run `rank_until_settled` by `rules`."""
 
     def open_profiled(self, model: Path, settings: SessionSettings) -> Any:
         """Return a session under the profiler, whose files lie where the settings say when it has ended."""
 
     def peak_memory(self, model: Path, settings: SessionSettings, shapes: Mapping[str, list[int]]) -> int:
-        """Peak memory of a session, bytes."""
+        """Return the peak memory of a session, bytes."""
 
 
 class LocalClock:
-    """This machine."""
+    """Time models on this machine."""
 
     def __init__(self, sessions: SessionPool) -> None:
         self._sessions = sessions

@@ -1,7 +1,7 @@
-"""Candidates for models made of matrix products: transformers, recurrent networks, multilayer perceptrons.
+"""Propose candidates for models made of matrix products: transformers, recurrent networks, multilayer perceptrons.
 
 Each is a candidate where the model has such layers: outliers smoothed before dynamic quantization, attention fused,
-recurrent layers left in float beside a written-out recurrence, static ranges for the products only, and weights in
+recurrent layers left in float next to a written-out recurrence, static ranges for the products only, and weights in
 blocks. The search measures them; nothing is decided here.
 
 The search space: the profile's own choice first, then what its [search] table allows, one coordinate at a time.
@@ -46,7 +46,7 @@ from edgeq.util.display import Progress
 
 @dataclass(frozen=True)
 class Candidate:
-    """What tuning builds and measures.
+    """Describe what tuning builds and measures.
 
     Attributes:
         name: short, unique in a run, the same in every run on the same input.
@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def quantized(self) -> bool:
-        """Whether it is not simply the float model, in an engine that runs it faster."""
+        """Return whether it is more than the float model in an engine that runs it faster."""
         return self.scheme.mode != "float"
 
     def replace(self, **changes: Any) -> Candidate:
@@ -182,7 +182,7 @@ def _products_only(model: ir.Model, profile: Scheme) -> Scheme:
 def _transformed(
     recovery: str, prepared: PreparedModel, samples: Samples, name: str, scheme: Scheme, progress: Progress
 ) -> PreparedModel:
-    """Return the model after a recovery, kept beside the prepared one: several candidates start from it."""
+    """Return the model after a recovery, kept next to the prepared one: several candidates start from it."""
     folder = prepared.path.parent / f"{name}-{prepared.digest[:16]}"
     kept = folder / "model.onnx"
     if not kept.is_file():
@@ -230,7 +230,7 @@ def kernel_candidates(profile: Profile, *, static: bool = True, dynamic: bool = 
 
 
 def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate, ...]:
-    """`candidate` with every other calibration method of the profile's search table; empty for a dynamic one."""
+    """Return `candidate` with every other calibration method of the profile's search table; empty for a dynamic one."""
     if candidate.scheme.mode != "static" or candidate.builder:
         return ()
     found: dict[str, Candidate] = {}
@@ -244,29 +244,29 @@ def method_candidates(candidate: Candidate, profile: Profile) -> tuple[Candidate
 
 
 def in_float(candidate: Candidate, nodes: Iterable[str]) -> Candidate:
-    """`candidate` with `nodes` kept in float, too."""
+    """Return `candidate` with `nodes` left in float, too."""
     scheme = candidate.scheme.replace(exclude=(*candidate.scheme.exclude, *nodes))
     return with_scheme(candidate, scheme)
 
 
 def in_engine(candidate: Candidate, choice: EngineChoice) -> Candidate:
-    """`candidate`, run by `choice`."""
+    """Return `candidate`, run by `choice`."""
     return candidate.replace(name=f"{candidate.name} in {choice.name}", engine=choice)
 
 
 def in_own_kernels(candidate: Candidate) -> Candidate:
-    """`candidate`, run by onnxruntime's own kernels."""
+    """Return `candidate`, run by onnxruntime's own kernels."""
     return with_scheme(candidate.replace(engine=None), candidate.scheme)
 
 
 def with_scheme(candidate: Candidate, scheme: Scheme) -> Candidate:
-    """`candidate` with another scheme, by which it is named."""
+    """Return `candidate` with another scheme, by which it is named."""
     made = candidate.replace(name=_name(scheme), scheme=scheme)
     return in_engine(made, candidate.engine) if candidate.engine else made
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Threads worth comparing on a machine of so many cores: all (0), half, one."""
+    """Return the thread counts worth comparing on a machine with this number of cores: all (0), half, one."""
     return (0,) if cores < 2 else tuple(dict.fromkeys((0, cores // 2, 1)))
 
 

@@ -1,4 +1,4 @@
-"""The trials of a search, what measures them, how they compare, and the sentences on them.
+"""Define the trials of a search, what measures them, how they compare, and the sentences on them.
 
 The search itself only decides, so that it can be tested with an evaluator whose figures are made up.
 """
@@ -29,7 +29,7 @@ Runner = tuple[Candidate | None, int]
 
 @dataclass(frozen=True)
 class Race:
-    """Latencies of runners that were measured together.
+    """Hold latencies of runners that were measured together.
 
     Attributes:
         timings: by the names that the runners were given, with their ratio to `baseline`.
@@ -43,16 +43,17 @@ class Race:
 
 
 class Evaluator(Protocol):
-    """All that takes time. Each method is a function of its arguments, the model and the data."""
+    """Do everything that takes time. Each method is a function of its arguments, the model and the data."""
 
     @property
     def total(self) -> int:
-        """Number of validation samples."""
+        """Return the number of validation samples."""
 
     @property
     def counts(self) -> bool:
-        """Whether its clock counts multiply-accumulates: the target's kernels do not run here. Each candidate's speed
-        is known when it is built then, and `time` is not called."""
+        """Return whether its clock counts multiply-accumulates: the target's kernels do not run here. Each
+        candidate's speed is known when it is built then, and `time` is not called.
+        """
 
     def build(self, candidate: Candidate) -> Screening:
         """Build a candidate and look at it: does it load, what runs in int8, how far are its outputs.
@@ -113,7 +114,7 @@ WIDE_COST = 0.5
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate and all that became known of it.
+    """Hold one candidate and all that became known of it.
 
     Attributes:
         assessment: accuracy on this machine's kernels.
@@ -141,33 +142,36 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """The candidate's name, which is unique in a search."""
+        """Return the candidate's name, which is unique in a search."""
         return self.candidate.name
 
     @property
     def judged(self) -> Assessment | None:
-        """The accuracy that counts: the simulator's where it was measured."""
+        """Return the accuracy that counts: the simulator's where it was measured."""
         return self.simulated or self.assessment
 
     @property
     def loss(self) -> float:
-        """What is held against the loss allowed, as a fraction; infinity where it was not assessed."""
+        """Return what is compared with the loss allowed, as a fraction; infinity where it was not assessed."""
         return self.judged.bound if self.judged else float("inf")
 
     @property
     def accuracy_key(self) -> tuple[float, float, str]:
-        """Sorts the more accurate first: by loss, where that is equal by the distance of the outputs."""
+        """Return a key that sorts the more accurate first: by loss, where that is equal by the distance of the
+        outputs.
+        """
         return self.loss, -(self.assessment.sqnr_db if self.assessment else 0.0), self.name
 
     @property
     def latency(self) -> float:
-        """Median latency over float32's in the same race, which a machine that became slower or faster between two
-        races changes little; infinity where it was not timed."""
+        """Return the median latency over float32's in the same race, which a machine that became slower or faster
+        between two races changes little; infinity where it was not timed.
+        """
         return self.timing.share if self.timing else float("inf")
 
     @property
     def verdict(self) -> str:
-        """The verdict on its speed; unknown where it was not timed."""
+        """Return the verdict on its speed; unknown where it was not timed."""
         return self.timing.verdict if self.timing else UNKNOWN
 
     @property
@@ -177,7 +181,7 @@ class Trial:
 
     @property
     def sqnr_db(self) -> float:
-        """SQNR of the screening; equal outputs count as 200, so that differences are numbers."""
+        """Return the SQNR of the screening; equal outputs count as 200, so that differences are numbers."""
         return min(200.0, self.screening.sqnr_db) if self.screening else -200.0
 
     def replace(self, **changes: Any) -> Trial:
@@ -208,7 +212,7 @@ def _or_none(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the search found.
+    """Hold what the search found.
 
     Attributes:
         trials: all candidates, in the order in which they were made.
@@ -246,12 +250,13 @@ class Outcome:
 
     @property
     def winner(self) -> Trial | None:
-        """The chosen trial; None where nothing qualified."""
+        """Return the chosen trial; None where nothing qualified."""
         return self.trial(self.chosen) if self.chosen else None
 
 
 class Trials:
-    """A search under way: its trials by name, and what it measures with. A trial without a reason is still in the run.
+    """Hold a search under way: its trials by name, and what it measures with. A trial without a reason is still in the
+    run.
 
     Attributes:
         objective: the goal's, or `FLOAT_MACS` with a clock that counts.

@@ -1,4 +1,4 @@
-"""Sentences on what a search found: the verdict, what is in doubt, and what would be needed."""
+"""Write sentences on what a search found: the verdict, what is in doubt, and what would be needed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ REGISTRY: Registry[Callable[[Mapping[str, Any]], str]] = Registry(RENDERERS, cal
 
 
 class Displayed:
-    """A dataclass whose `repr` is one line of at most 390 characters, whatever it holds."""
+    """Give a dataclass a `repr` of one line of at most 390 characters, whatever its content."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -27,7 +27,7 @@ class Displayed:
             cls.__repr__ = Displayed.__repr__  # type: ignore[method-assign]  # @dataclass keeps what is there
 
     def __brief__(self) -> Mapping[str, Any]:
-        """What the line shows: the fields, unless a class knows better. Empty values are left out."""
+        """Return what the line shows: the fields, unless a class knows better. Empty values are left out."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -39,7 +39,7 @@ class Displayed:
 
 
 class Page(Displayed):
-    """A result that notebooks draw as the report does."""
+    """Draw a result in notebooks as the report does."""
 
     def __page__(self) -> Mapping[str, Any]:
         """A record as docs/report.md has it, and "tables", each a caption, heads and rows of text."""
@@ -139,7 +139,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress for callers that do not want any."""
+    """Ignore progress, for callers that do not want any."""
 
     @contextmanager
     def stage(self, title: str, total: int | None = None) -> Iterator[Advance]:
@@ -156,7 +156,7 @@ OTHER = "everything else"
 
 
 class Stopwatch:
-    """Progress that is shown by another one, and remembers what each stage took."""
+    """Pass progress on to another display, and remember what each stage took."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._start = shown, perf_counter()
@@ -177,6 +177,6 @@ class Stopwatch:
         self._shown.note(text)
 
     def seconds(self) -> dict[str, float]:
-        """Of each stage so far, in their order, and of all that was in none."""
+        """Return the seconds of each stage so far, in their order, and of all that was in none."""
         rest = perf_counter() - self._start - sum(self._stages.values())
         return {title: round(taken, 3) for title, taken in (*self._stages.items(), (OTHER, max(0.0, rest)))}

@@ -1,6 +1,6 @@
 """Write outputs that appear whole or not at all, and replace only what edgeq wrote.
 
-An output is written beside its place, then renamed into it. Each kind of folder that edgeq writes has an `Ownership`,
+An output is written next to its place, then renamed into it. Each kind of folder that edgeq writes has an `Ownership`,
 which decides on every file in a folder before that folder is replaced. Whatever it does not recognise is named and
 kept. Folders without a format of their own carry a marker.
 """
@@ -40,7 +40,7 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Ownership:
-    """How one kind of folder is distinguished from all others.
+    """Describe how one kind of folder is distinguished from all others.
 
     Attributes:
         title: what messages call it, without an article: "bundle".
@@ -109,7 +109,7 @@ class Ownership:
 
 
 def content(folder: Path, opaque: Collection[str] = ()) -> Iterator[tuple[str, bool]]:
-    """Relative POSIX path of each file under `folder`, and whether it is a regular one. No link is followed.
+    """Yield the relative POSIX path of each file under `folder`, and whether it is a regular one. No link is followed.
 
     Sorted, files of a folder before its folders. An empty directory, and one of `opaque`, comes with a slash at
     the end of its path.
@@ -148,19 +148,19 @@ def write_marker(folder: Path, kind: str, files: Mapping[str, str] | None = None
 
 
 def read_marker(folder: Path, kind: str) -> Mapping[str, Any] | None:
-    """The marker in `folder`; None where there is none, or one of another kind or schema."""
+    """Return the marker in `folder`; None where there is none, or one of another kind or schema."""
     marker = read_object(folder / MARKER)
     return marker if marker is not None and (marker.get("kind"), marker.get("schema")) == (kind, SCHEMA) else None
 
 
 def is_marker(folder: Path, kind: str) -> bool:
-    """Whether the marker in `folder` is of this kind. An empty one counts: a run was killed while it wrote that."""
+    """Return whether the marker in `folder` is of this kind. An empty one counts: a run was killed while writing it."""
     place = folder / MARKER
     return is_plain(place) and (not place.stat().st_size or read_marker(folder, kind) is not None)
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a regular file; None where there is no such file, or something else in it."""
+    """Return the JSON object in a regular file; None where there is no such file, or something else in it."""
     if not is_plain(path) or path.lstat().st_size > _MOST_BYTES:
         return None
     try:
@@ -171,17 +171,17 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether `path` is a regular file, and no link to one."""
+    """Return whether `path` is a regular file, and not a link to one."""
     return not path.is_symlink() and path.is_file()
 
 
 def as_listed(folder: Path, files: Mapping[str, str], name: str) -> bool:
-    """Whether the file `name` in `folder` has the sha256 that `files` gives it."""
+    """Return whether the file `name` in `folder` has the sha256 that `files` gives it."""
     return name in files and is_plain(folder / name) and sha256(folder / name) == files[name]
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file's content in lower-case hex.
+    """Return the hash of a file's content in lower-case hex.
 
     Raises:
         OSError: it cannot be read.
@@ -191,7 +191,7 @@ def sha256(path: Path) -> str:
 
 
 def shown(name: str | Path) -> str:
-    """A name as one line of plain text."""
+    """Return a name as one line of plain text."""
     text = str(name)
     return text if text.isprintable() else ascii(text)
 
@@ -229,7 +229,7 @@ def check_free(path: Path, *, force: bool, kind: Kind | None = None) -> None:
             refused with `force` too.
     """
     if str(path) in ("-", "."):
-        raise OutputError(f"{str(path)!r} is no output", "Name a file or a directory of its own")
+        raise OutputError(f"{str(path)!r} is not an output", "Name a file or a directory of its own")
     try:
         path.name.encode()
     except UnicodeEncodeError:
@@ -275,7 +275,7 @@ def check_apart(path: Path, inputs: Iterable[Path]) -> None:
 
 
 def check_outside(path: Path, folders: Iterable[Path]) -> None:
-    """Refuse an output in a folder that is read; what is no folder is passed over."""
+    """Refuse an output in a folder that is read; what is not a folder is passed over."""
     for folder in folders:
         if folder.is_dir() and folder.resolve() in path.resolve().parents:
             raise OutputError(f"{path} lies in {folder}, which is read", "Choose another output")
@@ -307,7 +307,7 @@ def _check_place(path: Path, *, force: bool, kind: Kind | None) -> None:
 
 
 def nearest_parent(path: Path) -> Path:
-    """The closest ancestor of `path` that exists."""
+    """Return the closest ancestor of `path` that exists."""
     return next(p for p in path.absolute().parents if p.exists() or p.is_symlink())
 
 
@@ -320,7 +320,7 @@ def _only_empty(folder: Path) -> None:
 def output_file(
     path: Path, *, force: bool = False, ours: Callable[[Path], bool] = lambda sibling: False, beside: Iterable[str] = ()
 ) -> Iterator[Path]:
-    """Give a temporary path in a private folder beside `path`; move what is written there to `path` on success.
+    """Give a temporary path in a private folder next to `path`; move what is written there to `path` on success.
 
     Every sibling that the writer leaves in that folder (external data) moves along, before the file itself. With
     `force` it replaces one that the old file names, as a model names its external data, or that `ours` recognises: no
@@ -350,7 +350,7 @@ def output_file(
 
 
 def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path], bool]) -> None:
-    """Refuse a place beside `path` that holds what is none of it."""
+    """Refuse a place next to `path` that holds what is none of it."""
     if place.is_dir():
         raise OutputError(
             f"{place} is a directory, where data of {path.name} goes", "Move it, or choose another output"
@@ -362,7 +362,7 @@ def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path
 
 @contextmanager
 def output_directory(path: Path, *, force: bool = False, check: Callable[[Path], None] = _only_empty) -> Iterator[Path]:
-    """Give a temporary directory beside `path`, renamed to `path` on success. An old one is removed only then.
+    """Give a temporary directory next to `path`, renamed to `path` on success. An old one is removed only then.
 
     Args:
         check: raises OutputError where the old directory holds what may not be replaced. Called before anything is
@@ -417,7 +417,7 @@ def _fill(path: Path, draft: Path) -> None:
 
 
 def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
-    """Whether the system exchanged the two; afterwards `draft` is what was at `path`."""
+    """Return whether the system exchanged the two; afterwards `draft` is what was at `path`."""
     new = placement.identity(draft)
     try:
         try:
@@ -506,7 +506,7 @@ def _taken(path: Path) -> OutputError:
 
 
 def _full(path: Path) -> OutputError:
-    """Which disk is full: the output's, or that of the work files."""
+    """Return which disk is full: the output's, or that of the work files."""
     places = {nearest_parent(path): f"while writing {path}"}
     work = work_folder()
     if work is not None:

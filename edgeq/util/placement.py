@@ -8,7 +8,7 @@ else can write, and the record may name the output and the files that come with 
 
 Moves of several files that count as one: written down first, so that the next run can undo what a kill cut off.
 
-In the private folder beside an output, `new/` holds what was written, `old/` what stood there, and `placing.json` is
+In the private folder next to an output, `new/` holds what was written, `old/` what stood there, and `placing.json` is
 there while files are on their way. Everything old is moved away before anything new comes, the output itself first: a
 model with the data of another one is never there to be read.
 """
@@ -93,7 +93,7 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
     found = record.lstat()
     _check_mine(stage, record, found)
     if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
-        raise _foreign(stage, f"{RECORD} is no small file")
+        raise _foreign(stage, f"{RECORD} is not a small file")
     try:
         plain = parse_json(record.read_bytes(), RECORD)
     except DeviceError as error:
@@ -190,12 +190,12 @@ def alone_in(folder: Path, *, busy: str = "") -> Iterator[None]:
 
 
 def stage_name(path: Path) -> str:
-    """A fresh name for the private folder beside the output `path`."""
+    """Return a fresh name for the private folder next to the output `path`."""
     return f".{path.name[:STEM]}.{secrets.token_hex(8)}.partial"
 
 
 def identity(path: Path) -> Identity | None:
-    """Of what is at `path`, a link itself and not what it leads to; None where nothing is."""
+    """Return the identity of what is at `path`, a link itself and not what it leads to; None where nothing is."""
     try:
         found = path.lstat()
     except FileNotFoundError:

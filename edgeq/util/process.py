@@ -1,4 +1,4 @@
-"""How the program ends: one line on stderr and an exit code, whatever went wrong.
+"""End the program with one line on stderr and an exit code, whatever went wrong.
 
 0        done
 1        a bug in edgeq

@@ -49,7 +49,7 @@ def watched_console() -> Console:
 
 
 class StderrProgress:
-    """Bars and notes on stderr.
+    """Show bars and notes on stderr.
 
     Args:
         step: called with each step of progress.
@@ -105,7 +105,7 @@ class StderrProgress:
 
 
 class NotebookProgress:
-    """Notes, and below them the stage that runs, as one text that is written again in the cell's output.
+    """Show notes, and below them the stage that runs, as one text that is written again in the cell's output.
 
     Args:
         display: the module `IPython.display`.

@@ -65,7 +65,7 @@ class _InPython:
 
 
 class CallablePackage(ModuleType):
-    """A package that forwards calls to one of its functions, imported at the first call.
+    """Forward calls of a package to one of its functions, imported at the first call.
 
     `inspect.signature` and `help` look through `__wrapped__` at that function.
     """

@@ -4,7 +4,7 @@ Records: values that are written to or read from JSON and TOML, and the only way
 
 A record is a frozen dataclass of this package. `plain` turns one into what JSON holds, `parse` makes one from data that
 may be untrusted, with msgspec, which checks every value against the annotations. There is no `to_dict` or `from_dict`
-to write: the fields are the format. What JSON has and the dataclass has not is declared beside the fields:
+to write: the fields are the format. What JSON has and the dataclass has not is declared next to the fields:
 
     @dataclass(frozen=True)
     class Coverage:
@@ -81,7 +81,7 @@ def _check_keys(data: Any, info: inspect.Type, place: Place, where: object, erro
 
 
 def _container(info: inspect.Type, data: Any) -> inspect.Type:
-    """Of a union the member that holds tables or lists, as `data` is one of them."""
+    """Return the member of a union that holds tables or lists, as `data` is one of them."""
     if isinstance(info, inspect.Metadata):
         return _container(info.type, data)
     if isinstance(info, inspect.UnionType):
@@ -91,7 +91,7 @@ def _container(info: inspect.Type, data: Any) -> inspect.Type:
 
 
 def explained(message: str, data: Any, kind: type, where: object, error: type[EdgeqError]) -> EdgeqError:
-    """msgspec's message as a problem and what to do about it."""
+    """Return msgspec's message as a problem and what to do about it."""
     found = re.fullmatch(r"(?P<problem>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", message, re.DOTALL)
     assert found is not None
     problem, got = found["problem"], re.search(r", got `(\w+)`", found["problem"])
@@ -133,7 +133,7 @@ def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
 
 
 def _type_at(info: inspect.Type, place: Place) -> tuple[list[str], str]:
-    """Of the type at `place`: the values that it can have where they are listed, and its description; "" for none."""
+    """Return the values that the type at `place` can have, where they are listed, and its description; "" for none."""
     description = ""
     for step in (*place, None):
         description = ""
@@ -171,10 +171,10 @@ if TYPE_CHECKING:
 else:
 
     class NullIsInfinite(float):
-        """A float that may be infinite: it is written as null, which is read back as infinity."""
+        """Mark a float that may be infinite: it is written as null, which is read back as infinity."""
 
     class computed(property):  # noqa: N801
-        """A property that `plain` writes after the fields."""
+        """Define a property that `plain` writes after the fields."""
 
 
 Metadata = Mapping[str, Any]
@@ -186,7 +186,7 @@ NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
 def written(
     *, name: str | None = None, digits: int | None = None, form: Callable[[Any], Any] | None = None
 ) -> Metadata:
-    """Metadata of a field that is written otherwise than it is held. None is null in any case.
+    """Return the metadata of a field that is written in another form than it has in memory. None is null in any case.
 
     Args:
         name: key in the record, of a type that is never parsed.
@@ -206,7 +206,7 @@ _MOST_DOTS = 1000
 def parse(
     data: Any, kind: type[T], where: object, error: type[EdgeqError] = EdgeqError, *, unknown_keys: bool = True
 ) -> T:
-    """The record of type `kind` in plain `data`; every value is checked against its annotation.
+    """Return the record of type `kind` in plain `data`; every value is checked against its annotation.
 
     Args:
         where: the file, for messages.
@@ -225,8 +225,8 @@ def parse(
 
 
 def salvage(data: Any, kind: Any) -> Any:
-    """What can be read of untrusted data: like `parse`, but a value that is not as it should be is left out, in a field
-    with its default, in a list or mapping altogether.
+    """Return what can be read of untrusted data: like `parse`, but an invalid value is left out, in a field with its
+    default, in a list or mapping altogether.
 
     Raises:
         ValueError: nothing of it can be read: it is of the wrong type, or what `kind` requires is not good.
@@ -255,7 +255,7 @@ def salvage(data: Any, kind: Any) -> Any:
 
 
 def readable(data: Any, kind: type[T]) -> T | None:
-    """What `salvage` gives; None where nothing can be read."""
+    """Return what `salvage` gives; None where nothing can be read."""
     try:
         found: T = salvage(data, kind)
     except ValueError:
@@ -273,7 +273,7 @@ def _salvaged(items: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any]
 
 
 def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T:
-    """The record in a JSON file, which may be untrusted: bounded in size and depth.
+    """Return the record in a JSON file, which may be untrusted: bounded in size and depth.
 
     Raises:
         EdgeqError: of the type `error`; `fix` is its advice where the file is not JSON at all.
@@ -282,7 +282,7 @@ def read_json(path: Path, kind: type[T], error: type[EdgeqError], fix: str) -> T
 
 
 def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
-    """The JSON object in a file, which may be untrusted: bounded in size and depth, no key twice, no NaN.
+    """Return the JSON object in a file, which may be untrusted: bounded in size and depth, no key twice, no NaN.
 
     Raises:
         EdgeqError: of the type `error`, with the advice `fix`.
@@ -298,13 +298,13 @@ def json_object(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]
 
 
 def is_longer(path: Path, most: int) -> bool:
-    """Whether a file has more than `most` bytes, or has no end, as a link to /dev/zero."""
+    """Return whether a file has more than `most` bytes, or has no end, as a link to /dev/zero."""
     found = path.stat()
     return found.st_size > most or stat.S_ISCHR(found.st_mode)
 
 
 def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, unknown_keys: bool = False) -> T:
-    """The record in a TOML file, which may be untrusted: see `toml_table` and `parse`.
+    """Return the record in a TOML file, which may be untrusted: see `toml_table` and `parse`.
 
     Raises:
         EdgeqError: of the type `error`; `fix` is its advice where the file is not TOML at all.
@@ -313,12 +313,14 @@ def read_toml(path: Path, kind: type[T], error: type[EdgeqError], fix: str, *, u
 
 
 def is_toml(given: str) -> bool:
-    """Whether what a user named is a TOML file and no name of something: it ends in .toml, in either case."""
+    """Return whether what a user named is a TOML file and not the name of something: it ends in .toml, in either
+    case.
+    """
     return given.lower().endswith(".toml")
 
 
 def toml_table(path: Path, error: type[EdgeqError], fix: str) -> dict[str, Any]:
-    """The content of a TOML file of at most 1 MiB, which may be untrusted.
+    """Return the content of a TOML file of at most 1 MiB, which may be untrusted.
 
     Raises:
         EdgeqError: of the type `error`, with the advice `fix`.
@@ -363,13 +365,13 @@ def _decode(kind: type, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON holds it: dict, list, str, int, float, bool, None.
+    """Return `value` as JSON represents it: dict, list, str, int, float, bool, None.
 
     Fields keep their order, sets are sorted, paths become text, and numbers that JSON does not have (NaN and the
     infinities) become None.
 
     Raises:
-        TypeError: something in it is no record.
+        TypeError: something in it is not a record.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -391,7 +393,7 @@ def plain(value: Any) -> Any:
         return value.to_dict()
     if dataclasses.is_dataclass(value):
         return dict(_entries(value))
-    raise TypeError(f"{type(value).__qualname__} is no record")
+    raise TypeError(f"{type(value).__qualname__} is not a record")
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
@@ -409,12 +411,12 @@ def _computed(kind: type) -> tuple[str, ...]:
 
 
 def fingerprint(value: Any) -> str:
-    """What distinguishes a record from others: 32 hexadecimal digits of the SHA-256 of its JSON, keys sorted."""
+    """Return what distinguishes a record from others: 32 hexadecimal digits of the SHA-256 of its JSON, keys sorted."""
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def rounded(value: Any, digits: int) -> Any:
-    """Plain data with its floats cut to significant digits; those that JSON does not have become None."""
+    """Return plain data with its floats cut to significant digits; those that JSON does not have become None."""
     if isinstance(value, float):
         return float(f"{value:.{digits - 1}e}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

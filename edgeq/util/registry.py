@@ -39,7 +39,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def shipped(name: str) -> Path:
-    """The directory `name` ("profiles" or "targets") as shipped."""
+    """Return the directory `name` ("profiles" or "targets") as shipped."""
     inside = _PACKAGE / "_shipped" / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
@@ -96,7 +96,7 @@ DATA_GROUP = "edgeq.data"
 
 @dataclass(frozen=True)
 class Group:
-    """One kind of extension.
+    """Describe one kind of extension.
 
     Attributes:
         title: what one is called in messages, such as "calibration method".
@@ -121,7 +121,7 @@ class Group:
         return tuple(dict.fromkeys((*self.builtin(), *sorted(point.name for point in self.plugins()))))
 
     def builtin(self) -> Mapping[str, str]:
-        """edgeq's own as name → "module:attribute"."""
+        """Return edgeq's own as name → "module:attribute"."""
         return self.own or _modules(self.package, self.attribute)
 
     def plugins(self) -> tuple[EntryPoint, ...]:
@@ -129,7 +129,7 @@ class Group:
         return _entry_points(self.name, tuple(sys.path))
 
     def place(self, name: str) -> tuple[str, str]:
-        """Where `name` is: ("module:attribute", distribution), the distribution "" where it is edgeq's own.
+        """Return where `name` is: ("module:attribute", distribution), the distribution "" where it is edgeq's own.
 
         Raises:
             EdgeqError: nothing has that name (`error`), or two have (UsageError).
@@ -223,7 +223,7 @@ GROUPS = (METHODS, DECODERS, TASKS, STEPS, RECOVERIES, BACKENDS)
 
 
 class Registry(Generic[T]):
-    """The objects of one group, imported when first needed.
+    """Hold the objects of one group, imported when first needed.
 
     Args:
         accepts: whether an object is of this kind.
@@ -310,7 +310,8 @@ def plugin_in(error: BaseException) -> str:
 
 
 def data_folders(name: str) -> tuple[Path, ...]:
-    """Folders `name` ("targets", "profiles", "targets/backends") of the packages that plug-ins name as `edgeq.data`.
+    """Return the folders `name` ("targets", "profiles", "targets/backends") of the packages that plug-ins name as
+    `edgeq.data`.
 
     Raises:
         UsageError: an entry point names a package that cannot be found.
@@ -334,7 +335,7 @@ def distribution(point: EntryPoint) -> str:
 
 def _no_package(point: EntryPoint) -> UsageError:
     return UsageError(
-        f"the data folder {point.value!r} of {distribution(point)} is no package that can be found",
+        f"the data folder {point.value!r} of {distribution(point)} is not a package that can be found",
         "Correct that package, or uninstall it",
     )
 

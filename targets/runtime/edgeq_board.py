@@ -1,4 +1,4 @@
-"""What edgeq runs on a board over SSH. It keeps files by their hashes, lets one user in at a time, and ends what runs.
+"""Run edgeq's work on a board over SSH: keep files by their hashes, let one user in at a time, and end what runs.
 
     edgeq_board.py serve FOLDER WHO           answers requests, one JSON object a line; holds the board's lock
     edgeq_board.py attach FOLDER TOKEN -- ... runs a command for as long as that lock is held
@@ -31,11 +31,11 @@ _CACHE_FILES = ("level", "type", "size")
 
 
 class RefusedError(Exception):
-    """A request that is not done, and why, in one line."""
+    """Report a request that is not done, and why, in one line."""
 
 
 class EndedError(Exception):
-    """The input ended, or was silent for too long, in the middle of a file."""
+    """Report that the input ended, or was silent for too long, in the middle of a file."""
 
 
 def main(arguments):
@@ -166,7 +166,7 @@ def _read_lock(folder):
 
 
 def _held(folder, token):
-    """Whether the session of `token` still holds the lock."""
+    """Return whether the session of `token` still has the lock."""
     import fcntl
 
     try:
@@ -196,7 +196,7 @@ def _free(folder):
 
 
 def _modules(folder):
-    """Where this Python finds modules beside its own, and the versions of those that matter."""
+    """Return where this Python finds modules apart from its own, and the versions of those that matter."""
     import importlib.util
     import site
     from importlib import metadata
@@ -234,7 +234,7 @@ def _sha256(path):
 
 
 def _places(folder, keep):
-    """Where files and directories of them lie: for good, or for this session."""
+    """Return where files and directories of them lie: for good, or for this session."""
     base = folder if keep else folder / "tmp"
     for name in ("blobs", "trees"):
         (base / name).mkdir(parents=True, exist_ok=True)
@@ -276,7 +276,7 @@ def _tree(folder, request, lines):
 
 
 def _remove_others(root, files):
-    """What a run left beside the files, such as compiled code that no hash covers."""
+    """Remove what a run left next to the files, such as compiled code that no hash covers."""
     for path in sorted(root.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):
@@ -319,7 +319,7 @@ def _put(folder, request, lines):
 
 
 def _describe(folder, request, lines):
-    """What the board is, and the state that it is in; `runtime`: where edgeq_device lies."""
+    """Describe the board and its state; `runtime`: where edgeq_device lies."""
     if request["runtime"] not in sys.path:
         sys.path.insert(0, request["runtime"])
         sys.dont_write_bytecode = True

@@ -1,8 +1,8 @@
-"""What edgeq runs inside an emulated machine, on a board, or in a process of its own for a plug-in engine: it opens
-models as a device would and answers requests that come over standard input, on standard output, in the frames of
+"""Run what edgeq needs inside an emulated machine, on a board, or in a process of its own for a plug-in engine: open
+models as a device would and answer requests that come over standard input, on standard output, in the frames of
 edgeq_device/arrays.py.
 
-Needs Python 3.9 or newer, numpy and onnxruntime, and edgeq_device beside it.
+Needs Python 3.9 or newer, numpy and onnxruntime, and edgeq_device next to it.
 
 Python runs isolated, and the first argument says where modules are looked for before elsewhere, as PYTHONPATH would.
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _assign(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Which provider takes which nodes, graph by graph."""
+    """Report which provider takes which nodes, graph by graph."""
     ort, options = _engine_options(request)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = ort.InferenceSession(request["model"], options)
@@ -78,7 +78,7 @@ def _engine_options(request: Dict[str, Any]) -> Tuple[Any, Any]:
 
 
 def _features(request: Dict[str, Any], shim: Any) -> Dict[str, Any]:
-    """What the CPU itself reports: /proc/cpuinfo may be the host's."""
+    """Return what the CPU itself reports: /proc/cpuinfo may be the host's."""
     evidence = gather()
     architecture = normalise_architecture(evidence.machine)
     if evidence.cpuid is not None:

@@ -8,7 +8,7 @@ Needs Python 3.9 or newer, numpy and onnxruntime. The same file is the bundle's 
 
 import sys
 
-# A compiled file beside the sources would be one that the manifest does not know, and the next check would refuse it.
+# A compiled file next to the sources would be one that the manifest does not know, and the next check would refuse it.
 sys.dont_write_bytecode = True
 # Python has put the bundle's own folder first: a `json.py` in it would be imported before anything could refuse it.
 # Where it runs a script isolated or on a safe path (-I, -P) it has not; a directory or a zip (__spec__) always.
@@ -39,7 +39,7 @@ PACKAGE = "edgeq_device"
 
 
 class _Source(SourceFileLoader):
-    """Takes the source and never a compiled file beside it, which no check has seen yet."""
+    """Takes the source and never a compiled file next to it, which no check has seen yet."""
 
     archive = None
 
@@ -53,7 +53,7 @@ class _Source(SourceFileLoader):
 
 
 class _Finder:
-    """Finds edgeq_device and its modules beside this file, as the files of those names that the manifest lists.
+    """Finds edgeq_device and its modules next to this file, as the files of those names that the manifest lists.
 
     Python's own finders would take an installed package, an extension module, a compiled file or a folder instead.
     """

@@ -1,4 +1,4 @@
-"""Every mode of the CPU backend beside the static one, from a prepared model to an artifact that runs."""
+"""Every mode of the CPU backend next to the static one, from a prepared model to an artifact that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights beside a model: the names are the destination's, wherever it is written from."""
+"""Weights next to a model: the names are the destination's, wherever it is written from."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Change = Callable[[TensorProto], None]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of one variant with its weights in a file beside its model: do not change it."""
+    """A bundle of one variant with its weights in a file next to its model: do not change it."""
     folder = tmp_path_factory.mktemp("external")
     model = linear(folder / "m" / "m.onnx", 0.0, external="weights.bin")
     write_bundle(BundleSpec("x", (variant("v", model, 0.0),)), folder / "b")

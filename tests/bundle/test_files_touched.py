@@ -63,7 +63,7 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/opt", "/
 
 @pytest.fixture(scope="module")
 def folder(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bundles, an input, and secrets beside them."""
+    """Bundles, an input, and secrets next to them."""
     place = tmp_path_factory.mktemp("touched")
     for name in REFUSED:
         directories.ATTACKS[name][0](Path(shutil.copytree(good, place / name)))

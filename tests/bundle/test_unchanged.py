@@ -206,7 +206,7 @@ def test_a_directory_that_changes_before_it_is_opened(change: Callable[[Path], N
 
 @pytest.mark.usefixtures("in_place")
 def test_outputs_beside_the_files_of_a_bundle_do_no_harm(copy: Path) -> None:
-    """A directory that people work in: what they put at its top is no change of the bundle."""
+    """A directory that people work in: what they put at its top is not a change of the bundle."""
     bundle = open_bundle(copy)
     (copy / "notes.txt").write_text("mine")
     variants = {one.name: one for one in bundle.components["model"]}

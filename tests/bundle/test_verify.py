@@ -104,8 +104,8 @@ def test_the_hash_is_printed_and_compared(good: Path, good_zip: Path, capsys: py
             (digest, 0, f"manifest sha256 {digest}"),
             (digest.upper(), 0, "all hashes right"),
             ("0" * 64, 7, f"its manifest has the sha256 {digest}, not {'0' * 64}"),
-            (digest[:-1], 2, "is no sha256. Give 64 hexadecimal digits"),
-            (f" {digest}", 2, "is no sha256"),
+            (digest[:-1], 2, "is not a sha256. Give 64 hexadecimal digits"),
+            (f" {digest}", 2, "is not a sha256"),
         ):
             done = CliRunner().invoke(group, ["verify", place, "--expect", expected])
             assert done.exit_code == code, done.output

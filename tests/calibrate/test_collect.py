@@ -69,7 +69,7 @@ def test_the_number_of_threads_does_not_change_a_bit(tmp_path: Path) -> None:
 
 
 def test_one_thread_counts_while_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no more samples than one beside those that run are in memory."""
+    """And no more samples than one next to those that run are in memory."""
     held, counting, most = set[int](), set[int](), [0, 0]
     arrays, count = FloatPass._arrays, FloatPass._count
 

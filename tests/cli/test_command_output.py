@@ -67,7 +67,7 @@ def test_json_is_all_that_is_on_stdout(bundled: Workspace, command: tuple[str, .
     assert ran.code == 0, ran.err
 
     def strict(constant: str) -> Any:
-        pytest.fail(f"{constant} is no JSON")
+        pytest.fail(f"{constant} is not a JSON")
 
     found = json.loads(ran.out, parse_constant=strict)
     assert keys <= found.keys()

@@ -108,7 +108,7 @@ def test_a_bundle_with_a_file_of_the_user_survives(workspace: Workspace, argumen
         OUTPUT, *arguments, "-o", "out", "--force", says="out holds edgeq_run.py, which edgeq did not write"
     )
     runner.write_bytes(kept)
-    # What Python leaves behind is no obstacle, nor is a file that is missing.
+    # What Python leaves behind is not an obstacle, nor is a file that is missing.
     (workspace.path / "out" / "edgeq_device" / "__pycache__").mkdir()
     (workspace.path / "out" / "edgeq_device" / "__pycache__" / "bench.cpython-311.pyc").write_bytes(b"")
     (workspace.path / "out" / "edgeq_device" / "__pycache__" / "manifest.cpython-311.pyc").write_bytes(b"")
@@ -130,7 +130,7 @@ def test_a_folder_with_the_name_of_the_tuning_folder_survives(workspace: Workspa
     mine.mkdir()
     (mine / "piano.txt").write_text("a = 442 Hz")
     workspace.refused(
-        OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning holds files and is no folder of an earlier"
+        OUTPUT, *TUNE, "-o", "out", *options, says="out.tuning holds files and is not a folder of an earlier"
     )
     (mine / "journal.jsonl").write_text("Dear diary\n")
     (mine / "statistics").mkdir()
@@ -221,7 +221,7 @@ def test_the_c_of_a_program_is_replaced_and_nothing_else(full: Workspace) -> Non
         full.refused(OUTPUT, *emit, "--force", says=f"c holds {name}, which edgeq did not write")
         (full.path / "c" / name).unlink() if kept is None else (full.path / "c" / name).write_bytes(kept)
     (full.path / "c" / ".edgeq").unlink()
-    full.refused(OUTPUT, *emit, "--force", says="c holds files and is no C bundle with edgeq's marker")
+    full.refused(OUTPUT, *emit, "--force", says="c holds files and is not a C bundle with edgeq's marker")
 
 
 def test_results_and_tables_of_older_tools_replace_only_their_like(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_results_and_tables_of_older_tools_replace_only_their_like(tmp_path: Pat
     for name in ("calibration.json", "calibration.cache", "calibration.flatbuffers"):
         kept = (tmp_path / name).read_bytes()
         (tmp_path / name).write_text("three little words")
-        with pytest.raises(OutputError, match=f"{name} is no calibration table"):
+        with pytest.raises(OutputError, match=f"{name} is not a calibration table"):
             write_tables(tmp_path, ranges)
         assert (tmp_path / name).read_text() == "three little words"
         (tmp_path / name).write_bytes(kept)

@@ -109,7 +109,7 @@ def test_shapes_of_inputs_that_samples_give(workspace: Workspace) -> None:
 
 def test_a_bound_of_no_number(workspace: Workspace) -> None:
     arguments = ("net.onnx", "--data", "x.npz", "-o", "out.onnx", "--min-sqnr", "nan")
-    workspace.refused(2, "quantize", *arguments, says="--min-sqnr nan is no number of decibels")
+    workspace.refused(2, "quantize", *arguments, says="--min-sqnr nan is not a number of decibels")
 
 
 def test_a_bundle_is_named_as_one_where_a_model_is_wanted(workspace: Workspace, bundle: Path) -> None:

@@ -1,4 +1,4 @@
-"""Python files that lie where a user works, beside a model or inside a bundle, are never imported."""
+"""Python files that lie where a user works, next to a model or inside a bundle, are never imported."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ DOCUMENTED = {0, *(kind.exit_code for kind in (EdgeqError, *EdgeqError.__subclas
 
 
 def plant(folder: Path, names: tuple[str, ...] = NAMES) -> None:
-    """Modules and packages that leave a mark beside themselves when they are imported, and end the process."""
+    """Modules and packages that leave a mark next to themselves when they are imported, and end the process."""
     for name in names:
         code = f"open({str(folder / 'IMPORTED')!r}, 'a').write({name!r} + chr(10))\nraise SystemExit({name!r})\n"
         place = folder / name / "__init__.py" if name in ("edgeq_device", "numpy") else folder / f"{name}.py"
@@ -259,7 +259,7 @@ def test_the_runner_imports_nothing_that_was_put_into_its_bundle(how: str, words
 
 @pytest.mark.parametrize("name", ["cli.abi3.so", "cli.pyc", "__pycache__/cli.{tag}.pyc", "cli/__init__.py"])
 def test_the_runner_takes_its_sources_only(name: str, place: Path) -> None:
-    """A compiled file beside a module of the runner would come before it, or in its place."""
+    """A compiled file next to a module of the runner would come before it, or in its place."""
     import importlib.util
 
     planted = place / "bundle/edgeq_device" / name.format(tag=sys.implementation.cache_tag)

@@ -25,8 +25,8 @@ IMAGES = ("net.onnx", "--data", "images", "--preprocess", "divide=255,layout=NCH
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        ("-", "'-' is no output"),
-        ("", "'.' is no output"),
+        ("-", "'-' is not an output"),
+        ("", "'.' is not an output"),
         ("notes.txt/int8.onnx", "notes.txt is not a directory"),
         ("n" * 300, "File name too long"),
         (os.fsdecode(b"m\xff.onnx"), "is not UTF-8"),
@@ -145,7 +145,7 @@ def test_a_bundle_does_not_go_into_the_data(workspace: Workspace) -> None:
 
 
 def test_a_folder_that_is_no_bundle_is_never_replaced(workspace: Workspace) -> None:
-    says = "bad_images holds files and is no bundle"
+    says = "bad_images holds files and is not a bundle"
     workspace.refused(OUTPUT, "package", *GOOD, "-o", "bad_images", "--force", says=says)
     workspace.refused(OUTPUT, "demo", "-o", "bad_images", "--force", says=says)
     assert workspace.run("package", *GOOD, "-o", "empty", "--force").code == 0

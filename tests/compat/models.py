@@ -32,7 +32,7 @@ MIDDLE = {
             }
         >""",
 }
-"""From n to r, where that is no Relu of its own."""
+"""From n to r, where that is not a Relu of its own."""
 CONSTANTS = {"if": {"always": np.True_}, "loop": {"times": np.int64(2), "go": np.True_}}
 MATRIX = [(kind, opset) for kind in KINDS for opset in range(9, 24)]
 

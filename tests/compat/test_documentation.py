@@ -174,7 +174,7 @@ def test_configurations(workdir: Path) -> None:
         check("model.quant.onnx")
     quantize(onnx.load("model.onnx"), model_output=Path("model.quant.onnx"), quant_config=DynamicQuantConfig())
     check("model.quant.onnx")
-    with pytest.raises(UsageError, match="is no quantization configuration"):
+    with pytest.raises(UsageError, match="is not a quantization configuration"):
         quantize("model.onnx", "model.quant.onnx", object())
 
 

@@ -23,7 +23,7 @@ run = importlib.import_module("edgeq.compat.static_quantize_runner").run
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A model, and data beside it, as the documentation lays them out."""
+    """A model, and data next to it, as the documentation lays them out."""
     folder = tmp_path / "resnet18-v1-7"
     folder.mkdir()
     classifier(folder / "model.onnx")

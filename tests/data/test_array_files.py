@@ -49,7 +49,7 @@ def test_raw_items_by_key(tmp_path: Path) -> None:
     records = list(files.read(range(3)))
     assert [r.label for r in records] == [5, 6, 7]
     assert np.array_equal(records[1].raw["x"], images[1])
-    # One array beside the labels needs no key; more leading axes count samples too.
+    # One array next to the labels needs no key; more leading axes count samples too.
     np.savez(tmp_path / "y.npz", images=images[:, None], Y=np.arange(3))
     files = open_array_files(
         tmp_path, (tmp_path / "y.npz",), IMAGE_MODEL, SourceOptions(label="Y", layout="HWC"), prepared=False

@@ -52,7 +52,7 @@ def test_what_lists_no_classes_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=name):
             load_classes(tmp_path / name)
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is not a file"):
         load_classes(tmp_path / "none.txt")
 
 

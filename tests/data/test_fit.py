@@ -95,7 +95,7 @@ def test_names() -> None:
     assert match_names(["mask", "ids", "labels"], TEXT, "f") == {"ids": "ids", "mask": "mask"}
     with pytest.raises(DataError, match=r"no array for the model input 'x'.*it holds X, Y"):
         match_names(["X", "Y"], IMAGE_MODEL, "f")
-    with pytest.raises(DataError, match="holds 'z', which is no input"):
+    with pytest.raises(DataError, match="holds 'z', which is not an input"):
         match_names(["x", "z"], IMAGE_MODEL, "f")
 
 
@@ -158,7 +158,7 @@ def test_values_a_model_is_never_given(array: np.ndarray, dtype: Any, says: str)
 def test_missing_and_unknown_inputs() -> None:
     with pytest.raises(DataError, match="nothing for the model input 'mask'"):
         fit_inputs("f", {"ids": np.zeros((1, 2), np.int64)}, TEXT, prepared=True)
-    with pytest.raises(DataError, match="'idz' is no input"):
+    with pytest.raises(DataError, match="'idz' is not an input"):
         fit_inputs("f", {"idz": np.zeros((1, 2), np.int64)}, TEXT, prepared=True)
 
 

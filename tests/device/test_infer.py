@@ -108,7 +108,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     before = sorted(tmp_path.iterdir())
     for name in ("pipe", "link", "folder"):
-        with pytest.raises(OutputError, match="is no regular file"):
+        with pytest.raises(OutputError, match="is not a regular file"):
             save_outputs(tmp_path / name, {"y": X}, force=True)
     assert sorted(tmp_path.iterdir()) == before
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

@@ -57,7 +57,7 @@ def device(
     monkeypatch.setattr("edgeq_device.engines.engines", lambda: known)
     monkeypatch.setattr("edgeq_device.sessions.engines", lambda: known)
     monkeypatch.setattr("edgeq_device.opening.ANSWER_S", 2.0 if behaviour == "hangs" else 60.0)
-    # Weights beside the bundle's models, as large ones have them: the plug-in gets the model as bytes.
+    # Weights next to the bundle's models, as large ones have them: the plug-in gets the model as bytes.
     models = [linear(tmp_path / str(bias) / "m.onnx", float(bias), external="weights.bin") for bias in (0, 1)]
     specs = (
         variant("own", models[0], 0.0),

@@ -58,7 +58,7 @@ def test_a_folder(tmp_path: Path) -> None:
         ("x.crt", f"not-after: 2031-01-01\n{pem(KEY, 'CERTIFICATE')}", "has its own last day"),
         ("x.pub", "x" * (1 << 20) + "x", "larger than"),
         ("revoked.text", "a" * 64, "is none of"),
-        ("revoked.txt", "a" * 63, "is no id of a key"),
+        ("revoked.txt", "a" * 63, "is not an id of a key"),
         ("revoked.txt", b"\xff", "neither DER nor text"),
         ("revoked.txt", f"# lost\r{'a' * 64}", "revoked.txt:1: .* control character"),
         ("revoked.txt", "", "holds no key"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 CHECKOUT = "makes an environment in the checkout, from a package index; CI runs it"
 INDEX = "installs from a package index"
-MINUTES = "takes many minutes, and models and data beside the checkout"
+MINUTES = "takes many minutes, and models and data next to the checkout"
 REGISTRY = "needs a registry: tests/bundle/oci"
 REFERENCE = "needs the reference package: tests/bundle/signing/test_reference.py"
 CERTIFICATES = "needs certificates: tests/bundle/signing/test_sign.py"

@@ -21,7 +21,7 @@ def install(site: Path, name: str, files: Mapping[str, str], points: Mapping[str
 
 
 def install_as_a_package(site: Path, pyproject: Path) -> None:
-    """What `pip install -e .` does with a project whose modules lie beside its pyproject.toml."""
+    """What `pip install -e .` does with a project whose modules lie next to its pyproject.toml."""
     project = tomllib.loads(pyproject.read_text("utf-8"))["project"]
     package = project["name"].replace("-", "_")
     install(site, project["name"], {f"{package}/__init__.py": ""}, project["entry-points"])

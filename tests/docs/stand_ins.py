@@ -221,7 +221,7 @@ def tuning_record(folder: Path) -> None:
 
 
 def sources(folder: Path) -> tuple[Path, Path]:
-    """The classifier and its samples, beside what is made of them."""
+    """The classifier and its samples, next to what is made of them."""
     classifier("model.onnx")(folder)
     images("calib")(folder)
     return folder / "model.onnx", folder / "calib"

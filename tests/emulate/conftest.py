@@ -60,7 +60,7 @@ def arm64(_machines: None) -> tuple[Qemu, Sysroot]:
 def haswell() -> str:
     """A CPU that saturates, under qemu."""
     if find_qemu(load_emulators()["x86_64"]) is None or read_features()[0] != "x86_64":
-        pytest.skip("qemu-x86_64 is not installed, or this is no x86-64 machine")
+        pytest.skip("qemu-x86_64 is not installed, or this is not a x86-64 machine")
     return "Haswell"
 
 

@@ -76,7 +76,7 @@ def test_a_cpu_that_qemu_has_in_name_only_is_refused() -> None:
 def test_masks_are_cpuid_features() -> None:
     for profile in load_profiles().values():
         assert set(profile.emulate.get("mask", ())) <= FEATURES
-    with pytest.raises(HardwareError, match=r"'avx9000', which is no CPUID feature"):
+    with pytest.raises(HardwareError, match=r"'avx9000', which is not a CPUID feature"):
         route_to(emulating(resolve("haswell", SERVER), mask=["avx9000"]), SERVER)
 
 

@@ -70,7 +70,7 @@ OF_REAL_MODELS = ("default", "qoperator", "package-nvidia")
 
 
 def inputs() -> Iterator[Inputs]:
-    """Yield the demo, and two real models where `shared/data` lies beside the checkout."""
+    """Yield the demo, and two real models where `shared/data` lies next to the checkout."""
     yield Inputs("demo", demo.MODEL, demo.CALIBRATION, demo.VALIDATION)
     shared = find_shared_data()
     if shared is not None:

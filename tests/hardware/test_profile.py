@@ -242,7 +242,7 @@ def test_a_users_profile_is_merged_over_the_shipped_one(tmp_path: Path) -> None:
         (BASE + "[hazards.remedy_cost]\nreduce_range = -1\n", r"base.toml: hazards.remedy_cost.reduce_range is -1"),
         (
             BASE + "[hazards.remedy_cost]\nreduce_rnge = 1\n",
-            r"base.toml: hazards.remedy_cost has 'reduce_rnge', which is no mitigation. Did you mean reduce_range\?",
+            r"base.toml: hazards.remedy_cost has 'reduce_rnge', which is not a mitigation. Did you mean reduce_range\?",
         ),
     ],
 )

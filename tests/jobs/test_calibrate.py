@@ -156,7 +156,7 @@ def test_force_replaces_statistics_and_nothing_else(model: Path, data: Path, tmp
     other = tmp_path / "photos"
     other.mkdir()
     (other / "one.jpg").write_bytes(b"dear to somebody")
-    with pytest.raises(OutputError, match="is no calibration"):
+    with pytest.raises(OutputError, match="is not a calibration"):
         calibrate(model, data, other, force=True)
     assert (other / "one.jpg").read_bytes() == b"dear to somebody"
     calibrate(model, data, tmp_path / "cal")

@@ -376,7 +376,7 @@ def test_of_split_bundles_only_bundles_are_replaced(place: Path, native: str) ->
     packaged(Path("dist"), split=True, force=True)
     mine = Path("dist") / f"{native}.edgeq"
     mine.write_text("mine")
-    with pytest.raises(OutputError, match=r"\.edgeq is no bundle that edgeq wrote"):
+    with pytest.raises(OutputError, match=r"\.edgeq is not a bundle that edgeq wrote"):
         packaged(Path("dist"), split=True, force=True)
     assert mine.read_text() == "mine"
 

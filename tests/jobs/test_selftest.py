@@ -64,7 +64,7 @@ def test_dead_scores_beside_boxes_fail_the_self_test(native: bool, tmp_path: Pat
 
 
 def test_quantization_on_one_scale_allows_a_slice_two_steps(tmp_path: Path) -> None:
-    """Another machine may round a value to the step beside it, however small the slice's values are."""
+    """Another machine may round a value to the step next to it, however small the slice's values are."""
     model, cases = detector(tmp_path / "float.onnx")
     step = np.float32(600 / 255)
     on_grid = tuple(

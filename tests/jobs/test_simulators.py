@@ -67,7 +67,7 @@ def test_verify_on_the_array(packed: Path) -> None:
 
 
 def test_without_a_program_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeUnavailableError, match=r"has no \.program\.npz beside it"):
+    with pytest.raises(RuntimeUnavailableError, match=r"has no \.program\.npz next to it"):
         open_program(tmp_path / "model.onnx", SessionSettings())
 
 

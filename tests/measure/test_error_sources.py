@@ -52,7 +52,7 @@ def test_a_range_that_is_too_wide_is_named(
         next(a for a in diagnosis.comparison.activations if a.name == victim) for diagnosis in (found, before)
     )
     assert suffers.accumulated.sqnr_db < suffered.accumulated.sqnr_db - 3
-    assert victim not in {error_source.name for error_source in found.error_sources}, "it is no source of the error"
+    assert victim not in {error_source.name for error_source in found.error_sources}, "it is not a source of the error"
 
 
 def test_a_bias_that_does_not_fit_its_input_is_named(quantized: Quantized, tmp_path: Path) -> None:

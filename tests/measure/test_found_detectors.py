@@ -134,7 +134,7 @@ HEADS: dict[str, tuple[Callable[[Boxes], Any], str]] = {
 
 
 def write(folder: Path, head: str, count: int = 16) -> Path:
-    """Write `model.onnx`, and images below `val/` with their annotations beside that."""
+    """Write `model.onnx`, and images below `val/` with their annotations next to that."""
     encode, kind = HEADS[head]
     random = np.random.default_rng(3)
     images, objects, tables = [], [], []

@@ -232,7 +232,7 @@ def test_a_detector_gets_one_question(tmp_path: Path) -> None:
     assert ran.exit_code == DataError.exit_code
     asked = ran.output.replace("\n", " ")
     assert "Type --preprocess yolox if the model was trained so (its outputs are those of yolox)" in asked
-    assert "or put the COCO annotations of the images beside them" in asked
+    assert "or put the COCO annotations of the images next to them" in asked
 
 
 def test_images_for_a_model_of_two_inputs_are_refused(tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def test_a_constant_model_correlates_with_nothing() -> None:
     [
         (np.ones((3, 4)), 1.0, "3 rows for 1 scores"),
         (np.ones((2, 4)), None, "has no label"),
-        (np.ones((2, 4)), "good", "is no score"),
-        (np.ones((2, 4)), float("nan"), "is no score"),
-        (np.ones((2, 4, 5, 6)), 1.0, "is no embedding"),
+        (np.ones((2, 4)), "good", "is not a score"),
+        (np.ones((2, 4)), float("nan"), "is not a score"),
+        (np.ones((2, 4, 5, 6)), 1.0, "is not an embedding"),
     ],
 )
 def test_what_is_refused(output: np.ndarray, label: object, message: str) -> None:

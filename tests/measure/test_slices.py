@@ -73,7 +73,7 @@ def test_regression_targets_of_six_scales() -> None:
     found = agreement(outputs)
     assert places(found) == [f"{column} on axis 1" for column in range(6)]
     assert found.sqnr_db == pytest.approx(0.0, abs=0.01), "the last columns are zero"
-    assert found.top1 is None, "columns of several units are no class scores"
+    assert found.top1 is None, "columns of several units are not a class scores"
 
 
 def test_units_that_alternate() -> None:

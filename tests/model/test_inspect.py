@@ -178,7 +178,7 @@ def test_open_sizes_are_assumed_and_reported_or_given(tmp_path: Path) -> None:
     assert report.macs == 12 * 224 * 224
     assert any("counted with x of 1,3,224,224" in note and "--shape" in note for note in report.notes)
     batch = write(tmp_path / "batch.onnx", model([node("Relu", ["x"], ["y"])], {"x": ["N", 4]}, outputs=("y",)))
-    assert not any("counted with" in note for note in inspect_model(batch).notes), "one sample is no assumption"
+    assert not any("counted with" in note for note in inspect_model(batch).notes), "one sample is not an assumption"
     given = inspect_model(path, shapes={"x": (2, 3, 10, 10)})
     assert given.macs == 2 * 12 * 100
     assert not any("counted with" in note for note in given.notes)

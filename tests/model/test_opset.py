@@ -1,4 +1,6 @@
-"""A model of an older opset gives what it gave after it is raised, beside ONNX Runtime's run of the model as it was."""
+"""A model of an older opset gives what it gave after it is raised, next to ONNX Runtime's run of the model as it
+was.
+"""
 
 from __future__ import annotations
 

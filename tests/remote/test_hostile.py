@@ -286,7 +286,7 @@ SCENARIOS = {
     "a negative peak": change("peak", "peak", (("session_peak_bytes",), -1)),
     "a profile of 2 GB": Scenario("profile", "read", "arrays", [[["content", "|u1", [1 << 31]]], 2048 << 20]),
     "a profile of nothing": Scenario("profile", "read", "arrays", [[["content", "|u1", [1 << 20]]], 1 << 20]),
-    "a profile that is no JSON": Scenario("profile", "read", "bytes", "x_kernel_time\n"),
+    "a profile that is not a JSON": Scenario("profile", "read", "bytes", "x_kernel_time\n"),
     "a kernel of negative time": Scenario("profile", "read", "bytes", kernel(dur=-1)),
     "a kernel with another operator": Scenario("profile", "read", "bytes", kernel(args={"op_name": ["a"]})),
     "a profile of many kernels": Scenario("profile", "read", "bytes", kernel() * 2_000),
@@ -321,7 +321,7 @@ def canned(bundle: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The programs' folder; `ssh` is there, and everything temporary lies beside it."""
+    """The programs' folder; `ssh` is there, and everything temporary lies next to it."""
     programs, temporary = tmp_path / "programs", tmp_path / "temporary"
     programs.mkdir()
     temporary.mkdir()

@@ -157,7 +157,7 @@ def test_resuming_without_a_journal_starts_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["mine\n", '{"format": "other"}\n', "[]"])
 def test_what_is_no_journal_is_not_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "j.jsonl").write_text(text)
-    with pytest.raises(OutputError, match=r"j\.jsonl is no journal of edgeq's"):
+    with pytest.raises(OutputError, match=r"j\.jsonl is not a journal of edgeq's"):
         Journal(tmp_path / "j.jsonl", SETTINGS, resume=False, force=True)
     assert (tmp_path / "j.jsonl").read_text() == text
 

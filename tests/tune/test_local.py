@@ -240,7 +240,7 @@ def test_recoveries_edit_what_a_simulated_npu_gets(npu: Callable[[SlowEngine], L
 def test_of_many_candidates_for_a_simulator_none_is_taken_for_its_luck(
     npu: Callable[[SlowEngine], LocalEvaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What float32 thinks of the changed answers counts beside the labels; the doubt does not."""
+    """What float32 thinks of the changed answers counts next to the labels; the doubt does not."""
     monkeypatch.setattr("edgeq.tune.accuracy_estimate._combine", lambda drop, error, regret: (0.04, 0.02))
     evaluator = npu(SlowEngine(right=True))
     (candidate, *_) = kernel_candidates(resolve("hexagon-v73").profile)

@@ -100,7 +100,7 @@ def test_without_labels_float_is_the_judge(tmp_path: Path) -> None:
 
 
 def filters(folder: Path) -> tuple[Path, Path]:
-    """A convolution, whose outputs are no classes and never equal in int8, and samples for it."""
+    """A convolution, whose outputs are not classes and never equal in int8, and samples for it."""
     random = np.random.default_rng(0)
     weights = {"w": random.normal(0, 1, (8, 3, 3, 3)).astype(np.float32)}
     body = """filters (float[N, 3, 16, 16] x) => (float[N, 8, 16, 16] y) {

@@ -92,7 +92,7 @@ def test_what_is_slower_by_more_than_a_tie_is_not_chosen_for_its_accuracy() -> N
     assert run(FakeEvaluator(facts), "a", "b").chosen == "a"
     sizes = {"a": Fact(speed=3, bytes=10, loss=0.004), "b": Fact(speed=3, bytes=20, structure="b")}
     small = run(FakeEvaluator(sizes), "a", "b", goal=Goal("size"))
-    assert small.chosen == "a", "where size counts, equal speed is no tie"
+    assert small.chosen == "a", "where size counts, equal speed is not a tie"
 
 
 def test_a_doubtful_candidate_is_passed_over_for_one_that_keeps_its_accuracy() -> None:
@@ -291,7 +291,7 @@ def test_on_a_busy_machine_the_threads_are_left_to_the_device_and_nothing_is_cho
 
 
 class BusyFor(FakeEvaluator):
-    """Another process works beside the races until one may last half a minute."""
+    """Another process works next to the races until one may last half a minute."""
 
     def time(self, runners: Mapping[str, Runner], baseline: str, **how: Any) -> Race:
         self.log.append(f"for {how['seconds']:g} s")

@@ -63,7 +63,9 @@ _NEEDS = "Leave the scheme to the target: static Q/DQ, int8 activations, symmetr
 
 @dataclass(frozen=True)
 class LitertBackend(Backend):
-    """Attributes:
+    """Build int8 .tflite files.
+
+    Attributes:
     target: what it builds for, whose [device] engine proves the file; None: LiteRT with XNNPACK.
     """
 

@@ -1,4 +1,4 @@
-"""What travels with a .tflite file to a microcontroller: its sources, and its form for the NPU."""
+"""Write what travels with a .tflite file to a microcontroller: its sources, and its form for the NPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a Q/DQ model to a .tflite file."""
+"""Convert a Q/DQ model to a .tflite file."""
 
 from __future__ import annotations
 

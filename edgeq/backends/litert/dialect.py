@@ -1,4 +1,4 @@
-"""What a .tflite file can hold: the rows of targets/litert/operators.toml."""
+"""Read what a .tflite file can express: the rows of targets/litert/operators.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeq.util.registry import shipped
 
 @dataclass(frozen=True)
 class Row:
-    """One operator of the file; targets/litert/operators.toml says what the fields are."""
+    """Describe one operator of the file; targets/litert/operators.toml explains the fields."""
 
     kind: str
     float32: int

@@ -38,7 +38,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 
 @dataclass(frozen=True)
 class CpuOperator:
-    """An operator that stays on the CPU: its type, the tensor that it gives, and vela's reason."""
+    """Describe an operator that stays on the CPU: its type, the tensor that it gives, and vela's reason."""
 
     operator: Text
     output: Text
@@ -47,7 +47,7 @@ class CpuOperator:
 
 @dataclass(frozen=True)
 class Estimate(Displayed):
-    """What vela estimates of one inference; nothing of it was measured.
+    """Hold what vela estimates of one inference; nothing of it was measured.
 
     Attributes:
         basis: whose word it is.

@@ -1,4 +1,4 @@
-"""Axes in another order: which order a file stores them in, and how Reshape goes through it.
+"""Reorder axes: the order in which a file stores them, and how Reshape goes through it.
 
 A tensor of the ONNX model is stored with its axes in some order: axis i of the file is axis order[i] of the model. A
 Transpose then costs nothing, and a convolution's NCHW is stored as NHWC, (0, 2, 3, 1).

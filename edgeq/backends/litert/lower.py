@@ -43,11 +43,11 @@ _TYPES: dict[ir.DataType, Type] = {
 
 
 class CannotWriteError(Exception):
-    """A node that the file cannot express; the message is the reason."""
+    """Report a node that the file cannot express; the message is the reason."""
 
 
 class Stored:
-    """A tensor of the file that stands for one of the model, with its axes in `order`.
+    """Describe a tensor of the file that represents one of the model, with its axes in `order`.
 
     Attributes:
         shape: in the model.
@@ -66,7 +66,7 @@ class Stored:
 
 
 class Lowering:
-    """The work on one model: what is stored for each of its tensors so far, and the operators."""
+    """Hold the work on one model: what is stored for each of its tensors so far, and the operators."""
 
     def __init__(self, model: ir.Model, handlers: dict[str, Callable[[Lowering, ir.Node], None]]) -> None:
         self._graph, self._handlers = model.graph, handlers

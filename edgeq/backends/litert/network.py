@@ -1,4 +1,4 @@
-"""A model as a .tflite file has it: tensors with their quantization, operators in order."""
+"""Describe a model as a .tflite file has it: tensors with their quantization, operators in order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Type = Literal["float32", "int8", "int32", "int64", "bool", "uint8"]
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """How the integers of a tensor stand for numbers: x = (q - zero) * scale, one of each or one for each place on
-    `axis`."""
+    """Describe how the integers of a tensor represent numbers: x = (q - zero) * scale, one of each or one for each
+    place on `axis`.
+    """
 
     scale: NDArray[np.float32]
     zero: NDArray[np.int64]
@@ -37,7 +38,7 @@ class Scales:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """One tensor. `values` are those of a constant; None for what is computed."""
+    """Describe one tensor. `values` are those of a constant; None for what is computed."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +49,7 @@ class Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One operator, by its builtin name in the schema, such as "CONV_2D".
+    """Describe one operator, by its builtin name in the schema, such as "CONV_2D".
 
     Attributes:
         inputs: tensors; None where an input is left out.
@@ -65,7 +66,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of the file, which stands for one of the ONNX model.
+    """Describe an input or output of the file, which represents one of the ONNX model.
 
     Attributes:
         name: the ONNX name.
@@ -83,7 +84,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Network:
-    """A whole model."""
+    """Hold a whole model."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]

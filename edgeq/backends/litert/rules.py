@@ -88,7 +88,7 @@ def _scales(tensor: Tensor) -> Iterator[str]:
     if not (np.all(np.isfinite(scales.scale)) and np.all(scales.scale > 0)):
         yield "a scale is not positive and finite"
     if np.any(scales.zero < -128) or np.any(scales.zero > 127):
-        yield "a zero point is no int8"
+        yield "a zero point is not an int8"
     if scales.scale.size > 1 and tensor.shape[scales.axis] != scales.scale.size:
         yield f"{scales.scale.size} scales on an axis of {tensor.shape[scales.axis]}"
     if scales.scale.size > 1 and tensor.values is None:

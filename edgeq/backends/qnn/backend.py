@@ -126,7 +126,7 @@ def _grouped_transposed(model: ir.Model) -> set[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """What the NPU does with one operator in one form; targets/qnn/htp.toml says what the fields are."""
+    """Describe how the NPU treats one operator in one form; targets/qnn/htp.toml explains the fields."""
 
     operator: str
     form: str
@@ -183,8 +183,9 @@ def _activations(model: ir.Model) -> list[ir.Value]:
 def rewrite(
     prepared: PreparedModel, ranges: Mapping[str, Range], path: Path
 ) -> tuple[PreparedModel, Mapping[str, Range]]:
-    """`prepared` with each BatchNormalization that preparation could not fold as a depthwise convolution of 1 x 1, and
-    the ranges with those of the tensors that this adds. Written to `path` where anything changes."""
+    """Return `prepared` with each unfolded BatchNormalization as a 1 x 1 depthwise convolution, and the ranges
+    extended to the new tensors. Writes to `path` only where something changes.
+    """
     if not any(is_op(node, "BatchNormalization") for node in prepared.model.graph):
         return prepared, ranges
     model, more = prepared.model.clone(), dict(ranges)
@@ -273,7 +274,7 @@ _LISTED = 6
 
 @dataclass(frozen=True)
 class Delegation:
-    """Where the nodes of a float model run once it is quantized.
+    """Describe where the nodes of a float model run once it is quantized.
 
     Attributes:
         source: the model that was quantized.
@@ -289,13 +290,13 @@ class Delegation:
 
     @property
     def left(self) -> tuple[ir.Node, ...]:
-        """Nodes that run on the CPU: those that no graph holds, nor a node that its result was merged into."""
+        """Return the nodes that run on the CPU: those absent from every graph and not merged into a node of one."""
         taken = frozenset().union(*self.graphs)
         return tuple(n for n in self.source.graph if n.name not in taken and not self._merged(n, taken))
 
     @property
     def floating(self) -> tuple[ir.Node, ...]:
-        """Nodes that the engine takes though nothing quantized them: it computes them in 16-bit floats."""
+        """Return the nodes that the engine takes although they are not quantized: it computes them in 16-bit floats."""
         taken = frozenset().union(*self.graphs)
         return tuple(n for n in self.source.graph if n.name in taken and n.name in self.reasons)
 
@@ -305,7 +306,7 @@ class Delegation:
         return node.op_type in ("Relu", "Clip") and maker is not None and maker.name in taken
 
     def crossing(self) -> tuple[str, ...]:
-        """Tensors that go from the NPU to the CPU or back, in the order of the graph."""
+        """Return the tensors that cross between the NPU and the CPU, in graph order."""
         left = frozenset(self.left)
         made = ((value, node in left) for node in self.source.graph for value in node.outputs)
         return tuple(
@@ -313,7 +314,7 @@ class Delegation:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Where the nodes run, and the split where there is one, in sentences."""
+        """Describe in sentences where the nodes run, and where the graph splits."""
         count, left = len(self.source.graph), self.left
         share = f"{count - len(left)} of {count}" if left else f"all {count}"
         found = [f"{share} nodes run on the NPU, in {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
@@ -413,7 +414,9 @@ _NEEDS = "Leave the scheme to the target: static Q/DQ, uint8 activations, int8 w
 
 @dataclass(frozen=True)
 class QnnBackend(Backend):
-    """Attributes:
+    """Build for Qualcomm's NPU.
+
+    Attributes:
     target: what it builds for, whose [device] engine_options the simulator is set to; None: the engine's defaults.
     """
 
@@ -424,7 +427,7 @@ class QnnBackend(Backend):
     target: Target | None = None
 
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> QnnBackend:
-        """This backend for one target."""
+        """Return this backend configured for one target."""
         del observed, cut
         return dataclasses.replace(self, target=target)
 

@@ -72,7 +72,9 @@ _APPENDED = re.compile(r"[#_/:]")
 
 @dataclass(frozen=True)
 class RknnBackend(Backend):
-    """Attributes:
+    """Build for Rockchip's NPUs.
+
+    Attributes:
     target: what it builds for, whose [device] engine_options name the chip.
     """
 

@@ -50,7 +50,7 @@ _LONGEST = 300
 
 @dataclass(frozen=True)
 class Layer:
-    """A row of the compiler's table.
+    """Describe a row of the compiler's table.
 
     Attributes:
         name: of the node that it was made of, with what the compiler appends.
@@ -68,7 +68,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled file, its layers, and the simulator's answers to each sample."""
+    """Hold a compiled file, its layers, and the simulator's answers to each sample."""
 
     file: Path
     layers: tuple[Layer, ...]
@@ -81,7 +81,7 @@ class Compiled:
 
 
 class Compilation:
-    """The compiler at work on one ONNX file; its simulator answers until the `with` block ends.
+    """Run the compiler on one ONNX file; its simulator answers until the `with` block ends.
 
     Args:
         folder: an empty one, where the compiled file and the streams of the process stay.
@@ -164,7 +164,7 @@ def compile_model(
 
 
 class SimulatedSession:
-    """Runs a Q/DQ file in the compiler's simulator, as an onnxruntime session does."""
+    """Run a Q/DQ file in the compiler's simulator, as an onnxruntime session does."""
 
     def __init__(self, compilation: Compilation, signature: Signature) -> None:
         self._compilation, self._outputs = compilation, signature.outputs

@@ -14,7 +14,7 @@ from edgeq.util.registry import shipped
 
 @dataclass(frozen=True)
 class Opset:
-    """The newest opset that the compiler reads, and operators that mean something else in later ones."""
+    """Name the newest opset that the compiler reads, and operators that mean something else in later ones."""
 
     newest: int
     changed: tuple[str, ...]
@@ -24,7 +24,7 @@ class Opset:
 
 @dataclass(frozen=True)
 class ZeroPoint:
-    """The zero point that is not kept."""
+    """Describe the zero point that the compiler does not keep."""
 
     avoided: int
     why: str
@@ -33,7 +33,7 @@ class ZeroPoint:
 
 @dataclass(frozen=True)
 class Swish:
-    """Operators that become one with the Mul behind them."""
+    """Name operators that become one with the Mul behind them."""
 
     gates: tuple[str, ...]
     why: str
@@ -42,7 +42,7 @@ class Swish:
 
 @dataclass(frozen=True)
 class Pool:
-    """Windows of a MaxPool that are written as chains of smaller ones."""
+    """Describe windows of a MaxPool that are written as chains of smaller ones."""
 
     windows: tuple[int, ...]
     chained: int
@@ -52,7 +52,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute that must be written (`write`: its value), or left out where it is 0."""
+    """Describe an attribute that must be written (`write`: its value), or left out where it is 0."""
 
     operator: str
     name: str
@@ -63,7 +63,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class DisabledRule:
-    """A rule of the compiler that is switched off."""
+    """Name a rule of the compiler that is switched off."""
 
     name: str
     why: str
@@ -72,7 +72,7 @@ class DisabledRule:
 
 @dataclass(frozen=True)
 class Float16:
-    """The least SQNR in dB, against kernels that compute them in float32, of a model with layers in float16."""
+    """Set the least SQNR in dB, against kernels that compute them in float32, of a model with layers in float16."""
 
     least_db: float
     why: str
@@ -81,7 +81,7 @@ class Float16:
 
 @dataclass(frozen=True)
 class Rounding:
-    """What roundings of float sums may change: the least share of equal values, and the least SQNR in dB."""
+    """Limit what roundings of float sums may change: the least share of equal values, and the least SQNR in dB."""
 
     least_share: float
     least_db: float
@@ -91,7 +91,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Table:
-    """Kinds of rows of the compiler's table that are no layers of the model."""
+    """Name the rows of the compiler's table that are not layers of the model."""
 
     conversions: tuple[str, ...]
     ends: tuple[str, ...]
@@ -101,7 +101,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Level:
-    """The compiler's optimization level."""
+    """Set the compiler's optimization level."""
 
     optimization_level: int
     why: str
@@ -110,7 +110,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Dialect:
-    """The whole of targets/rknn/dialect.toml."""
+    """Hold the whole of targets/rknn/dialect.toml."""
 
     verified: str
     opset: Opset
@@ -139,7 +139,7 @@ def toolkit() -> Toolkit:
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip, as targets/rknn/chips.toml has it."""
+    """Describe a chip, as targets/rknn/chips.toml has it."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""From a prepared float model to a network: what the array and its core do in int8, what stays in float, and why.
+"""Turn a prepared float model into a network: what the array and its core do in int8, what stays in float, and why.
 
 The model is taken at batch 1 and rewritten first: Reshapes bring operators into the shapes that the array takes, 2-D
 windows with the batch in front, and activations move to the layers that they can be fused into.
@@ -144,7 +144,7 @@ def two_dimensional(model: ir.Model) -> bool:
 
 def batch_in_front(model: ir.Model) -> bool:
     """Make a product of [rows, K] with constant weights one of [1, rows, K], and so sums and activations of such: ONNX
-    Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are no batch.
+    Runtime's optimiser, and attention with the sequence in front, make such of a sample's rows, which are not a batch.
     Values stay the same."""
     editor = Editor(model)
     in_front: dict[ir.Value, ir.Value] = {}

@@ -41,7 +41,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class ChannelGroup:
-    """Tensors whose channels (axis 1) correspond.
+    """Group tensors whose channels (axis 1) correspond.
 
     Attributes:
         tensors: in the order of the network.

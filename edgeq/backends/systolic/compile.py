@@ -119,21 +119,20 @@ _FLAT = 0.05
 
 
 def corrected_layers(program: Program) -> dict[str, int]:
-    """Tensors of the float model whose means bias correction compares with, in the order of the program, and the axis
-    of their channels."""
+    """Return the float tensors that bias correction compares means with, in program order, and their channel axes."""
     layers = (step for step in program.steps if isinstance(step, Weighted))
     return {program.tensors[step.output].origin: _channel_axis(step) for step in layers}
 
 
 def _channel_axis(step: Weighted) -> int:
-    """Of the output: a product may have several rows a sample in front of it."""
+    """Return the channel axis of the output: a product may have several rows a sample in front of it."""
     return 1 if isinstance(step, steps.Conv) else -1
 
 
 def correct_biases(
     program: Program, inputs: Mapping[str, Array], means: Mapping[str, Floats], *, first: Change | None = None
 ) -> Program:
-    """`program` with the mean errors of its layers subtracted.
+    """Return `program` with the mean errors of its layers subtracted.
 
     Args:
         inputs: some samples [N, ...].
@@ -162,7 +161,7 @@ def correct_biases(
 
 
 def channel_means(values: Array, axis: int) -> Floats:
-    """float64 [channels]: mean over everything but the `axis` of the channels."""
+    """Return float64 [channels]: the mean over every axis but the channel `axis`."""
     return np.asarray(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).mean(axis=1, dtype=np.float64))
 
 
@@ -194,7 +193,7 @@ _GOOD_ENOUGH = 12.0
 
 @dataclass(frozen=True)
 class Reference:
-    """What the float model gives on some samples.
+    """Hold the outputs of the float model for some samples.
 
     Attributes:
         inputs: [N, ...] by name.
@@ -370,7 +369,7 @@ _NEEDS = "The array needs static int8, symmetric, with one scale a tensor: leave
 
 
 class SystolicBackend(Backend):
-    """Builds integer programs for systolic arrays.
+    """Build integer programs for systolic arrays.
 
     Args:
         table: a target's [systolic] table; empty for the generator's defaults.
@@ -388,7 +387,7 @@ class SystolicBackend(Backend):
         self._table = table
 
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> SystolicBackend:
-        """This backend for one target's array."""
+        """Return this backend configured for one target's array."""
         del observed, cut
         return SystolicBackend(target.systolic)
 
@@ -407,7 +406,7 @@ class SystolicBackend(Backend):
         *,
         samples: Samples | None = None,
     ) -> Artifact:
-        """Write the reference model to `destination`, and the files for the array beside it. See `Backend.build`.
+        """Write the reference model to `destination`, and the files for the array next to it. See `Backend.build`.
 
         Args:
             samples: calibration samples, for bias correction; None leaves it out.
@@ -447,7 +446,7 @@ class SystolicBackend(Backend):
         return with_c(artifact, samples, folder, count=count)
 
     def owns(self, place: Path) -> bool:
-        """Return whether `place` is a program, or a model beside one. See `Backend.owns`."""
+        """Return whether `place` is a program, or a model next to one. See `Backend.owns`."""
         return belongs_to_program(place)
 
     def simulator(self) -> DeviceSimulator:

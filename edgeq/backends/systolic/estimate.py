@@ -31,7 +31,7 @@ from edgeq.util.records import written
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a program's multiply-accumulates run.
+    """Describe where a program's multiply-accumulates run.
 
     Attributes:
         macs: of one sample, float layers included.
@@ -122,7 +122,7 @@ BYTES_PER_CYCLE = 16
 
 @dataclass(frozen=True)
 class LayerEstimate:
-    """One layer on the array, one sample.
+    """Estimate one layer on the array for one sample.
 
     Attributes:
         cycles: the larger of computing and moving.
@@ -141,7 +141,7 @@ class LayerEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Layers on the array, in order. An estimate, by the formulas of this module."""
+    """Estimate the layers on the array, in order, by the formulas of this module."""
 
     layers: tuple[LayerEstimate, ...]
     array: steps.ArrayConfig

@@ -264,7 +264,7 @@ def quantize_weights(
 
 
 def _scale(rows: steps.Floats, bias: steps.Floats, input_scale: float) -> float:
-    """Scale of one tile. Where its weights are tiny beside its bias, the range of the int32 bias decides."""
+    """Scale of one tile. Where its weights are tiny next to its bias, the range of the int32 bias decides."""
     largest = _grid(rows) or float(np.abs(rows).max(initial=0.0)) / steps.LARGEST
     offset = float(np.abs(bias).max(initial=0.0)) / input_scale
     least = offset / (LARGEST_BIAS if largest else _SMALL_BIAS)

@@ -1,4 +1,4 @@
-"""The quantized integer program: what the array and the core beside it compute, step by step.
+"""Define the quantized integer program: what the array and its core compute, step by step.
 
 Everything else is made from it: the simulator runs it; the dialect file, the reference model and the C bundle are
 translations of it. All of them give the same integers. Before scales are chosen, the same steps stand in a `Network`:
@@ -55,7 +55,7 @@ _SCALES: Mapping[str, OutputScale] = {"float32": "float", "float": "float", "shi
 
 @dataclass(frozen=True)
 class ArrayConfig:
-    """The generator's parameters that numbers, tiles and estimates depend on.
+    """Describe the generator's parameters that numbers, tiles and estimates depend on.
 
     Attributes:
         dim: rows and columns of the array (DIM).
@@ -126,7 +126,7 @@ def _rows(table: Mapping[str, Any], memory: str, row_bytes: int, *, default_kib:
 
 
 class ProductTiles(NamedTuple):
-    """A piece of a product, in tiles of dim."""
+    """Split a product into tiles of dim."""
 
     i: int
     j: int
@@ -169,7 +169,7 @@ Pads = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Tensor:
-    """One entry of the tensor table.
+    """Describe one entry of the tensor table.
 
     Attributes:
         name: unique in the program.
@@ -196,7 +196,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """Output channels start..stop-1 of a layer, which share a weight scale and with it an output multiplier.
+    """Cover output channels start..stop-1 of a layer, which share a weight scale and therefore an output multiplier.
 
     Tiles follow each other without gaps from 0 to the number of output channels. A layer with one scale has one tile;
     else all but the last are multiples of the array's dim wide, so that a tile costs the array nothing; or, of a
@@ -215,7 +215,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Pool:
-    """A square max pooling that the array applies to a convolution's output before it is stored.
+    """Describe a square max pooling that the array applies to a convolution's output before storing it.
 
     Hardware limits hold: window, stride and padding at most 3, output at most 255 a side, padding (which counts as 0)
     only behind a relu, where it is never chosen.
@@ -228,7 +228,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Unary:
-    """A step from one tensor to one."""
+    """Describe a step from one tensor to one tensor."""
 
     name: str
     input: str
@@ -237,17 +237,17 @@ class Unary:
 
 @dataclass(frozen=True)
 class Quantize(Unary):
-    """float32 tensor `input` → int8 tensor `output`, by the output's scale."""
+    """Quantize float32 tensor `input` to int8 tensor `output`, by the output's scale."""
 
 
 @dataclass(frozen=True)
 class Dequantize(Unary):
-    """int8 tensor `input` → float32 tensor `output`, by the input's scale."""
+    """Dequantize int8 tensor `input` to float32 tensor `output`, by the input's scale."""
 
 
 @dataclass(frozen=True)
 class Conv(Unary):
-    """A 2-D convolution, with max pooling of its output where `pool` is set.
+    """Compute a 2-D convolution, with max pooling of its output where `pool` is set.
 
     Attributes:
         weights: int8 [O, I / groups, kh, kw]; float64 in a network, as `bias` is.
@@ -283,7 +283,7 @@ class Conv(Unary):
 
 @dataclass(frozen=True)
 class Fc(Unary):
-    """A product with a constant matrix. The input, seen as [rows, K], becomes [rows, O]; rows is 1 a sample for 2-D
+    """Multiply by a constant matrix. The input, seen as [rows, K], becomes [rows, O]; rows is 1 a sample for 2-D
     tensors.
 
     Where a Rearrange that only reshapes [1, C, H, W] comes before it, K runs in C, H, W order; a
@@ -304,8 +304,9 @@ class Fc(Unary):
 
 @dataclass(frozen=True)
 class ResidualAdd:
-    """The sum of two tensors of one shape. Multipliers f32(input scale / output scale) are at most 1, so that neither
-    operand saturates; powers of two on an array that shifts."""
+    """Add two tensors of one shape. Multipliers f32(input scale / output scale) are at most 1, so that neither
+    operand saturates; powers of two on an array that shifts.
+    """
 
     name: str
     left: str
@@ -319,8 +320,8 @@ class ResidualAdd:
 
 @dataclass(frozen=True)
 class MaxPool(Unary):
-    """Max pooling on the core; input and output have one scale. Windows may reach beyond the padded input (rounding up
-    of output sizes is already in the output's shape): what lies outside is never chosen.
+    """Compute max pooling on the core; input and output share one scale. Windows may reach beyond the padded input
+    (rounded-up output sizes are already in the output's shape): values outside are never chosen.
 
     Attributes:
         kernel, strides, dilations: (rows, columns).
@@ -353,8 +354,9 @@ class AveragePool(Unary):
 
 @dataclass(frozen=True)
 class Clamp(Unary):
-    """A Relu or Clip that was not fused into a layer: min(max(x, low), high). Bounds are integers of the one scale of
-    input and output; in a network they are float values, infinite where a side is open."""
+    """Apply a Relu or Clip that was not fused into a layer: min(max(x, low), high). Bounds are integers of the one
+    scale of input and output; in a network they are float values, infinite where a side is open.
+    """
 
     low: float
     high: float
@@ -363,7 +365,7 @@ class Clamp(Unary):
 
 @dataclass(frozen=True)
 class Concat:
-    """int8 tensors of one scale concatenated along `axis` (counted with the batch, at least 1)."""
+    """Concatenate int8 tensors of one scale along `axis` (counted with the batch, at least 1)."""
 
     name: str
     inputs: tuple[str, ...]
@@ -374,7 +376,7 @@ class Concat:
 
 @dataclass(frozen=True)
 class Rearrange(Unary):
-    """Data movement on integers: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and the like.
+    """Move integers: Reshape, Flatten, Transpose, Slice, Pad with zeros, nearest Resize and similar operators.
 
     Attributes:
         index: int32 [elements of the output, without batch]: the place in the flattened input sample (without batch)
@@ -390,7 +392,7 @@ class Rearrange(Unary):
 
 @dataclass(frozen=True)
 class Float:
-    """Nodes that run in float32 on the core: between a Dequantize and a Quantize, or at the ends of the graph.
+    """Run nodes in float32 on the core: between a Dequantize and a Quantize, or at the ends of the graph.
 
     Attributes:
         model: serialized ONNX model; its inputs and outputs are named as the program's tensors.
@@ -414,7 +416,7 @@ SAME_SCALE = (MaxPool, Clamp, Concat, Rearrange)
 
 @dataclass(frozen=True)
 class Network:
-    """Layers in an order in which they can run, before scales are chosen.
+    """List layers in an order in which they can run, before scales are chosen.
 
     Attributes:
         inputs, outputs: of the model.
@@ -446,7 +448,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in the order in which they can run.
+    """List steps in the order in which they can run.
 
     Attributes:
         inputs, outputs: names of the float model's inputs and outputs; entries of `tensors`, not int8.

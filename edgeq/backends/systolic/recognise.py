@@ -181,7 +181,7 @@ def _name(node: ir.Node) -> str:
 
 
 def _names(node: ir.Node) -> tuple[str, str, str]:
-    """Of the node, its first input and its first output."""
+    """Return the names of the node, its first input and its first output."""
     return _name(node), name_of(node.inputs[0]), name_of(node.outputs[0])
 
 
@@ -276,7 +276,7 @@ def _rescales(node: ir.Node) -> str:
 
 @dataclass(frozen=True)
 class Windows:
-    """How windows lie on an image; pairs are (rows, columns).
+    """Describe how windows cover an image; pairs are (rows, columns).
 
     Attributes:
         pads: (top, left, bottom, right).
@@ -302,14 +302,16 @@ class Windows:
 
     @property
     def regular(self) -> bool:
-        """Whether the array's convolution calls take them: square, equal strides, no dilation, four equal pads smaller
-        than the kernel."""
+        """Return whether the array's convolution calls take these windows: square, equal strides, no dilation, four
+        equal pads smaller than the kernel.
+        """
         square = self.kernel[0] == self.kernel[1] and self.strides[0] == self.strides[1] and len(set(self.pads)) == 1
         return square and self.dilations == (1, 1) and self.pads[0] < self.kernel[0]
 
     def rounded_up(self, shape: tuple[int, ...]) -> Pair:
-        """Rows and columns behind a pooling with ceil_mode; no window starts beyond the input and the padding before
-        it."""
+        """Return the rows and columns that ceil_mode adds behind a pooling; no window starts beyond the input and
+        its leading padding.
+        """
         found = []
         for axis in (0, 1):
             before, stride = shape[2 + axis] + self.pads[axis], self.strides[axis]
@@ -319,7 +321,7 @@ class Windows:
         return found[0], found[1]
 
     def end_pads(self, shape: tuple[int, ...], size: tuple[int, ...]) -> Pair:
-        """Padding at the bottom and right that an output of `size` rows and columns needs."""
+        """Return the padding at the bottom and right that an output of `size` rows and columns needs."""
         ends = []
         for axis in (0, 1):
             last = (size[axis] - 1) * self.strides[axis] + (self.kernel[axis] - 1) * self.dilations[axis] + 1

@@ -1,4 +1,4 @@
-"""Programs as files: one .npz without pickled objects, JSON for everything but arrays."""
+"""Save programs as files: one .npz without pickled objects, JSON for everything but arrays."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def is_program(path: Path) -> bool:
 
 
 def belongs_to_program(path: Path) -> bool:
-    """Return whether `path` is a program, or a model beside the program of the same stem, as `build` leaves them."""
+    """Return whether `path` is a program, or a model next to the program of the same stem, as `build` leaves them."""
     if path.name.endswith(".program.npz"):
         return is_program(path)
     stem = path.stem.removesuffix(".dialect")

@@ -19,13 +19,13 @@ from edgeq.run.session import SessionSettings
 
 @dataclass(frozen=True)
 class Output:
-    """Names one output, as an onnxruntime session does."""
+    """Name one output, as an onnxruntime session does."""
 
     name: str
 
 
 class ProgramSession:
-    """Runs an integer program in the array's arithmetic, bit by bit."""
+    """Run an integer program in the array's arithmetic, bit by bit."""
 
     def __init__(self, program: Path) -> None:
         self._simulator = Simulator(load_program(program))
@@ -45,7 +45,7 @@ class ProgramSession:
 
 
 def open_program(model: Path, settings: SessionSettings) -> Session:
-    """Open the program that travels with `model`: beside it, or among its variant's files in a bundle.
+    """Open the program that travels with `model`: next to it, or among its variant's files in a bundle.
 
     Raises:
         RuntimeUnavailableError: there is none.
@@ -54,7 +54,7 @@ def open_program(model: Path, settings: SessionSettings) -> Session:
     packed = model.parents[3] / FILES / model.parent.name if len(model.parents) > 3 else model.parent
     found = [file for folder in (model.parent, packed) for file in sorted(folder.glob(f"*{SUFFIX}"))]
     if not found:
-        raise RuntimeUnavailableError(f"{model} has no {SUFFIX} beside it", "Package the model again for this target")
+        raise RuntimeUnavailableError(f"{model} has no {SUFFIX} next to it", "Package the model again for this target")
     return ProgramSession(found[0])
 
 

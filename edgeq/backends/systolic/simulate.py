@@ -35,7 +35,8 @@ def exact_type(weights: Int8s) -> type[np.floating[Any]]:
 def convolve(
     x: Int8s, weights: Int8s, groups: int, strides: Pair, dilations: Pair, pads: steps.Pads, *, k_tile: int = 0
 ) -> NDArray[Any]:
-    """Σ a·w of int8 [N, I, H, W] with int8 [O, I / groups, kh, kw]: [N, O, rows, columns], exact, as a float array.
+    """Return Σ a·w of int8 [N, I, H, W] with int8 [O, I / groups, kh, kw]: [N, O, rows, columns], exact, as a float
+    array.
 
     Args:
         k_tile: 0, or the depth (in order kh, kw, channel) after which partial sums are cut to 20 bits.
@@ -69,7 +70,9 @@ def convolve(
 
 
 def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArray[Any]:
-    """left [M, K] @ right [..., K, P], with partial sums of `k_tile` products cut to 20 bits where that is not 0."""
+    """Return left [M, K] @ right [..., K, P], with partial sums of `k_tile` products cut to 20 bits where that is
+    not 0.
+    """
     if not k_tile:
         return np.asarray(left @ right)
     limit = 2 ** (PARTIAL_BITS - 1) - 1
@@ -81,7 +84,9 @@ def multiply(left: NDArray[Any], right: NDArray[Any], k_tile: int = 0) -> NDArra
 
 
 def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
-    """Exact sums plus bias (which broadcasts) as the int32 accumulator holds them, and how many of them wrapped."""
+    """Return exact sums plus bias (which broadcasts) as the int32 accumulator stores them, and how many of them
+    wrapped.
+    """
     if sums.dtype == np.float32:
         # Below 2^24 in magnitude: only a large bias can carry a sum out of int32.
         largest = int(np.abs(bias.astype(np.int64)).max(initial=0)) + _FLOAT32_EXACT
@@ -97,7 +102,7 @@ def wrapped(sums: NDArray[Any], bias: steps.Int32s) -> tuple[steps.Int32s, int]:
 def largest_in_windows(
     x: Int8s, kernel: Pair, strides: Pair, dilations: Pair, pads: steps.Pads, size: Sequence[int], *, fill: int = -128
 ) -> Int8s:
-    """Max pooling to `size` (rows, columns); `fill` stands in the padding."""
+    """Return the max pooling to `size` (rows, columns); `fill` is the padding value."""
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])), constant_values=fill)
     best: Int8s | None = None
     for _, _, vertical, horizontal in _spans(kernel, strides, dilations, (size[0], size[1])):
@@ -108,7 +113,7 @@ def largest_in_windows(
 
 
 def sum_windows(x: Int8s, kernel: Pair, strides: Pair, pads: steps.Pads, size: Sequence[int]) -> steps.Int32s:
-    """Sums over windows of the zero-padded input."""
+    """Return sums over windows of the zero-padded input."""
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))).astype(np.int32)
     if kernel == padded.shape[2:]:
         return np.asarray(padded.sum(axis=(2, 3), keepdims=True, dtype=np.int32), np.int32)
@@ -141,14 +146,14 @@ _POWERS = 7
 
 
 def rescale(accumulator: NDArray[np.int32], multiplier: Any, *, rounding: Rounding = "even") -> NDArray[np.float32]:
-    """R(f32(f32(accumulator) · multiplier)), not saturated; `multiplier` is float32 and broadcasts."""
+    """Return R(f32(f32(accumulator) · multiplier)), not saturated; `multiplier` is float32 and broadcasts."""
     product: NDArray[np.float32] = accumulator.astype(np.float32)
     np.multiply(product, multiplier, out=product)
     return round_values(product, rounding=rounding)
 
 
 def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") -> NDArray[np.float32]:
-    """R(values). May work in place."""
+    """Return R(values). May work in place."""
     if rounding == "even":
         np.rint(values, out=values)
         return values
@@ -163,7 +168,9 @@ def round_values(values: NDArray[np.float32], *, rounding: Rounding = "even") ->
 
 
 def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Accumulators divided by 2^shifts (which broadcast), half to even, in integers; negative shifts multiply."""
+    """Return accumulators divided by 2^shifts (which broadcast), half to even, in integers; negative shifts
+    multiply.
+    """
     wide = accumulator.astype(np.int64) << np.maximum(-shifts, 0)
     down = np.broadcast_to(np.maximum(shifts, 0), wide.shape)
     floor = wide >> down
@@ -174,7 +181,7 @@ def shift_right(accumulator: NDArray[np.int32], shifts: NDArray[np.int64]) -> ND
 
 
 def saturate(values: NDArray[np.float32], *, relu: bool = False) -> NDArray[np.int8]:
-    """sat8, and max(·, 0) with `relu`."""
+    """Return sat8 of the values, and max(·, 0) with `relu`."""
     np.clip(values, 0 if relu else -128, 127, out=values)
     return values.astype(np.int8)
 
@@ -186,7 +193,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class LayerRun:
-    """What happened in one step that accumulates or adds, over all samples.
+    """Record what happened in one step that accumulates or adds, over all samples.
 
     Attributes:
         values: results before pooling.
@@ -210,7 +217,7 @@ Runs = dict[str, LayerRun]
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a program computed.
+    """Record what a program computed.
 
     Attributes:
         tensors: the kept tensors by name, samples in front.
@@ -222,7 +229,7 @@ class Simulation:
 
 
 class Simulator:
-    """A program that is ready to run; keeps the sessions of its float steps.
+    """Run a prepared program, keeping the sessions of its float steps.
 
     Args:
         rounding: "even" is the hardware; "header" the C macro of gemmini.h, which its CPU mode uses.
@@ -320,7 +327,7 @@ class Simulator:
                 if step.index is not None:
                     x = np.where(step.index < 0, np.int8(0), x.reshape(len(x), -1)[:, step.index])
                 return x.reshape(len(x), *output.shape[1:])
-        raise TypeError(f"{type(step).__name__} is no integer step")
+        raise TypeError(f"{type(step).__name__} is not an integer step")
 
     def _run(self, number: int, step: Step, values: dict[str, Values], runs: Runs, wanted: Collection[str]) -> None:
         """Add what a step makes to `values`, and drop what nothing reads any more."""

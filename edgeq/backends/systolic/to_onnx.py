@@ -318,8 +318,9 @@ Order = NDArray[np.int64]
 
 
 def in_origin_order(program: Program) -> Program:
-    """`program` with every tensor's channels as the float model has them, and a tile for each channel of a layer whose
-    results moved: for reference, not for an array."""
+    """Return `program` with every tensor's channels in the float model's order, and a tile for each channel of a
+    layer whose results moved: for reference, not for an array.
+    """
     places = {name: np.argsort(t.channels) for name, t in program.tensors.items() if t.channels is not None}
     reshaped = {s.output: s.input for s in program.steps if isinstance(s, steps.Rearrange) and s.index is None}
     restored = tuple(
@@ -358,7 +359,7 @@ _AXES_TO_ATTRIBUTE = frozenset(
 
 def check_dialect(model: ir.Model) -> None:
     """Refuse what the runtime would: a wrong version or domain, an unknown operator, a QLinearRelu that does not fuse,
-    scales that are no scalars, zero points other than 0.
+    scales that are not scalars, zero points other than 0.
 
     Raises:
         ModelError: names the node and the rule.
@@ -481,7 +482,7 @@ def write_dialect(program: Program, signature: Signature, path: Path) -> str:
 
 
 def dialect_model(program: Program, signature: Signature) -> ir.Model:
-    """`program` in the dialect.
+    """Return `program` in the dialect.
 
     Args:
         signature: of the float model.

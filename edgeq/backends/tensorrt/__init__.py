@@ -1,4 +1,4 @@
-"""TensorRT: explicit quantization written into the file, or a calibration table beside a float model."""
+"""Build for TensorRT: explicit quantization written into the file, or a calibration table next to a float model."""
 
 from __future__ import annotations
 

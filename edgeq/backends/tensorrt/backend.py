@@ -62,7 +62,9 @@ _BIAS = 2
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor between Q and DQ (a weight has its integers in the file and only DQ), and the fusions that it serves."""
+    """Describe a tensor between Q and DQ (a weight has its integers in the file and only DQ), and the fusions that
+    it serves.
+    """
 
     tensor: str
     weight: bool
@@ -71,7 +73,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class NodeType:
-    """A node with float data: "int8", "fp16", "bf16" or "fp32", and why."""
+    """Record the type of a node with float data ("int8", "fp16", "bf16" or "fp32"), and why."""
 
     name: str
     op_type: str
@@ -82,7 +84,7 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Placement:
-    """The checker's answer. `findings` are broken rules, one sentence each, empty in a good file."""
+    """Hold the checker's answer. `findings` are broken rules, one sentence each, empty in a good file."""
 
     pairs: tuple[Pair, ...]
     nodes: tuple[NodeType, ...]
@@ -90,7 +92,7 @@ class Placement:
 
     @computed
     def macs(self) -> dict[str, int]:
-        """Multiply-accumulates by precision."""
+        """Return multiply-accumulates by precision."""
         found: dict[str, int] = {}
         for node in self.nodes:
             found[node.precision] = found.get(node.precision, 0) + node.macs
@@ -247,7 +249,7 @@ class _Reader:
             return "both operands are int8"
         if node in self._fused:
             return f"fused into {self._fused[node].name}"
-        return self._reasons.get(str(node.name), f"computes in {precision} beside the int8 layers")
+        return self._reasons.get(str(node.name), f"computes in {precision} next to the int8 layers")
 
 
 def _is_restored(value: ir.Value | None) -> bool:
@@ -336,7 +338,9 @@ _CUDA = "cuda"
 
 @dataclass(frozen=True)
 class TensorrtBackend(Backend):
-    """Attributes:
+    """Build for TensorRT.
+
+    Attributes:
     target: what it builds for; None: no TensorRT version and no GPU is known.
     observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
     cut: share of each tensor's power that its range cuts off.
@@ -352,7 +356,7 @@ class TensorrtBackend(Backend):
     cut: Mapping[str, float] = field(default_factory=dict)
 
     def configured(self, target: Target, observed: Mapping[str, Range], cut: Mapping[str, float]) -> TensorrtBackend:
-        """This backend for one target."""
+        """Return this backend configured for one target."""
         return dataclasses.replace(self, target=target, observed=observed, cut=cut)
 
     def check(self, scheme: Scheme) -> None:

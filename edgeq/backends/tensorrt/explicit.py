@@ -1,4 +1,4 @@
-"""Write a float model for TensorRT: with Q/DQ pairs and the rest in 16 bits, or beside a calibration table.
+"""Write a float model for TensorRT: with Q/DQ pairs and the rest in 16 bits, or next to a calibration table.
 
 Pairs are placed on the float graph, each place with its reason:
 
@@ -78,7 +78,7 @@ _AFTER = "after-quantized"
 
 
 class Edge(NamedTuple):
-    """One operand that is quantized: input `place` of `node` reads `tensor`."""
+    """Describe one operand that is quantized: input `place` of `node` reads `tensor`."""
 
     node: str
     place: int
@@ -87,7 +87,9 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Attributes:
+    """Plan the operands to quantize.
+
+    Attributes:
     edges: operands to quantize, activations and constant weights, in the order of the graph.
     weights: among their tensors, those that are constant.
     reasons: node → why it is not in int8, for all that could be by their operator type.
@@ -99,12 +101,12 @@ class Plan:
 
     @property
     def activations(self) -> tuple[str, ...]:
-        """Tensors that get a pair, once each."""
+        """Return the tensors that get a pair, once each."""
         return tuple(dict.fromkeys(e.tensor for e in self.edges if e.tensor not in self.weights))
 
 
 def weighted_operators(rules: Mapping[str, Rule]) -> frozenset[str]:
-    """Operator types that are int8 on their own account, not only between others that are."""
+    """Return the operator types that are int8 in their own right, not only between others that are."""
     conditions = {op: rule.condition.split(", ") for op, rule in rules.items() if rule.int8}
     return frozenset(op for op, names in conditions.items() if _AFTER not in names)
 
@@ -235,7 +237,7 @@ _STORED: Mapping[str, type] = {"float32": np.float32, "float16": np.float16, "bf
 
 
 def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType = "float32") -> NDArray[np.float32]:
-    """float32 scales that type `float_type` holds exactly and that cover `magnitude`; 1/127 where it is 0."""
+    """Return float32 scales that `float_type` represents exactly and that cover `magnitude`; 1/127 where it is 0."""
     wanted = np.asarray(magnitude, np.float64) / LEVELS
     wanted = np.where(wanted == 0, 1 / LEVELS, np.maximum(wanted, _LEAST_SCALE))
     stored: type = _STORED[float_type]
@@ -247,8 +249,9 @@ def stored_scale(magnitude: NDArray[np.floating] | float, float_type: FloatType 
 
 
 def weight_params(weight: NDArray[np.float32], axis: int | None, float_type: FloatType = "float32") -> QuantParams:
-    """Symmetric parameters with one scale for each index of `axis`, or one in all; float64, of values that `float_type`
-    holds."""
+    """Return symmetric parameters with one scale for each index of `axis`, or one in all; float64, of values that
+    `float_type` represents.
+    """
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     magnitude = np.max(np.abs(np.asarray(weight, np.float64)), axis=others, initial=0.0)
     scale = stored_scale(magnitude, float_type).astype(np.float64)
@@ -351,7 +354,7 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
 
 
 def native_version(version: str) -> str:
-    """TensorRT's version as the first line of its cache spells it: "8.6.1" → "8601", "10.3" → "100300"."""
+    """Return TensorRT's version as the first line of its cache spells it: "8.6.1" → "8601", "10.3" → "100300"."""
     major, minor, patch = (*parse_version(version), 0, 0)[:3]
     return f"{major}{minor:02}{patch:02}" if major >= 10 else f"{major}{minor}{patch:02}"
 
@@ -426,7 +429,7 @@ class _Caster:
         if _has_body(node):
             return "stays in fp32: its body is left as it is"
         if self._other_than_tensors(node):
-            return "stays in fp32: what it reads or makes is no tensor, and keeps the type of its elements"
+            return "stays in fp32: what it reads or makes is not a tensor, and keeps the type of its elements"
         if node.domain not in MAIN_DOMAINS:
             return f"stays in fp32: {node.domain}.{node.op_type} is not a standard operator"
         if node.op_type in facts().float32_operators:

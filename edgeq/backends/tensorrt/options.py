@@ -18,8 +18,10 @@ from edgeq.util.registry import shipped
 
 @dataclass(frozen=True)
 class RestType:
-    """A type of what is not in int8: the largest magnitude that a calibrated tensor may have in it, the first GPU that
-    has it ("": all do), and the opset, IR version and TensorRT that a file with explicit quantization and it needs."""
+    """Describe a type for what is not in int8: the largest magnitude that a calibrated tensor may have in it, the
+    first GPU that has it ("": all do), and the opset, IR version and TensorRT that a file with explicit quantization
+    needs for it.
+    """
 
     limit: float
     min_compute_capability: str
@@ -30,7 +32,9 @@ class RestType:
 
 @dataclass(frozen=True)
 class Facts:
-    """Attributes:
+    """Hold the facts about TensorRT that are data.
+
+    Attributes:
     most_cut: share of a tensor's power from which on clipping it is too much.
     rest: types of what is not in int8, by name.
     float32_operators: operator type → why it is not computed in 16 bits.
@@ -79,7 +83,7 @@ _NAME = re.compile(rb"[a-z][a-z0-9_]{3,60}")
 
 
 def known_options(provider: str) -> tuple[frozenset[str], str]:
-    """(names that `provider` takes, where they come from): the installed library, else what is on record.
+    """Return the option names that `provider` takes, and where they come from: the installed library, else the record.
 
     The library holds each option's name as text. Of the names on record, those that it lacks are not taken; names that
     begin like the provider's own and that are not on record yet are.
@@ -107,14 +111,15 @@ def check_options(provider: str, options: Mapping[str, str]) -> None:
 
 
 def explicit_options(float_type: str) -> dict[str, str]:
-    """For a file with Q/DQ. TensorRT up to 10 needs flags that allow the types; 11 takes them from the file, and
-    edgeq's runner leaves the flags out there. The runner chooses where engines are kept."""
+    """Return the options for a file with Q/DQ. TensorRT up to 10 needs flags that allow the types; 11 takes them
+    from the file, and edgeq's runner leaves the flags out there. The runner chooses where engines are stored.
+    """
     half = {"float16": {"trt_fp16_enable": "1"}, "bfloat16": {"trt_bf16_enable": "1"}}.get(float_type, {})
     return {**half, "trt_int8_enable": "1", **_CACHES}
 
 
 def table_options(table: str) -> dict[str, str]:
-    """For a float model with a calibration table, named `table`, that lies in the folder of the engines."""
+    """Return the options for a float model with a calibration table named `table` in the engines' folder."""
     return {
         "trt_int8_enable": "1",
         "trt_fp16_enable": "1",

@@ -20,7 +20,7 @@ from edgeq.scheme import Scheme
 
 
 class WebBackend(CpuBackend):
-    """For browsers: what the CPU backend builds, in the runtime that they have."""
+    """Build for browsers: what the CPU backend builds, in the runtime that they have."""
 
     name = "web"
     title = "ONNX Runtime Web, for browsers and node"

@@ -1,4 +1,4 @@
-"""The calibration methods by name: one file each, with its object `METHOD`; plug-ins add theirs by an entry point."""
+"""Find calibration methods by name: one file each, with its object `METHOD`; plug-ins add theirs by an entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thresholds that lose the least information: minimum Kullback-Leibler divergence.
+"""Choose thresholds that lose the least information: minimum Kullback-Leibler divergence.
 
 For a threshold T the reference P is the distribution with everything beyond ±T moved into the outermost bins; Q is what
 remains of the distribution without that when its bins are joined into as many levels as the integer type has and each
@@ -28,7 +28,7 @@ FLOOR = 1e-4
 
 
 def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[float, float]:
-    """The window that minimises the divergence, as (low, high).
+    """Return the window that minimises the divergence, as (low, high).
 
     Args:
         levels: values of the integer type that are used, such as 256.
@@ -43,7 +43,7 @@ def entropy_range(linear: Linear, *, levels: int, symmetric: bool) -> tuple[floa
 
 
 def windows(counts: Float64s, levels: int, *, symmetric: bool) -> tuple[Int64s, Int64s]:
-    """Candidate windows as half-open ranges of bins, the smallest first. The widest holds everything."""
+    """Return candidate windows as half-open ranges of bins, the smallest first. The widest contains everything."""
     used = np.flatnonzero(counts)
     first, last = (int(used[0]), int(used[-1]) + 1) if used.size else (BINS - 1, BINS + 1)
     reach = max(BINS - first, last - BINS, 1)
@@ -57,7 +57,7 @@ def windows(counts: Float64s, levels: int, *, symmetric: bool) -> tuple[Int64s, 
 
 
 def divergences(counts: Float64s, start: Int64s, stop: Int64s, levels: int) -> Float64s:
-    """D(P‖Q) for each window, all at once, from running sums: O(levels) a window instead of O(bins)."""
+    """Return D(P‖Q) for each window, all at once, from running sums: O(levels) a window instead of O(bins)."""
     total = counts.sum()
     if total == 0:
         return np.zeros(start.size)

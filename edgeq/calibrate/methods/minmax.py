@@ -1,4 +1,4 @@
-"""The extrema of all samples: nothing that calibration saw is clipped."""
+"""Choose the extrema of all samples: nothing that calibration saw is clipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges with the least expected squared quantization error."""
+"""Choose ranges with the least expected squared quantization error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ROUNDING = 1e-9
 
 
 def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tuple[float, float]:
-    """The range whose quantization of the histogram has the least squared error, among a grid that is then refined.
+    """Return the range whose quantization of the histogram has the least squared error, among a grid that is then
+    refined.
 
     With zero inside, both ends are searched; a symmetric grid or data of one sign leave one end to search.
     """
@@ -52,7 +53,7 @@ def mse_range(linear: Linear, minimum: float, maximum: float, grid: Grid) -> tup
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Running sums over bins of counts, counts × centre and counts × centre², float64[2 × BINS + 1] each."""
+    """Hold running sums over bins of counts, counts × centre and counts × centre², float64[2 × BINS + 1] each."""
 
     zeroth: Float64s
     first: Float64s
@@ -61,14 +62,14 @@ class Moments:
 
 
 def moments_of(linear: Linear) -> Moments:
-    """The running sums of a histogram, from which `squared_errors` takes the error of any range."""
+    """Return the running sums of a histogram, from which `squared_errors` takes the error of any range."""
     centres = linear.centres()
     weighted = linear.counts * centres
     return Moments(_running(linear.counts), _running(weighted), _running(weighted * centres), linear.width)
 
 
 def squared_errors(moments: Moments, params: QuantParams) -> Float64s:
-    """The summed squared error of the bins' centres, quantized with each of several scales, all at once.
+    """Return the summed squared error of the bins' centres, quantized with each of several scales, all at once.
 
     Every level's values lie between two midpoints, so running sums of counts, first and second moments give the error
     in O(levels) for each scale.
@@ -102,7 +103,7 @@ def _ends(share: Float64s, low: float, high: float, grid: Grid) -> tuple[Float64
 
 
 def clipped_errors(moments: Moments, params: QuantParams) -> Float64s:
-    """The summed squared error of the bins' centres beyond the outermost levels of each of several scales."""
+    """Return the summed squared error of the bins' centres beyond the outermost levels of each of several scales."""
     ends = (np.array([[params.low], [params.high]]) - params.zero_point) * params.scale
     place = np.ceil(ends / moments.width - 0.5).clip(-BINS, BINS).astype(np.int64) + BINS
     zeroth, first, second = (

@@ -1,4 +1,4 @@
-"""Ranges that keep a given share of the values."""
+"""Choose ranges that keep a given share of the values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeq.model.quant_params import Grid
 
 
 def percentile_range(histogram: Histogram, percentile: float, *, symmetric: bool) -> tuple[float, float]:
-    """The range that keeps `percentile` percent of the values.
+    """Return the range that keeps `percentile` percent of the values.
 
     What is cut is cut in halves from both ends; with `symmetric`, from the magnitudes. The ends are those of the bins
     that hold the exact order statistics (the smallest value with at least the wanted share at or under it), so that

@@ -1,4 +1,6 @@
-"""The preprocessing steps by name: one file each, with its class as `STEP`; plug-ins add theirs by an entry point."""
+"""Find the preprocessing steps by name: one file each, with its class as `STEP`; plug-ins add theirs by an entry
+point.
+"""
 
 from __future__ import annotations
 

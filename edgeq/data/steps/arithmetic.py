@@ -30,7 +30,7 @@ def _read_constant(value: Any) -> float | tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Arithmetic(Step):
-    """x (*, /, +, -) a constant, or one constant a channel."""
+    """Apply x (*, /, +, -) a constant, or one constant a channel."""
 
     sign: ClassVar[str]
     compute: ClassVar[Operator]
@@ -61,7 +61,7 @@ class Arithmetic(Step):
 
 
 def floating(array: Array) -> Array:
-    """`array` itself if it is floating, else as float32.
+    """Return `array` itself if it is floating, else as float32.
 
     Raises:
         DataError: it takes more bytes than a sample may.
@@ -106,7 +106,7 @@ class Center(Step):
     help = "x - mean(x) of the item itself"
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """x - mean(x) in the dtype of x; integers become float32 first."""
+        """Return x - mean(x) in the dtype of x; integers become float32 first."""
         array = floating(state.array)
         mean = np.asarray(array.mean(dtype=np.float64)).astype(array.dtype)
         return replace(state, array=np.asarray(array - mean, array.dtype))

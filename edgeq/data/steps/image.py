@@ -60,24 +60,24 @@ ROUNDING = one_of(*ROUNDINGS)
 
 
 def rounded(value: float, rule: str) -> int:
-    """`value` in pixels: floor, ceil, or round half to even."""
+    """Return `value` in pixels: floor, ceil, or round half to even."""
     if rule == "round":
         return round(value)
     return math.floor(value) if rule == "floor" else math.ceil(value)
 
 
 def target_size(size: Size, spec: TensorSpec | None) -> tuple[int, int] | None:
-    """(width, height) in pixels; None where the model's size is wanted and the model does not fix one."""
+    """Return (width, height) in pixels; None where the model's size is wanted and the model does not fix one."""
     return model_size(spec) if isinstance(size, str) else size
 
 
 def describe_size(size: Size, model: str = "the model's width and height") -> str:
-    """ "WIDTH x HEIGHT", or `model`."""
+    """Return "WIDTH x HEIGHT", or `model`."""
     return model if isinstance(size, str) else f"{size[0]} x {size[1]}"
 
 
 def image_size(state: State) -> tuple[int, int]:
-    """(height, width) of an image in any axis order.
+    """Return (height, width) of an image in any axis order.
 
     Raises:
         DataError: the axes are not known to be those of an image.
@@ -90,7 +90,7 @@ def image_size(state: State) -> tuple[int, int]:
 
 
 def to_hwc(array: Array, axes: str) -> Array:
-    """From `axes` (H, W, perhaps C, and others of size 1, as a batch axis) to HWC.
+    """Return HWC from `axes` (H, W, perhaps C, and others of size 1, as a batch axis).
 
     Raises:
         DataError: another axis has another size.
@@ -134,7 +134,7 @@ def through_pillow(state: State, what: str, work: Callable[[Image.Image], Image.
 
 @dataclass(frozen=True)
 class Channels(Step):
-    """The order of the colour channels from here on; "L" turns colour to grey as Pillow does."""
+    """Set the order of the colour channels from here on; "L" turns colour to grey as Pillow does."""
 
     name = "channels"
     help = "RGB, BGR, or L for grey"
@@ -144,7 +144,7 @@ class Channels(Step):
         """Return the channels in the wanted order; an image that has it already is unchanged.
 
         Raises:
-            DataError: the item is no image of three channels.
+            DataError: the item is not an image of three channels.
         """
         if self.order == "L":
             if "C" not in state.axes:
@@ -221,7 +221,7 @@ class Resize(Step):
         return scale, scale, (sides[0], sides[1])
 
     def describe(self) -> str:
-        """How the new size is computed, and the filter."""
+        """Describe how the new size is computed, and the filter."""
         target = describe_size(self.size)
         side = self.size if isinstance(self.size, str) else self.size[0]
         how = {
@@ -263,7 +263,7 @@ class Letterbox(Step):
     rounding: str = field(default="floor", metadata=ROUNDING)
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """uint8 of exactly the size, the image inside it.
+        """Return uint8 of exactly the size, the image inside it.
 
         Raises:
             DataError: no image, pad values that do not fit its channels, or no fixed model size where that is wanted.

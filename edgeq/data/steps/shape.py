@@ -75,7 +75,7 @@ class Expand(Step):
         return replace(state, array=np.expand_dims(state.array, self.axis), axes="")
 
     def describe(self) -> str:
-        """Where the axis is inserted."""
+        """Describe where the axis is inserted."""
         return f"an axis of size 1 inserted at {self.axis}"
 
 
@@ -117,7 +117,7 @@ class Reshape(Step):
 
 @dataclass(frozen=True)
 class Window(Step):
-    """Overlapping windows of consecutive slices along the first axis; each window becomes one row of the batch."""
+    """Make overlapping windows of consecutive slices along the first axis; each window becomes one row of the batch."""
 
     name = "window"
     help = "FRAMES[:STEP]; windows along the first axis, flattened, one row of the batch each"
@@ -126,7 +126,7 @@ class Window(Step):
     step: int = field(default=1, metadata=whole_number(1))
 
     def apply(self, state: State, spec: TensorSpec | None) -> State:
-        """[windows, frames × the other sizes], axes "NF".
+        """Return [windows, frames × the other sizes], axes "NF".
 
         Raises:
             DataError: fewer frames than one window has.
@@ -144,7 +144,7 @@ class Window(Step):
         return State(rows, "NF")
 
     def describe(self) -> str:
-        """Which slices each row of the batch holds."""
+        """Describe which slices each row of the batch contains."""
         return (
             f"row i of the batch = x[{self.step}*i : {self.step}*i + {self.frames}] flattened, "
             f"i = 0 .. (frames - {self.frames}) // {self.step}"

@@ -1,1 +1,3 @@
-"""Charts as SVG: functions from values to markup. Colours are classes, so that style.css can have two sets of them."""
+"""Draw charts as SVG: functions from values to markup. Colours are classes, so that style.css can have two sets of
+them.
+"""

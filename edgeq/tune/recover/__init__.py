@@ -1,4 +1,4 @@
-"""Accuracy recovery: what can be done when a quantized model falls short of the float model.
+"""Recover accuracy where a quantized model falls short of the float model.
 
 Each method is a module and a `Recovery` of its own; `run.Recoverer` applies several in the order that makes sense.
 """

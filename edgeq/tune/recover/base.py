@@ -1,4 +1,4 @@
-"""The interface of a recovery: a function from the state of a build to a better one."""
+"""Define the interface of a recovery: a function from the state of a build to a better one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Stage = Literal["model", "ranges", "artifact"]
 
 @dataclass(frozen=True)
 class State:
-    """Everything that a recovery may read and replace.
+    """Hold everything that a recovery may read and replace.
 
     Attributes:
         prepared: the float model that is quantized. A "model" recovery puts an equivalent one in its place.
@@ -52,7 +52,7 @@ class State:
 
 
 class Recovery(ABC):
-    """One method of accuracy recovery.
+    """Define one method of accuracy recovery.
 
     Attributes:
         name: as users and candidates name it.
@@ -61,7 +61,7 @@ class Recovery(ABC):
             "artifact" edits the quantized file.
         free: whether the result has the same nodes, so that it costs no time on the device.
         order: place among the recoveries of its stage, the lowest first.
-        replaces: name of the recovery that is needless beside this one, which does the same and more.
+        replaces: name of the recovery that is needless next to this one, which does the same and more.
         slow: whether it runs the quantized model layer by layer; a repair tries it last.
         searched: whether tuning tries it by itself.
         modes: of the schemes that it goes with.

@@ -1,4 +1,4 @@
-"""Layers kept in float until the outputs are close enough: the search behind `--min-sqnr`.
+"""Leave layers in float until the outputs are close enough: the search behind `--min-sqnr`.
 
 Each set of nodes is judged as the proof judges the result: built, opened with the options that ship, outputs that are
 not finite counted as wrong; first on few calibration samples and, where those suffice, on the proof's own samples. A
@@ -38,7 +38,7 @@ _LEAST_DB = -40.0
 
 @dataclass
 class Search:
-    """The search of one job and scheme.
+    """Search for one job and scheme.
 
     Attributes:
         names: recoveries that every build gets.
@@ -81,7 +81,7 @@ class Search:
 
     @property
     def best(self) -> tuple[tuple[str, ...], float]:
-        """The nodes that brought the outputs closest, and the SQNR in dB; of equals the fewest nodes."""
+        """Return the nodes that brought the outputs closest, and the SQNR in dB; of equals the fewest nodes."""
         nodes = max(self.known, key=lambda nodes: (self.known[nodes], -len(nodes)))
         order = [str(node.name) for node in self.job.prepared.model.graph]
         return tuple(name for name in order if name in nodes), self.known[nodes]
@@ -165,17 +165,18 @@ _LISTED = 8
 
 
 def recovering(*names: str, min_sqnr_db: float | None = None) -> Builder:
-    """Builds with the recoveries `names`, in whatever order they are named: `edgeq.quantize(..., builder=this)`.
+    """Return a builder with the recoveries `names`, in whatever order they are named: `edgeq.quantize(...,
+    builder=this)`.
 
     Args:
         min_sqnr_db: keep layers in float until the outputs follow the float model's that closely (worst output, on
             calibration samples): the fewest microseconds that do it, by the runtime's own profile.
 
     Raises:
-        UsageError: an unknown recovery, or a bound that is no finite number.
+        UsageError: an unknown recovery, or a bound that is not a finite number.
     """
     if min_sqnr_db is not None and not math.isfinite(min_sqnr_db):
-        raise UsageError(f"--min-sqnr {min_sqnr_db} is no number of decibels", "Write one such as 20")
+        raise UsageError(f"--min-sqnr {min_sqnr_db} is not a number of decibels", "Write one such as 20")
     for name in names:
         if not isinstance(name, str):
             raise UsageError(f"a recovery is given as {type(name).__name__}", "Give names, one after the other")

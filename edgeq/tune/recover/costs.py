@@ -1,4 +1,4 @@
-"""What it costs to keep units in float, from the runtime's own profile of the float and of the quantized model.
+"""Estimate the cost of leaving units in float, from the runtime's own profile of the float and of the quantized model.
 
 A set of units in float costs, for each, the time of its nodes in float less that in integers, and a conversion wherever
 a tensor goes from a unit of one kind to one of the other. Conversions take a time per element that is read off the
@@ -54,7 +54,7 @@ from edgeq.util.display import SILENT, Progress
 
 @dataclass(frozen=True)
 class Unit:
-    """Nodes of the float model that belong together.
+    """Group nodes of the float model that belong together.
 
     Attributes:
         name: of the first node, which is the layer if there is one.
@@ -98,7 +98,7 @@ _CONVERSION_US = 1e-4
 
 @dataclass(frozen=True)
 class Costs:
-    """Microseconds.
+    """Hold costs in microseconds.
 
     Attributes:
         float_us, int8_us: by unit.
@@ -114,11 +114,11 @@ class Costs:
 
     @property
     def span(self) -> float:
-        """Microseconds of all units in float over all in integers, conversions left out."""
+        """Return the microseconds of all units in float over all in integers, conversions left out."""
         return sum(self.float_us.values()) - sum(self.int8_us.values())
 
     def further(self, name: str, kept: Set[str]) -> float:
-        """Return microseconds that one unit more in float costs beside `kept`; negative where it saves conversions."""
+        """Return microseconds that one unit more in float costs next to `kept`; negative where it saves conversions."""
         touched = self._touched.get(name, ())
         return self._own(name) + self._converted(touched, kept | {name}) - self._converted(touched, kept - {name})
 
@@ -260,7 +260,7 @@ def rank_layers(
 
 @dataclass
 class Columns:
-    """Noise over signal of outputs, each column of a table by itself: a box counts as much as a score."""
+    """Measure noise over signal of outputs, each column of a table by itself: a box counts as much as a score."""
 
     _noise: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
     _signal: dict[str, list[NDArray[np.float64]]] = field(default_factory=dict)
@@ -284,8 +284,9 @@ class Columns:
 
     @property
     def noise(self) -> float:
-        """Mean over outputs of the mean over columns of noise power over signal power, 1 at most where all is
-        finite."""
+        """Return the mean over outputs of the mean over columns of noise power over signal power, 1 at most where
+        all is finite.
+        """
         shares = []
         for name in self._signal:
             noise, signal = (_added(parts[name]) for parts in (self._noise, self._signal))
@@ -384,7 +385,7 @@ def merged(found: Sequence[RankedLayer], units: Sequence[Unit]) -> tuple[RankedL
 
 
 def audible(layers: Sequence[RankedLayer]) -> tuple[RankedLayer, ...]:
-    """Leave out layers whose noise is a trifle beside the others': what computes in 16 bits is not exact either, costs
+    """Leave out layers whose noise is a trifle next to the others': what computes in 16 bits is not exact either, costs
     nothing in float where it has no multiply-accumulates, and would come first."""
     least = _TRIFLE * sum(layer.noise for layer in layers)
     return tuple(layer for layer in layers if layer.noise > least)

@@ -1,4 +1,5 @@
-"""Attention as one node, where onnxruntime's transformer optimizer recognises it, so that it can become QAttention.
+"""Fuse attention into one node, where onnxruntime's transformer optimizer recognises it, so that it can become
+QAttention.
 
 Which exports are recognised is up to that optimizer; its result is checked against the model on a sample.
 """

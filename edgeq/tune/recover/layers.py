@@ -1,4 +1,5 @@
-"""Layers with constant weights as one matrix product: weights times patches of the input, for each group of channels.
+"""Describe layers with constant weights as one matrix product: weights times patches of the input, for each group of
+channels.
 
 Conv, Gemm and MatMul all compute  y[g, m] = sum_k W[g, m, k] x[g, k] + b[g, m]  at every position, where x[g] is what
 one output position reads of the input: channels of the group times kernel for a Conv, one row for Gemm and MatMul.
@@ -54,7 +55,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Layer:
-    """A node with constant weights.
+    """Describe a node with constant weights.
 
     Attributes:
         name, op_type: of the node.
@@ -79,17 +80,17 @@ class Layer:
 
     @property
     def outputs(self) -> int:
-        """Output channels, over all groups."""
+        """Return the output channels, over all groups."""
         return self.shape[1] if self.transposed else self.shape[0]
 
     @property
     def taps(self) -> int:
-        """Length k of one patch."""
+        """Return the length k of one patch."""
         return self.shape[0] if self.transposed else math.prod(self.shape[1:])
 
     @property
     def channel_axis(self) -> int:
-        """Of the output's channels, among the axes of the output."""
+        """Return the axis of the output's channels among the axes of the output."""
         return 1 if self.op_type == "Conv" else -1
 
     def rows(self, weight: NDArray[Any]) -> NDArray[Any]:
@@ -138,7 +139,7 @@ class Layer:
 def conv_geometry(
     attributes: Mapping[str, Any], kernel: Sequence[int], sizes: Sequence[int]
 ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """(strides, dilations, padding before and after each axis) of a Conv on an input of these spatial sizes.
+    """Return (strides, dilations, padding before and after each axis) of a Conv on an input of these spatial sizes.
 
     Padding by auto_pad follows the definition of ONNX's Conv: SAME keeps ceil(size / stride) outputs, the odd one goes
     to the end (UPPER) or the beginning (LOWER).
@@ -207,7 +208,7 @@ def _per_output(shape: Sequence[int], outputs: int) -> bool:
 
 
 class Weights:
-    """The weights of a model's layers, read and changed in place: give it a model that may be edited."""
+    """Read and change the weights of a model's layers in place: give it a model that may be edited."""
 
     def __init__(self, model: ir.Model) -> None:
         self._initializers = model.graph.initializers
@@ -227,7 +228,7 @@ class Weights:
         set_constant(self._initializers[name], values)
 
     def scaled_outputs(self, layer: Layer, factor: Floats) -> tuple[Floats, Floats | None]:
-        """(weight, bias) of a layer with output channels multiplied by `factor` [outputs]."""
+        """Return (weight, bias) of a layer with output channels multiplied by `factor` [outputs]."""
         weight = layer.unrows(self.rows(layer) * factor.reshape(layer.groups, -1, 1))
         # A Gemm may add one number to all outputs.
         bias = self.array(layer.bias).ravel() * factor if layer.bias else None
@@ -248,12 +249,12 @@ class Weights:
 
 
 def input_channels(layer: Layer) -> int:
-    """Channels of the tensor that a layer reads, over all groups."""
+    """Return the channels of the tensor that a layer reads, over all groups."""
     return layer.groups * layer.shape[1] if layer.op_type == "Conv" else layer.taps
 
 
 def spread_over_taps(layer: Layer, factor: Floats) -> Floats:
-    """Factors [input channels] as [groups, 1, taps]."""
+    """Return factors [input channels] as [groups, 1, taps]."""
     repeats = layer.taps * layer.groups // input_channels(layer)
     return np.asarray(np.repeat(factor, repeats).reshape(layer.groups, 1, layer.taps), np.float64)
 
@@ -280,7 +281,7 @@ _SUFFIX = "_quant"
 
 @dataclass(frozen=True, eq=False)
 class IntegerLayer:
-    """A layer of the quantized file.
+    """Describe a layer of the quantized file.
 
     Attributes:
         layer: of the float model.
@@ -303,12 +304,12 @@ class IntegerLayer:
     shared: bool
 
     def per_row(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Values [outputs] as [groups, outputs per group, 1]."""
+        """Return values [outputs] as [groups, outputs per group, 1]."""
         return values.reshape(self.layer.groups, -1, 1)
 
 
 class QuantizedFile:
-    """A quantized model in memory, edited in place. Nothing is written before `save`."""
+    """Edit a quantized model in memory, in place. Nothing is written before `save`."""
 
     def __init__(self, model: ir.Model) -> None:
         self.model = model
@@ -347,7 +348,7 @@ class QuantizedFile:
         return QuantParams(scale.numpy().ravel()[:1], zero.numpy().ravel()[:1], zero.dtype).range
 
     def weight(self, layer: IntegerLayer) -> NDArray[np.int64]:
-        """Integers as int64 [groups, outputs per group, taps], less their zero points."""
+        """Return integers as int64 [groups, outputs per group, taps], less their zero points."""
         rows = layer.layer.rows(_array(layer.weight).astype(np.int64))
         difference: NDArray[np.int64] = rows - layer.per_row(layer.params.zero_point)
         return difference

@@ -1,4 +1,4 @@
-"""Ranges of tensors before a non-linear function: the least error behind the function, not before it.
+"""Choose ranges of tensors before a non-linear function: the least error behind the function, not before it.
 
 A convolution before SiLU may reach from -139 to 23, and SiLU maps all that is below -8 to nearly zero. Steps spent
 there are wasted. So the range is searched that minimises, over the histogram of the tensor,
@@ -89,7 +89,7 @@ Array = NDArray[Any]
 
 
 class Stepper:
-    """Runs the nodes of `model` in order, up to a given tensor.
+    """Run the nodes of `model` in order, up to a given tensor.
 
     Nodes and initializers are read when they are run: a change of an initializer is seen by all nodes that have not run
     yet. Nodes run as written, without ONNX Runtime's optimisation.
@@ -146,7 +146,7 @@ Function = Callable[[NDArray[Any]], NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Follower:
-    """The element-wise part behind a tensor.
+    """Describe the element-wise part behind a tensor.
 
     Attributes:
         tensor: name of the tensor where it begins.
@@ -161,7 +161,7 @@ class Follower:
 
 
 class Followers:
-    """Finds and evaluates the element-wise parts behind tensors of one model's main graph."""
+    """Find and evaluate the element-wise parts behind tensors of one model's main graph."""
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
@@ -278,7 +278,7 @@ def range_behind(tensor: TensorStatistics, function: Function, grid: Grid) -> Ra
 
 
 def joined(centres: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Neighbouring bins joined until there are at most `_MOST_BINS`; centres are means weighted by count."""
+    """Return neighbouring bins joined until there are at most `_MOST_BINS`; centres are means weighted by count."""
     while len(centres) > _MOST_BINS:
         if len(centres) % 2:
             centres, counts = np.append(centres, centres[-1]), np.append(counts, 0.0)

@@ -1,4 +1,4 @@
-"""The recoveries by name, and all stages of a build with some of them."""
+"""Find the recoveries by name, and run all stages of a build with some of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgeq.util.registry import RECOVERIES
 
 
 class Recoverer:
-    """Builds artifacts of one job with recoveries, and keeps what several builds have in common: float models by the
+    """Build artifacts of one job with recoveries, and keep what several builds have in common: float models by the
     recoveries that made them, their statistics, and artifacts by what decides them, since a recovery that finds nothing
     to do is noticed late.
 

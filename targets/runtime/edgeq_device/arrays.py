@@ -61,8 +61,9 @@ def write_npz(
 
 
 def plain_entry(name: str) -> zipfile.ZipInfo:
-    """A compressed member that depends on its name alone. Its date is the earliest that a zip can hold: a real one
-    would make two equal archives differ."""
+    """Return a compressed member that depends on its name alone. Its date is the earliest that a zip can store: a
+    real one would make two equal archives differ.
+    """
     entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.create_system = 3
@@ -71,7 +72,7 @@ def plain_entry(name: str) -> zipfile.ZipInfo:
 
 
 def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
-    """The arrays of an .npz by name, or of an .npy under the name "".
+    """Return the arrays of an .npz by name, or of an .npy under the name "".
 
     Raises:
         DataError: missing, not such a file, truncated, pickled objects, or larger than 4 GiB.
@@ -109,7 +110,7 @@ def _read_npz(stream: IO[bytes], path: Path) -> Dict[str, "np.ndarray[Any, Any]"
 
 
 def npy_header(stream: IO[bytes]) -> "Tuple[Tuple[int, ...], bool, np.dtype[Any]]":
-    """Shape, whether in Fortran's order, and dtype of an .npy stream, which is left at the first value.
+    """Return shape, whether in Fortran's order, and dtype of an .npy stream, which is left at the first value.
 
     Raises:
         ValueError: whatever is wrong with it.
@@ -157,7 +158,7 @@ _MADE_UP = {**DTYPES, "tensor(string)": "object"}
 
 
 def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
-    """Shapes by input name from "name=1,3,224,224" each ("name=" is a scalar).
+    """Return shapes by input name from "name=1,3,224,224" each ("name=" is a scalar).
 
     Raises:
         UsageError: anything else, a size under 1, or a name twice.
@@ -174,7 +175,7 @@ def parse_shapes(texts: Sequence[str]) -> Dict[str, Tuple[int, ...]]:
 
 
 def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, Tuple[np.dtype, Tuple[int, ...]]]:
-    """dtype and concrete shape by input name: what is given, else the model's own with 1 for each open size.
+    """Return dtype and concrete shape by input name: what is given, else the model's own with 1 for each open size.
 
     Raises:
         UsageError: a shape for an unknown input, or one that contradicts the model's.
@@ -202,7 +203,7 @@ def input_specs(session: Any, shapes: Mapping[str, Sequence[int]]) -> Dict[str, 
 def random_feeds(
     session: Any, shapes: Optional[Mapping[str, Sequence[int]]] = None, *, count: int = 8, seed: int = 0
 ) -> List[Dict[str, np.ndarray]]:
-    """`count` samples by the session's signature.
+    """Return `count` samples by the session's signature.
 
     Floats are uniform in [0, 1); integers are 0 or 1, which is valid for ids, masks and lengths alike; strings empty.
 
@@ -235,7 +236,7 @@ _MOST_DIMENSIONS = 64
 
 @dataclass(frozen=True)
 class FrameLimits:
-    """Sizes above which a frame is refused before anything is allocated for it.
+    """Limit the sizes above which a frame is refused before anything is allocated for it.
 
     Attributes:
         text: bytes of JSON.
@@ -253,18 +254,18 @@ class FrameLimits:
 
 
 class LargeFrameError(ValueError):
-    """Arrays that are larger than the limits of a frame."""
+    """Report arrays that are larger than the limits of a frame."""
 
 
 DEFAULT_LIMITS = FrameLimits()
 
 
 def read_frame(stream: IO[bytes], limits: FrameLimits = DEFAULT_LIMITS) -> Optional[Tuple[Dict[str, Any], Arrays]]:
-    """The next frame: its content and its arrays by name; None at the end of the stream.
+    """Return the next frame: its content and its arrays by name; None at the end of the stream.
 
     Raises:
         LargeFrameError: its arrays are larger than `limits` allow.
-        ValueError: it is no frame, or larger than `limits` allow.
+        ValueError: it is not a frame, or larger than `limits` allow.
         EOFError: the stream ends within it.
     """
     head = stream.read(4)

@@ -1,4 +1,4 @@
-"""One benchmark of several sessions: warm-up, the scenarios, what surrounded them, one report.
+"""Benchmark several sessions at once: warm-up, the scenarios, what surrounded them, one report.
 
 The command `edgeq bench` on a workstation and `edgeq_run.py bench` on a device are this function and `bench_lines`."""
 
@@ -33,7 +33,7 @@ _TAKEN_BY = {
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """How to measure.
+    """Describe how to measure.
 
     Attributes:
         scenarios: names from `SCENARIOS`.
@@ -82,7 +82,9 @@ class BenchSettings:
                 raise UsageError(f"the {name} cannot be {value}", "Give a positive number")
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain JSON values: durations in seconds, the latency bound in milliseconds, the rate in queries a second."""
+        """Return plain JSON values: durations in seconds, the latency bound in milliseconds, the rate in queries a
+        second.
+        """
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
         return {key: value for key, value in plain.items() if key not in ("baseline", "warm_up")}
 
@@ -95,7 +97,7 @@ def parse_settings(
     pin: Optional[str] = None,
     **others: Any,
 ) -> BenchSettings:
-    """Settings from options; checked.
+    """Return settings from options, checked.
 
     Args:
         scenario: a name, or "all".
@@ -129,7 +131,8 @@ _COLUMNS = ("p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "mean ms", "CV %", "sample
 
 
 def bench_lines(report: Mapping[str, Any], *, verbose: bool = False) -> List[str]:
-    """The report of `run_bench` as a compact table a scenario, the ratios, and the notes; none is empty at the end.
+    """Return the report of `run_bench` as a compact table a scenario, the ratios, and the notes; no empty line at the
+    end.
 
     Args:
         verbose: add the distributions as lines of bars, and what was measured on.
@@ -268,7 +271,9 @@ class Monitor:
         self._last = time.monotonic()
 
     def finish(self) -> Dict[str, Any]:
-        """The last reading, and everything that was seen, under stable names; null where the system reports none."""
+        """Return the last reading, and everything that was seen, under stable names; null where the system reports
+        none.
+        """
         self._read()
         return {
             "clock_mhz": _range(self.mhz),
@@ -290,7 +295,7 @@ def _difference(first: Optional[int], last: Optional[int]) -> Optional[int]:
 
 
 def environment_notes(seen: Dict[str, Any], cores: int) -> List[str]:
-    """What in `Monitor.finish`'s record may have moved the figures, one sentence each.
+    """Return what in `Monitor.finish`'s record may have moved the figures, one sentence each.
 
     Args:
         cores: logical cores that the load is held against.
@@ -410,7 +415,7 @@ def _try_out(sessions: Mapping[str, Any], feeds: Sequence[scenarios.Feed]) -> No
 
 @dataclass
 class _Bench:
-    """What the scenarios of one benchmark share. There is no monitor yet while models are warmed up."""
+    """Share what the scenarios of one benchmark have in common. There is no monitor yet while models are warmed up."""
 
     sessions: Mapping[str, Sequence[Any]]
     feeds: Sequence[scenarios.Feed]

@@ -1,4 +1,4 @@
-"""From things that can be opened to a report: pin, open, measure memory, find samples, run the benchmark.
+"""Turn things that can be opened into a report: pin, open, measure memory, find samples, run the benchmark.
 
 What `edgeq bench` and `edgeq_run.py bench` have in common, whatever it is that they open."""
 
@@ -29,7 +29,7 @@ Shapes = Mapping[str, Tuple[int, ...]]
 
 @dataclass(frozen=True)
 class BenchModel:
-    """One model to measure.
+    """Describe one model to measure.
 
     Attributes:
         name: what it is called in the report.
@@ -118,8 +118,8 @@ def _check_same_inputs(sessions: Mapping[str, Any]) -> None:
 def bundle_variants(
     bundle: Bundle, device: Device, name: Optional[str] = None
 ) -> Tuple[List[Variant], Tuple[str, ...]]:
-    """The float32 variant that runs here, where the bundle has one, then the one chosen (or named); and why each better
-    variant was passed over.
+    """Return the float32 variant that runs here, where the bundle has one, then the one chosen (or named); and why each
+    better variant was passed over.
 
     Raises:
         BundleError: nothing in the bundle runs on this device, or not what was named.
@@ -132,7 +132,7 @@ def bundle_variants(
 
 
 def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
-    """Subjects named like their variant; those of the component "float32" are named so."""
+    """Return subjects named like their variant; those of the component "float32" are named so."""
     return [
         BenchModel(
             FLOAT if variant.component == FLOAT else variant.name,
@@ -144,7 +144,9 @@ def bundle_models(variants: Sequence[Variant]) -> List[BenchModel]:
 
 
 def bundle_feeds(variants: Sequence[Variant]) -> Optional[Callable[[Any], Sequence[Feed]]]:
-    """The inputs of the self-test as samples, in the form that `bench_models` takes; None where there are none."""
+    """Return the inputs of the self-test as samples, in the form that `bench_models` takes; None where there are
+    none.
+    """
     cases = [case for variant in variants for case in variant.cases]
     if not cases:
         return None

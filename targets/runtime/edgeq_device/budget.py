@@ -1,4 +1,5 @@
-"""What a command may take to read files that may be hostile: memory, processor time, the size of what a file claims.
+"""Limit what a command may take to read files that may be hostile: memory, processor time, the size of what a file
+claims.
 
 One value for workstation and device. The program forks before it imports anything large: the child does the work under
 limits that the system keeps, and the parent waits, so that a model that crashes onnxruntime, takes all memory or never
@@ -19,7 +20,7 @@ from edgeq_device.relay import divert, open_pipe, prepare_output, relay
 
 VARIABLE = "EDGEQ_BUDGET"
 _UNITS = {"": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-_FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 is no limit, and off leaves out all but sample"
+_FIX = f"Set {VARIABLE} as in memory=8GiB,seconds=900,sample=1GiB; 0 means no limit, and off leaves out all but sample"
 _TERMINATES = ("SIGTERM", "SIGHUP")
 _ENDS = ("SIGINT", *_TERMINATES)
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -27,7 +28,7 @@ _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 @dataclass(frozen=True)
 class Budget:
-    """What a command may take.
+    """Limit what a command may take.
 
     Attributes:
         memory: bytes of private memory (RLIMIT_DATA) of each process; 0: no limit; None: three quarters of what the
@@ -44,7 +45,7 @@ class Budget:
 
 
 def read_budget(environment: Mapping[str, str] = os.environ) -> Budget:
-    """The budget that `EDGEQ_BUDGET` sets, with defaults for what it leaves out.
+    """Return the budget that `EDGEQ_BUDGET` sets, with defaults for what it leaves out.
 
     Raises:
         UsageError: it says something else.
@@ -66,7 +67,7 @@ def read_budget(environment: Mapping[str, str] = os.environ) -> Budget:
 
 
 def largest_sample() -> int:
-    """Bytes that one sample, table or text may take beyond those that its file holds.
+    """Return the bytes that one sample, table or text may take beyond those in its file.
 
     Raises:
         UsageError: as `read_budget`.
@@ -120,7 +121,7 @@ def enforce(budget: Budget) -> Budget:
 
 
 def renew(budget: Budget) -> None:
-    """There was progress: from now on the process has all of its processor time again."""
+    """Give the process all of its processor time again, because there was progress."""
     if budget.seconds:
         import resource
 
@@ -178,7 +179,7 @@ def lift_seconds() -> None:
 
 
 class Endings:
-    """Handlers of the signals that end a program: they unwind the stack, so that temporary files are removed.
+    """Handle the signals that end a program: unwind the stack, so that temporary files are removed.
 
     `number` is the signal that came, or 0: libraries make errors of their own of what a handler raises in them, as an
     import does, and the program ends as the signal says all the same.
@@ -249,7 +250,7 @@ def _wait(child: int, program: str, budget: Budget, mask: Iterable[int], pipe: T
 
 
 def _reason(number: int, budget: Budget) -> str:
-    """Why a child that a signal ended was ended."""
+    """Return why a child that a signal ended was ended."""
     if number == getattr(signal, "SIGXCPU", None):
         spent = f"ended after {budget.seconds} s of processor time without progress, or a tenth of it in a model's"
         fix = f"Where you trust the files, raise it: {VARIABLE}=seconds={4 * budget.seconds}"

@@ -37,7 +37,7 @@ _FAR, _FEWEST = 1.2, 0.95
 
 @dataclass(frozen=True)
 class Ratio:
-    """A paired latency ratio with its confidence interval.
+    """Hold a paired latency ratio with its confidence interval.
 
     Attributes:
         estimate: median over the pairs of (latency of a / latency of b): how many times faster b is. One of them, never
@@ -58,7 +58,7 @@ class Ratio:
 
 
 def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_session: bool = False) -> Ratio:
-    """How many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
+    """Return how many times faster `b` is than `a`, from the rounds in which both ran undisturbed.
 
     Each round gives one ratio, of the medians of the two bursts that lie next to each other in time, so drift of the
     clock or of the load cancels. The interval is the order-statistic interval of their median, which assumes nothing
@@ -91,7 +91,7 @@ def ratio(a: Distribution, b: Distribution, *, confidence: float = 0.95, by_sess
 
 
 def _middle(values: np.ndarray) -> int:
-    """Where the median is; of an even number, the upper one of the two in the middle."""
+    """Return the position of the median; of an even number, the upper one of the two in the middle."""
     return int(np.argsort(values, kind="stable")[len(values) // 2])
 
 
@@ -110,7 +110,7 @@ def _interval_rank(n: int, confidence: float) -> Tuple[int, float]:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Runners from the fastest to the slowest.
+    """Order runners from the fastest to the slowest.
 
     Attributes:
         order: names, fastest first. Runners dropped early (see `top`) stand behind those that were not.
@@ -130,7 +130,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class RaceRules:
-    """How models are raced.
+    """Describe how models are raced.
 
     Attributes:
         sessions: of each model.
@@ -172,7 +172,7 @@ def rank_until_settled(
         top: how many of the fastest are of interest (None: all). A runner that is settled to be slower than all of
             them is dropped from further rounds.
         keep: a runner that is never dropped, since the others are compared with it. Where there are
-            `FEWEST_SESSIONS`, what is settled is measured on until each has run undisturbed beside it in all of them.
+            `FEWEST_SESSIONS`, what is settled is measured on until each has run undisturbed next to it in all of them.
         enough: undisturbed rounds after which two neighbours are a tie if the estimate of their ratio is within the
             tolerance, however wide its interval: to narrow that takes many times as long, and gains less than the
             tolerance. Not for `keep`. None: never.
@@ -251,7 +251,7 @@ def _look(
 
 
 def _in_each_session(measured: Mapping[str, Distribution], active: List[str], keep: str) -> bool:
-    """Whether there is a pair with `keep` in each session of each runner, where claims rest on sessions."""
+    """Return whether there is a pair with `keep` in each session of each runner, where claims rest on sessions."""
     sessions = {measured[name].sessions for name in active}
     if not keep or len(sessions) > 1 or max(sessions) < FEWEST_SESSIONS:
         return True
@@ -260,7 +260,7 @@ def _in_each_session(measured: Mapping[str, Distribution], active: List[str], ke
 
 
 def _slower(a: Distribution, b: Distribution, sure: float) -> bool:
-    """Whether `a` is settled to be slower than `b`: to be far slower, fewer rounds suffice."""
+    """Return whether `a` is settled to be slower than `b`: to be far slower, fewer rounds suffice."""
     between = ratio(a, b, confidence=sure)
     return between.low > (1 if between.confidence >= sure else _FAR) and between.confidence >= _FEWEST
 
@@ -289,7 +289,7 @@ FEWEST_ESTIMATED = 3
 
 @dataclass(frozen=True)
 class Claim:
-    """How many times faster a model is than a baseline, as far as that can be claimed.
+    """Hold how many times faster a model is than a baseline, as far as that can be claimed.
 
     Attributes:
         estimate: the median of the pairs' ratios (baseline's latency / the model's), one that was observed; None where
@@ -315,7 +315,7 @@ class Claim:
 
     @property
     def estimated(self) -> Optional[Tuple[float, float, float]]:
-        """(estimate, low, high) where nothing can be claimed; None where something can, or nothing is known."""
+        """Return (estimate, low, high) where nothing can be claimed; None where something can, or nothing is known."""
         if self.interval is not None or self.likely is None:
             return None
         about, low, high = self.likely
@@ -323,7 +323,7 @@ class Claim:
 
     @property
     def interval(self) -> Optional[Tuple[float, float, float]]:
-        """(estimate, low, high); None where nothing can be claimed, whatever the fields of a record claim."""
+        """Return (estimate, low, high); None where nothing can be claimed, whatever the fields of a record claim."""
         if self.reason or self.estimate is None or self.low is None or self.high is None:
             return None
         enough = self.pairs >= FEWEST_PAIRS and self.confidence >= CONFIDENCE
@@ -332,14 +332,16 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """`FASTER` or `SLOWER` where the whole interval says so, `UNSETTLED` where it includes 1, else `UNKNOWN`."""
+        """Return `FASTER` or `SLOWER` where the whole interval says so, `UNSETTLED` where it includes 1, else
+        `UNKNOWN`.
+        """
         found = self.interval
         if found is None:
             return UNKNOWN
         return FASTER if found[1] > 1 else SLOWER if found[2] < 1 else UNSETTLED
 
     def sentence(self, model: str, baseline: str) -> str:
-        """The claim for people."""
+        """Return the claim for people."""
         found, about = self.interval, self.estimated
         if found is None:
             why = self.reason or f"{self.pairs} pair{'' if self.pairs == 1 else 's'} of runs are too few to be sure"
@@ -354,8 +356,9 @@ class Claim:
         return f"{model} runs at {found[0]:.2f} times {baseline}'s speed ({self.figures()})"
 
     def figures(self) -> str:
-        """Interval and milliseconds, such as "1.90 to 2.30; 12.9 → 6.2 ms"; the spread of an estimate, such as
-        "estimated, 1.80 to 2.40"; "" where nothing is known."""
+        """Return interval and milliseconds, such as "1.90 to 2.30; 12.9 → 6.2 ms"; the spread of an estimate, such
+        as "estimated, 1.80 to 2.40"; "" where nothing is known.
+        """
         found, about = self.interval, self.estimated
         if found is None:
             return f"estimated, {about[1]:.2f} to {about[2]:.2f}" if about else ""
@@ -364,19 +367,19 @@ class Claim:
         return f"{found[1]:.2f} to {found[2]:.2f}{spent}"
 
     def to_dict(self) -> Dict[str, Any]:
-        """All figures and the verdict, under their own names."""
+        """Return all figures and the verdict, under their own names."""
         return {**asdict(self), "verdict": self.verdict}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Claim":
-        """The claim that `to_dict` gave."""
+        """Return the claim that `to_dict` gave."""
         known = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
         likely = known.get("likely")
         return cls(**{**known, "likely": None if likely is None else tuple(likely)})
 
 
 def claim(baseline: Distribution, model: Distribution) -> Claim:
-    """What can be claimed of `model` against `baseline`, which were measured together.
+    """Return what can be claimed of `model` against `baseline`, which were measured together.
 
     Only runs that nothing disturbed count, and only rounds (or sessions, see `ratio`) in which both have such
     runs. No claim is made where those are too few for an interval, or where they contradict each other. Then all runs
@@ -417,7 +420,7 @@ def _estimate(baseline: Distribution, model: Distribution) -> Optional[Tuple[flo
 
 
 def _reason(found: Ratio, low: float, high: float, baseline: Distribution, model: Distribution, busy: float) -> str:
-    """Why nothing can be claimed; "" where something can."""
+    """Return why nothing can be claimed; "" where something can."""
     disturbed = max(baseline.disturbed_share, model.disturbed_share)
     stolen = max(baseline.stolen, model.stolen)
     taken = {"other processes used or wanted": busy - stolen, "the virtual machine's host took": stolen}

@@ -1,4 +1,4 @@
-"""`python edgeq_run.py info|verify|bench|infer`: a bundle on its device, with numpy and onnxruntime alone."""
+"""Run `python edgeq_run.py info|verify|bench|infer`: a bundle on its device, with numpy and onnxruntime alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _endings = Endings()
 
 
 def program(root: Path) -> int:
-    """`main` in a process under the limits of the budget, for the program that travels in a bundle."""
+    """Run `main` in a process under the limits of the budget, for the program that travels in a bundle."""
     try:
         confine("edgeq_run")
     except DeviceError as error:

@@ -1,4 +1,4 @@
-"""A connection to a server that is not trusted: every wait ends, and what is received is bounded."""
+"""Connect to an untrusted server: every wait ends, and what is received is bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _URL = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """An absolute http or https URL."""
+    """Describe an absolute http or https URL."""
 
     scheme: str
     host: str
@@ -100,7 +100,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on how slow a registry may be.
+    """Limit how slow a registry may be.
 
     Attributes:
         answer_s: seconds from the start of a request to the headers of its answer. A body may not fall further behind
@@ -120,11 +120,11 @@ LIMITS = Limits()
 
 
 class Broken(HTTPException):
-    """The connection failed, was too slow, or carried too much."""
+    """Report that the connection failed, was too slow, or carried too much."""
 
 
 class Deadline:
-    """The end of a whole push or pull."""
+    """Mark the end of a whole push or pull."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -152,7 +152,7 @@ class Deadline:
 
 
 class Connection(io.RawIOBase):
-    """A socket on which every wait ends, and that takes a bounded number of bytes.
+    """Wrap a socket on which every wait ends, and that takes a bounded number of bytes.
 
     `HTTPResponse` reads from it as from a socket.
     """
@@ -330,7 +330,7 @@ class _Content(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Request:
-    """A request to one server.
+    """Describe a request to one server.
 
     Attributes:
         headers: names and values of plain ASCII; `Host` and what describes `body` are added.
@@ -346,7 +346,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a server to one request at `address`."""
+    """Hold the answer of a server to one request at `address`."""
 
     address: Address
     status: int

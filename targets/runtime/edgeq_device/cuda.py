@@ -1,5 +1,5 @@
-"""Sessions of onnxruntime's own CUDA provider: its libraries are loaded, it has really started, buffers stay on the
-device, and where it can a CUDA graph replays the whole model in one launch.
+"""Open sessions of onnxruntime's own CUDA provider: its libraries are loaded, it has really started, buffers stay on
+the device, and where it can a CUDA graph replays the whole model in one launch.
 
 A session whose inputs and outputs stay in the device's memory between runs, with a plain one's interface.
 
@@ -37,7 +37,7 @@ class _Bound:
 
 
 def shapes_of(feeds: Mapping[str, Any]) -> Key:
-    """The names, shapes and dtypes of inputs."""
+    """Return the names, shapes and dtypes of inputs."""
     return tuple(sorted((name, value.shape, str(value.dtype)) for name, value in feeds.items()))
 
 
@@ -49,7 +49,7 @@ def _in_rows(feeds: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 class BoundSession:
-    """Wraps an `onnxruntime.InferenceSession`.
+    """Wrap an `onnxruntime.InferenceSession`.
 
     Args:
         device: "cuda" or "cpu".
@@ -118,10 +118,10 @@ OpenWith = Callable[[List[Any]], Any]
 
 
 class CapturedSession:
-    """A session whose runs of the first input shapes are captured as a CUDA graph, used like a `BoundSession`.
+    """Capture a session's runs of the first input shapes as a CUDA graph; used like a `BoundSession`.
 
     Other shapes run in a session of their own: a graph goes on using the memory of the session that captured it, and
-    what runs there beside it overwrites that (an illegal memory access, on an H100 with onnxruntime 1.31.1).
+    what runs there next to it overwrites that (an illegal memory access, on an H100 with onnxruntime 1.31.1).
 
     Args:
         captured: a session that captures.
@@ -167,7 +167,7 @@ class CapturedSession:
 
 
 def open_cuda(ort: Any, options: Mapping[str, str], open_with: OpenWith) -> Union[BoundSession, CapturedSession]:
-    """A session on the GPU; what CUDA does not run is left to the CPU.
+    """Return a session on the GPU; what CUDA does not run is left to the CPU.
 
     Args:
         options: of the provider.
@@ -201,7 +201,7 @@ def load_libraries(ort: Any) -> None:
 
 
 def started(ort: Any, provider: str, session: Any) -> Any:
-    """The session, on whose providers `provider` must be.
+    """Return the session, whose providers must include `provider`.
 
     Raises:
         RuntimeUnavailableError: it is not.
@@ -216,16 +216,18 @@ def started(ort: Any, provider: str, session: Any) -> Any:
 
 
 def _log(ort: Any, severity: int) -> None:
-    """What onnxruntime writes to stderr beside its sessions: why a provider does not start is seen nowhere else, but
-    for a provider that runs it has each plan of cuDNN's that it tries in vain."""
+    """Set the severity from which onnxruntime logs to stderr: only its log says why a provider does not start, but a
+    provider that runs also logs each cuDNN plan that it tries in vain.
+    """
     choose = getattr(ort, "set_default_logger_severity", None)
     if choose is not None:
         choose(severity)
 
 
 def sizes_follow(session: Any) -> bool:
-    """Whether the sizes of all outputs are numbers, or names that the inputs' sizes have, too: else they may depend on
-    the values, and a captured graph would repeat the first ones."""
+    """Return whether the sizes of all outputs are numbers, or names that the inputs' sizes have, too: else they may
+    depend on the values, and a captured graph would repeat the first ones.
+    """
     given = {size for spec in session.get_inputs() for size in spec.shape if isinstance(size, str) and is_name(size)}
     return all(isinstance(size, int) or size in given for spec in session.get_outputs() for size in spec.shape)
 
@@ -239,13 +241,15 @@ Load = Callable[[str], Any]
 
 
 def capability_text(capability: Tuple[int, int]) -> str:
-    """The compute capability (7, 5) as "7.5"."""
+    """Return the compute capability (7, 5) as "7.5"."""
     return "{}.{}".format(*capability)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `compute_capability` is (major, minor); `memory_bytes` is None and `driver` "" where unknown."""
+    """Describe one GPU. `compute_capability` is (major, minor); `memory_bytes` is None and `driver` "" where
+    unknown.
+    """
 
     name: str
     compute_capability: Tuple[int, int]
@@ -253,7 +257,7 @@ class Gpu:
     driver: str = ""
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain JSON values; the compute capability as "8.7", the memory in bytes."""
+        """Return plain JSON values; the compute capability as "8.7", the memory in bytes."""
         return {
             "name": self.name,
             "compute_capability": capability_text(self.compute_capability),
@@ -263,7 +267,7 @@ class Gpu:
 
 
 def read_gpus(load: Load = ctypes.CDLL) -> Tuple[Tuple[Gpu, ...], str]:
-    """GPUs in the driver's order, and why there are none ("" where there are)."""
+    """Return GPUs in the driver's order, and why there are none ("" where there are)."""
     problem = "this device has no NVIDIA driver"
     for names, query in ((_NVML, _query_nvml), (_CUDA, _query_cuda)):
         library = _first(load, names)

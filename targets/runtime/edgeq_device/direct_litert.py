@@ -213,7 +213,7 @@ def _fits(sizes: Any, fixed: Sequence[int]) -> bool:
 
 
 class LiteRtSession:
-    """A model in LiteRT's interpreter.
+    """Run a model in LiteRT's interpreter.
 
     Args:
         stated: the model's inputs and outputs, from the file's metadata.

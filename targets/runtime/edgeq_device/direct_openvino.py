@@ -69,8 +69,8 @@ def _imported(engine: EngineSpec) -> Any:
 
 
 class OpenVinoSession:
-    """A model that is compiled by openvino: at once if its sizes are fixed, else for the sizes of the first run, and
-    for open ones when others come. Each costs the memory of the weights.
+    """Run a model that openvino compiles: at once if its sizes are fixed, else for the sizes of the first run, and for
+    open ones when others come. Each costs the memory of the weights.
 
     Args:
         compile_for: the device, and its properties.

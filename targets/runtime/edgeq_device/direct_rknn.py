@@ -101,7 +101,7 @@ def _succeed(code: Any, problem: str) -> None:
 
 
 class RknnSession:
-    """A compiled model on the NPU.
+    """Run a compiled model on the NPU.
 
     Args:
         lite: an `RKNNLite` that has started.

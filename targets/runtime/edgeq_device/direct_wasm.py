@@ -65,7 +65,7 @@ def package_version(engine: EngineSpec) -> str:
 
 
 def package_problem(engine: EngineSpec) -> str:
-    """Return what is in the way of running the package, beside the package itself; "" where nothing is."""
+    """Return what is in the way of running the package, next to the package itself; "" where nothing is."""
     version, wanted = package_version(engine), pins()["version"]
     if shutil.which("node") is None:
         return f"{engine.name} runs in node, which is not on PATH: install node 20 or newer first"
@@ -118,7 +118,7 @@ def _external(model: Path) -> List[Tuple[str, str]]:
 
 
 class Node(Guest):
-    """A process of node with the runtime, which opens any number of models."""
+    """Run a process of node with the runtime, which opens any number of models."""
 
     @property
     def ended(self) -> bool:

@@ -2,7 +2,7 @@
 
 ONNX Runtime's own CPU kernels are one engine. Others come in packages with a library that is registered with the same
 onnxruntime at run time, or with one that runs models by itself, which an adapter opens. What is known of each is
-engines.json, beside this file: part of the code, never of a bundle.
+engines.json, next to this file: part of the code, never of a bundle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from edgeq_device.places import own_table
 
 
 def parse_version(text: str) -> Tuple[int, ...]:
-    """ "1.31.1" → (1, 31, 1); what follows the digits of a part ("1.20.0rc1") is left out; "" sorts before all."""
+    """Return "1.31.1" as (1, 31, 1); what follows the digits of a part ("1.20.0rc1") is left out; "" sorts before
+    all.
+    """
     # Python refuses to read thousands of digits.
     numbers = (re.match(r"[0-9]{1,18}", part) for part in text.split("."))
     return tuple(int(number.group()) for number in numbers if number is not None)
@@ -36,12 +38,12 @@ _IDENTITY = (0, 0)
 
 @lru_cache(maxsize=1)
 def read_vendor() -> str:
-    """ "GenuineIntel", "AuthenticAMD" ...; "" where nothing says so, as on other architectures."""
+    """Return "GenuineIntel", "AuthenticAMD" ...; "" where nothing says so, as on other architectures."""
     return vendor_of(gather())
 
 
 def vendor_of(evidence: Evidence) -> str:
-    """What CPUID answers, by which runtimes go: /proc/cpuinfo shows the host's under an emulator."""
+    """Return what CPUID answers, which runtimes go by: /proc/cpuinfo shows the host's under an emulator."""
     if evidence.cpuid is not None and _IDENTITY in evidence.cpuid.leaves:
         _, ebx, ecx, edx = evidence.cpuid.leaves[_IDENTITY]
         return struct.pack("<3I", ebx, edx, ecx).decode("ascii", "replace").strip("\0 ")
@@ -55,7 +57,7 @@ _PRECISION, _THREADS = "{precision}", "{threads}"
 
 @dataclass(frozen=True)
 class Precision:
-    """What an engine computes in where the model is float.
+    """Describe what an engine computes in where the model is float.
 
     Attributes:
         value: as the engine's option spells it.
@@ -68,7 +70,7 @@ class Precision:
 
 @dataclass(frozen=True)
 class Direct:
-    """A package that runs models by itself, without onnxruntime, where an engine's plug-in does not.
+    """Describe a package that runs models by itself, without onnxruntime, where an engine's plug-in does not.
 
     Attributes:
         adapter: the module of edgeq_device that opens models in it: see `open_engine`.
@@ -85,7 +87,7 @@ class Direct:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How an engine is found and opened.
+    """Describe how an engine is found and opened.
 
     Attributes:
         name: as users write it.
@@ -141,17 +143,17 @@ class EngineSpec:
 
     @property
     def simulated(self) -> bool:
-        """Whether what is opened here is a simulator: its times say nothing."""
+        """Return whether what is opened here is a simulator: its times say nothing."""
         return this_platform() in self.simulated_on
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain JSON values, which `read_engine` takes."""
+        """Return plain JSON values, which `read_engine` takes."""
         known = EngineSpec.__dataclass_fields__
         return {name: value for name, value in asdict(self).items() if name in known}
 
 
 def read_engine(values: Mapping[str, Any]) -> EngineSpec:
-    """The engine of `EngineSpec.to_dict`, whose values are trusted."""
+    """Return the engine of `EngineSpec.to_dict`, whose values are trusted."""
     precisions = {name: Precision(p["value"], tuple(p["fast_on"])) for name, p in values["precisions"].items()}
     names = ("devices", "packages", "libraries", "platforms", "cpu_vendors", "simulated_on")
     lists = {name: tuple(values[name]) for name in names}
@@ -193,12 +195,14 @@ def serving(engine: EngineSpec) -> EngineSpec:
 
 @lru_cache(maxsize=1)
 def engines() -> Mapping[str, EngineSpec]:
-    """What travels with this code, by name."""
+    """Return the engines that travel with this code, by name."""
     return {name: read_engine(values) for name, values in own_table("engines.json").items()}
 
 
 def plugin_of(provider: str) -> Optional[EngineSpec]:
-    """The plug-in engine with that execution provider; None where there is none: it is one of onnxruntime's own."""
+    """Return the plug-in engine with that execution provider; None where there is none: it is one of onnxruntime's
+    own.
+    """
     registered = (engine for engine in engines().values() if engine.module and not engine.by_name)
     return next((engine for engine in registered if engine.provider == provider), None)
 
@@ -229,7 +233,7 @@ def this_platform() -> str:
 
 
 def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
-    """Version of each of the packages that are installed, from its metadata: nothing is imported."""
+    """Return the version of each installed package, from its metadata: nothing is imported."""
     found = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
@@ -238,7 +242,7 @@ def installed_versions(packages: Iterable[str]) -> Dict[str, str]:
 
 
 def installed_version(engine: EngineSpec) -> str:
-    """Version of the package that brings `engine`; "" where there is none."""
+    """Return the version of the package that brings `engine`; "" where there is none."""
     form = serving(engine)
     if form.foreign:
         return str(_adapter(form).package_version(form))
@@ -255,7 +259,7 @@ def installed_package(engine: EngineSpec) -> str:
 
 
 def install_command(engine: EngineSpec) -> str:
-    """The command that installs or renews `engine`."""
+    """Return the command that installs or renews `engine`."""
     engine = serving(engine)
     if engine.install:
         return engine.install
@@ -264,7 +268,7 @@ def install_command(engine: EngineSpec) -> str:
 
 
 def find_library(engine: EngineSpec, runtime: str) -> Path:
-    """The plug-in's library in its package, which is not imported.
+    """Return the plug-in's library in its package, which is not imported.
 
     Args:
         runtime: version of onnxruntime.
@@ -311,7 +315,7 @@ def _package_problem(engine: EngineSpec) -> Optional[RuntimeUnavailableError]:
 
 
 def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
-    """Why that version of a plug-in takes no CPU of `vendor`; "" where it does, or nothing is known."""
+    """Return why that version of a plug-in takes no CPU of `vendor`; "" where it does, or nothing is known."""
     unknown = not vendor or parse_version(version) > parse_version(engine.cpu_vendors_until)
     if not engine.cpu_vendors or vendor in engine.cpu_vendors or unknown:
         return ""
@@ -319,7 +323,7 @@ def vendor_problem(engine: EngineSpec, version: str, vendor: str) -> str:
 
 
 def problem_of(engine: EngineSpec, runtime: str) -> str:
-    """Why a plug-in is not used here and what helps, from its package's metadata; "" where nothing is known."""
+    """Return why a plug-in is not used here and what helps, from its package's metadata; "" where nothing is known."""
     if engine.simulated:
         return f"{engine.name} on {this_platform()} is a simulator, which no device runs models in"
     try:
@@ -330,7 +334,7 @@ def problem_of(engine: EngineSpec, runtime: str) -> str:
 
 
 def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0) -> Dict[str, str]:
-    """The provider options that open `engine`.
+    """Return the provider options that open `engine`.
 
     Raises:
         UsageError: it has no such precision.
@@ -354,7 +358,7 @@ def engine_options(engine: EngineSpec, precision: str = FLOAT, threads: int = 0)
 def open_engine(
     ort: Any, engine: EngineSpec, model: Any, options: Any, *, precision: str = FLOAT, threads: int = 0
 ) -> Any:
-    """An `onnxruntime.InferenceSession` of `model` in `engine`; what the engine does not take runs on the CPU.
+    """Return an `onnxruntime.InferenceSession` of `model` in `engine`; what the engine does not take runs on the CPU.
 
     Args:
         ort: the onnxruntime module.
@@ -406,7 +410,7 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
     engine = serving(engine)
     library = find_library(engine, str(ort.__version__))
     if engine.adapter:
-        raise RuntimeUnavailableError(f"{engine.packages[0]} is no plug-in of onnxruntime", "Choose another engine")
+        raise RuntimeUnavailableError(f"{engine.packages[0]} is not a plug-in of onnxruntime", "Choose another engine")
     if not any(device.ep_name == engine.provider for device in ort.get_ep_devices()):
         try:
             if engine.imported:
@@ -427,7 +431,7 @@ def _devices(ort: Any, engine: EngineSpec) -> List[Any]:
 
 @dataclass(frozen=True)
 class WrongKernels:
-    """One thing that is wrong in a range of releases.
+    """Describe one fault in a range of releases.
 
     Attributes:
         provider: whose kernels they are.
@@ -474,7 +478,7 @@ class WrongKernels:
 
 @lru_cache(maxsize=1)
 def known_wrong() -> Tuple[WrongKernels, ...]:
-    """Read known_wrong.json, beside this file: part of the code, never of a bundle."""
+    """Read known_wrong.json, next to this file: part of the code, never of a bundle."""
     lists = ("features", "without", "products")
     return tuple(
         WrongKernels(**{**row, **{key: tuple(row[key]) for key in lists}}) for row in own_table("known_wrong.json")

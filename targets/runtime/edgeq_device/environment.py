@@ -1,4 +1,4 @@
-"""What surrounds a measurement: clock, temperature, load, memory, and the cores it may run on.
+"""Read what surrounds a measurement: clock, temperature, load, memory, and the cores it may run on.
 
 Everything is read from the files in which Linux shows it; on other systems, and in containers that hide them, a
 reading is absent, never guessed. All readers take the root of the file system, so that recorded machines can be
@@ -46,7 +46,7 @@ def _number(text: Optional[str]) -> Optional[float]:
 
 
 def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
-    """MHz now by logical core, from cpufreq, else from /proc/cpuinfo."""
+    """Return MHz now by logical core, from cpufreq, else from /proc/cpuinfo."""
     found = {}
     for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
         khz = _number(read_text(path))
@@ -59,14 +59,14 @@ def read_frequencies(root: Path = ROOT) -> Dict[int, float]:
 
 
 def read_governors(root: Path = ROOT) -> Tuple[str, ...]:
-    """The distinct cpufreq governors in use, sorted."""
+    """Return the distinct cpufreq governors in use, sorted."""
     paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     texts = (read_text(path) for path in paths)
     return tuple(sorted({t.strip() for t in texts if t and t.strip()}))
 
 
 def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
-    """Degrees Celsius by thermal zone, as "zone0 (cpu-thermal)"."""
+    """Return degrees Celsius by thermal zone, as "zone0 (cpu-thermal)"."""
     found = {}
     for path in sorted((root / "sys/class/thermal").glob("thermal_zone[0-9]*")):
         millidegrees = _number(read_text(path / "temp"))
@@ -78,14 +78,16 @@ def read_temperatures(root: Path = ROOT) -> Dict[str, float]:
 
 
 def read_throttle_count(root: Path = ROOT) -> Optional[int]:
-    """How often cores were throttled for heat since the start, summed; None where it is not counted."""
+    """Return how often cores were throttled for heat since the start, summed; None where it is not counted."""
     paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/core_throttle_count")
     counts = [n for n in (_number(read_text(path)) for path in paths) if n is not None]
     return int(sum(counts)) if counts else None
 
 
 def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
-    """In how many periods the container's CPU quota held its processes back; None where there is no such count."""
+    """Return in how many periods the container's CPU quota held its processes back; None where there is no such
+    count.
+    """
     for place in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         match = re.search(r"^nr_throttled (\d+)", read_text(root / place) or "", re.M)
         if match:
@@ -94,14 +96,14 @@ def read_quota_throttles(root: Path = ROOT) -> Optional[int]:
 
 
 def read_load(root: Path = ROOT) -> Optional[float]:
-    """The load average of the last minute: processes running or waiting for a core."""
+    """Return the load average of the last minute: processes running or waiting for a core."""
     text = read_text(root / "proc/loadavg")
     return _number(text.split()[0]) if text and text.split() else None
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Clock ticks since the start over all cores: everything, work (not idle, not stolen), stolen by the host."""
+    """Count clock ticks since the start over all cores: everything, work (not idle, not stolen), stolen by the host."""
 
     total: int
     work: int
@@ -109,7 +111,7 @@ class CpuTimes:
 
 
 def read_cpu_times(root: Path = ROOT) -> Optional[CpuTimes]:
-    """Clock ticks of all cores since the start of the system, from /proc/stat; None where it is not there."""
+    """Return clock ticks of all cores since the start of the system, from /proc/stat; None where it is not there."""
     match = re.match(r"cpu +([0-9 ]+)\n", read_text(root / "proc/stat") or "")
     if not match:
         return None
@@ -120,14 +122,17 @@ def read_cpu_times(root: Path = ROOT) -> Optional[CpuTimes]:
 
 
 def read_runnable(root: Path = ROOT) -> Optional[int]:
-    """How many threads of the whole machine run or wait for a core just now, this one included, from /proc/stat."""
+    """Return how many threads of the whole machine run or wait for a core just now, this one included, from
+    /proc/stat.
+    """
     match = re.search(r"^procs_running (\d+)$", read_text(root / "proc/stat") or "", re.M)
     return int(match.group(1)) if match else None
 
 
 def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int], Optional[int]]:
-    """Bytes of a process that are in memory (RSS): now, and at most so far. Of another one than this, which a number
-    names, Linux alone tells."""
+    """Return the bytes of a process that are in memory (RSS): now, and at most so far. For another process, given by
+    number, only Linux tells.
+    """
     status = read_text(root / "proc" / process / "status")
     if status is not None:
         values = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", status, re.M))
@@ -142,14 +147,14 @@ def read_memory(root: Path = ROOT, process: str = "self") -> Tuple[Optional[int]
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """The processor's name as /proc/cpuinfo states it, else what Python's `platform` reports."""
+    """Return the processor's name as /proc/cpuinfo states it, else what Python's `platform` reports."""
     info = read_text(root / "proc/cpuinfo") or ""
     match = re.search(r"^(?:model name|Model|Hardware|cpu model)\s*:\s*(.+)$", info, re.M)
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def parse_cores(text: str) -> Tuple[int, ...]:
-    """Core numbers from "0,2,4-7".
+    """Return core numbers from "0,2,4-7".
 
     Raises:
         UsageError: anything else.
@@ -188,7 +193,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 
 def describe_machine(root: Path = ROOT) -> Dict[str, Any]:
-    """The machine under stable names, for a report."""
+    """Return a description of the machine under stable names, for a report."""
     return {
         "cpu": cpu_name(root),
         "architecture": platform.machine(),
@@ -205,13 +210,13 @@ _MOST = -20
 
 
 class Precedence:
-    """Niceness of this process's threads. One that its user has made nicer than others stays so.
+    """Set the niceness of this process's threads. One that its user has made nicer than others stays so.
 
     Args:
         root: of the file system, for tests.
 
     Raises:
-        UsageError: `EDGEQ_NICE` is no whole number from -20 to 0.
+        UsageError: `EDGEQ_NICE` is not a whole number from -20 to 0.
     """
 
     def __init__(self, *, root: Path = ROOT) -> None:
@@ -257,10 +262,10 @@ class Precedence:
 
 
 def wanted_niceness() -> int:
-    """What `EDGEQ_NICE` says, the utmost precedence where it says nothing.
+    """Return the niceness that `EDGEQ_NICE` asks for, else the utmost precedence.
 
     Raises:
-        UsageError: it is no whole number from -20 to 0.
+        UsageError: it is not a whole number from -20 to 0.
     """
     text = os.environ.get(SETTING, "").strip()
     try:
@@ -285,7 +290,7 @@ _PAUSE_S, _PATIENCE = 0.002, 15
 
 
 class Waits:
-    """The times at which threads of this process waited for a core.
+    """Record the times at which threads of this process waited for a core.
 
     Args:
         root: of the file system, for tests.
@@ -330,7 +335,7 @@ class Waits:
         self._next = now + (self._clock() - now) / _OVERHEAD if len(self._files) > _FEW_THREADS else now
 
     def disturbed(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """bool[n]: which of the runs since `start` overlap with a wait; empty where nothing is known.
+        """Return bool[n]: which of the runs since `start` overlap with a wait; empty where nothing is known.
 
         Args:
             starts, ends: float64[n]: seconds of the clock.
@@ -407,7 +412,7 @@ class Waits:
 
 
 class Others:
-    """Measures how much of the machine others use, from now on, and how much they want."""
+    """Measure how much of the machine others use, from now on, and how much they want."""
 
     def __init__(self, *, root: Path = ROOT, own_cpu_s: Callable[[], float] = time.process_time) -> None:
         self._root = root
@@ -418,13 +423,15 @@ class Others:
         self._first = read_cpu_times(root)
 
     def share(self) -> Optional[float]:
-        """The share of the machine's time that other processes used, 0 to 1; None where the system does not say."""
+        """Return the share of the machine's time that other processes used, 0 to 1; None where the system does not
+        say.
+        """
         ticks_per_s = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
         found = self._share_of("work", (self._own_cpu_s() - self._own_first) * ticks_per_s)
         return None if found is None else min(1.0, max(0.0, found))
 
     def stolen_share(self) -> Optional[float]:
-        """The share that a virtual machine's host took."""
+        """Return the share that a virtual machine's host took."""
         return self._share_of("stolen")
 
     def _share_of(self, kind: str, without: float = 0.0) -> Optional[float]:
@@ -442,15 +449,17 @@ class Others:
             self._wanted.append(min(1.0, max(0, runnable - 1) / self._cores))
 
     def busy(self) -> float:
-        """The share that others used, or wanted and did not get since this process has precedence, and what the host
-        took; 0 where the system does not say."""
+        """Return the share that others used, or wanted and did not get since this process has precedence, and what
+        the host took; 0 where the system does not say.
+        """
         wanted = sum(self._wanted) / len(self._wanted) if self._wanted else 0.0
         return min(1.0, max(self.share() or 0.0, wanted) + (self.stolen_share() or 0.0))
 
 
 class Watch:
-    """Both for one measurement, which takes precedence over others meanwhile, as far as its clock is the machine's: on
-    another one nothing is known."""
+    """Record waits and others for one measurement, which takes precedence over others meanwhile, as far as its clock
+    is the machine's: on another one nothing is known.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -477,7 +486,7 @@ class Watch:
             self._others.look()
 
     def start(self) -> None:
-        """A turn begins."""
+        """Begin a turn."""
         if self._real:
             self._precedence.take()
             self.waits.start()
@@ -492,5 +501,5 @@ class Watch:
         return self._others.busy() if self._real else 0.0
 
     def stolen(self) -> float:
-        """Of that, what a virtual machine's host took."""
+        """Return the part of it that a virtual machine's host took."""
         return min(self.busy(), self._others.stolen_share() or 0.0)

@@ -1,4 +1,4 @@
-"""What the device side raises on purpose, with the exit codes of edgeq/errors.py.
+"""Define what the device side raises on purpose, with the exit codes of edgeq/errors.py.
 
     DeviceError                  1
     ├── UsageError               2   an argument that makes no sense
@@ -19,7 +19,9 @@ AGAIN = "Do not use this bundle; get it again from where it was made"
 
 
 class DeviceError(Exception):
-    """Base of all deliberate failures: one line that says what is wrong and where, and what to do about it."""
+    """Serve as the base of all deliberate failures: one line that says what is wrong and where, and what to do about
+    it.
+    """
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""The CPU features of this machine, from the operating system and the CPU alone, in one spelling.
+"""Read the CPU features of this machine, from the operating system and the CPU alone, in one spelling.
 
 Names are those that Linux prints in /proc/cpuinfo (`avx512_vnni`, `amx_int8`, `asimddp`, `i8mm`), except that x86's
 `pni` is `sse3`. `gather` reads, `interpret` decides; recordings of other machines go through `interpret` alike.
@@ -7,7 +7,7 @@ ONNX Runtime chooses its kernels by x86-64's CPUID instruction, so that counts w
 (Windows lists neither VNNI nor AMX; a container may hide /proc/cpuinfo's flags; Linux does not list AVX-VNNI-INT8) and
 where /proc/cpuinfo describes another CPU (under a user-mode emulator it shows the host's).
 
-The bits and names are in features.json, beside this file, with their sources.
+The bits and names are in features.json, next to this file, with their sources.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Registers = Tuple[int, int, int, int]
 
 
 class Answers(NamedTuple):
-    """CPUID by (leaf, subleaf), and XCR0: the register states that the operating system saves."""
+    """Hold CPUID by (leaf, subleaf), and XCR0: the register states that the operating system saves."""
 
     leaves: Mapping[Tuple[int, int], Registers]
     xcr0: int
@@ -46,7 +46,7 @@ FEATURES = frozenset(_BITS)
 
 
 def bit_of(feature: str) -> Tuple[int, int, int, int]:
-    """Where CPUID reports `feature`: leaf, subleaf, register (0 is EAX) and bit."""
+    """Return where CPUID reports `feature`: leaf, subleaf, register (0 is EAX) and bit."""
     leaf, subleaf, register, bit, _ = _BITS[feature]
     return leaf, subleaf, register, bit
 
@@ -147,7 +147,7 @@ _SYSCTL = ("/usr/sbin/sysctl", "hw", "machdep.cpu")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a machine reports about itself, not yet interpreted.
+    """Hold what a machine reports about itself, not yet interpreted.
 
     Attributes:
         system: `platform.system()`: "Linux", "Darwin", "Windows".
@@ -170,7 +170,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the evidence comes to.
+    """Hold the interpretation of the evidence.
 
     Attributes:
         architecture: "x86_64", "arm64", "riscv64", or the system's own lower-case name of another one.
@@ -188,13 +188,13 @@ class Reading:
 
 
 def read_features() -> Tuple[str, FrozenSet[str]]:
-    """This machine's architecture and normalised CPU features."""
+    """Return this machine's architecture and normalised CPU features."""
     reading = interpret(gather())
     return reading.architecture, reading.features
 
 
 def gather() -> Evidence:
-    """The evidence of this machine. It takes a few milliseconds at most, except sysctl's process on macOS."""
+    """Return the evidence of this machine. It takes a few milliseconds at most, except sysctl's process on macOS."""
     system, machine = platform.system(), platform.machine()
     runs_x86_64 = normalise_architecture(machine) == "x86_64" and struct.calcsize("P") == 8
     # On macOS, XCR0 shows AVX-512 only to threads that have used it; sysctl is right there.
@@ -247,13 +247,13 @@ def _listed(evidence: Evidence, architecture: str) -> Tuple[FrozenSet[str], str]
 
 
 def normalise_architecture(machine: str) -> str:
-    """One name per architecture, from `platform.machine()` of any system."""
+    """Return one name per architecture, from `platform.machine()` of any system."""
     spelling = machine.strip().lower()
     return _ARCHITECTURES.get(spelling, spelling)
 
 
 def normalise(spellings: Iterable[str]) -> FrozenSet[str]:
-    """Feature names of any source in the one spelling."""
+    """Return feature names of any source in the one spelling."""
     lower = (spelling.strip().lower() for spelling in spellings)
     return frozenset(_TABLE["spellings"].get(spelling, spelling) for spelling in lower if spelling)
 
@@ -277,20 +277,22 @@ def parse_cpuinfo(text: str, architecture: str) -> FrozenSet[str]:
 
 
 def read_hwcap(auxv: bytes) -> Tuple[int, int]:
-    """AT_HWCAP and AT_HWCAP2 from the bytes of /proc/self/auxv (64-bit, little endian)."""
+    """Return AT_HWCAP and AT_HWCAP2 from the bytes of /proc/self/auxv (64-bit, little endian)."""
     entries: Dict[int, int] = dict(struct.iter_unpack("<QQ", auxv[: len(auxv) // 16 * 16]))
     return entries.get(16, 0), entries.get(26, 0)
 
 
 def parse_hwcap(hwcap: int, hwcap2: int = 0) -> FrozenSet[str]:
-    """Features in ARM64's AT_HWCAP and AT_HWCAP2. Old kernels' /proc/cpuinfo and 32-bit shells leave some out."""
+    """Return the features in ARM64's AT_HWCAP and AT_HWCAP2. Old kernels' /proc/cpuinfo and 32-bit shells leave some
+    out.
+    """
     names = [name for bit, name in enumerate(_TABLE["hwcap"]["bits"].split()) if hwcap >> bit & 1]
     names += [name for bit, name in enumerate(_TABLE["hwcap"]["bits2"].split()) if hwcap2 >> bit & 1]
     return frozenset(names)
 
 
 def parse_sysctl(text: str) -> FrozenSet[str]:
-    """Features in macOS's `sysctl hw machdep.cpu`, ARM64 or x86-64."""
+    """Return the features in macOS's `sysctl hw machdep.cpu`, ARM64 or x86-64."""
     found: Set[str] = set()
     for line in text.splitlines():
         key, _, value = line.partition(":")
@@ -302,7 +304,7 @@ def parse_sysctl(text: str) -> FrozenSet[str]:
 
 
 def parse_identity(text: str) -> Dict[str, str]:
-    """The first processor's fields of /proc/cpuinfo, by their own keys ("model name", "CPU part", …)."""
+    """Return the first processor's fields of /proc/cpuinfo, by their own keys ("model name", "CPU part", …)."""
     fields: Dict[str, str] = {}
     for line in text.splitlines():
         key, colon, value = line.partition(":")
@@ -312,7 +314,7 @@ def parse_identity(text: str) -> Dict[str, str]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file, or nothing where the system does not have it or does not show it."""
+    """Return the file, or nothing where the system does not have it or does not show it."""
     try:
         return path.read_bytes()
     except OSError:

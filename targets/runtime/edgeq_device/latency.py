@@ -1,4 +1,4 @@
-"""Timing of runners side by side: warm-up until stable, then interleaved bursts, so that noise hits all alike.
+"""Time runners side by side: warm-up until stable, then interleaved bursts, so that noise hits all alike.
 
 A runner is a function without arguments that runs one query. Why bursts and not single runs in turn: a run right after
 another model's pays for cold caches (measured: 5 to 20 % on a 1 ms model) and shares its cores with that model's
@@ -26,7 +26,7 @@ _BINS = 40
 
 
 def percentile(ordered: np.ndarray, fraction: float) -> float:
-    """The latency at 0-based position floor(fraction x n) of n latencies in ascending order.
+    """Return the latency at 0-based position floor(fraction x n) of n latencies in ascending order.
 
     This is MLPerf LoadGen's definition: a latency that was really observed, never an interpolation, and never
     smaller than a share `fraction` of the others. With n <= 1 / (1 - fraction) it is the largest one.
@@ -42,7 +42,7 @@ def percentile(ordered: np.ndarray, fraction: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Distribution:
-    """Latencies of one runner, in the order in which they were measured.
+    """Hold latencies of one runner, in the order in which they were measured.
 
     Attributes:
         samples_ms: float64[n], n >= 1: milliseconds of each query.
@@ -87,43 +87,45 @@ class Distribution:
 
     @property
     def count(self) -> int:
-        """The number of latencies: queries, not model samples."""
+        """Return the number of latencies: queries, not model samples."""
         return int(self.samples_ms.size)
 
     @property
     def p50(self) -> float:
-        """The median latency in milliseconds, by `percentile`: observed, not interpolated."""
+        """Return the median latency in milliseconds, by `percentile`: observed, not interpolated."""
         return percentile(self._ordered, 0.5)
 
     @property
     def p99(self) -> float:
-        """The latency in milliseconds that 99 % of the queries do not exceed."""
+        """Return the latency in milliseconds that 99 % of the queries do not exceed."""
         return percentile(self._ordered, 0.99)
 
     @property
     def p999(self) -> float:
-        """The latency in milliseconds that 99.9 % of the queries do not exceed."""
+        """Return the latency in milliseconds that 99.9 % of the queries do not exceed."""
         return percentile(self._ordered, 0.999)
 
     @property
     def minimum(self) -> float:
-        """The shortest latency in milliseconds."""
+        """Return the shortest latency in milliseconds."""
         return float(self._ordered[0])
 
     @property
     def disturbed_share(self) -> float:
-        """The share of queries that were disturbed, 0 to 1; 0 where that is not known."""
+        """Return the share of queries that were disturbed, 0 to 1; 0 where that is not known."""
         return float(self.disturbed.mean()) if self.disturbed.size else 0.0
 
     def undisturbed(self) -> Distribution:
-        """The queries that nothing disturbed; all where there are none, or none is known to be so."""
+        """Return the queries that nothing disturbed; all where there are none, or none is known to be so."""
         if not 0 < self.disturbed_share < 1:
             return self
         left = self.samples_ms[~self.disturbed]
         return Distribution(left, samples_per_query=self.samples_per_query, busy=self.busy, stolen=self.stolen)
 
     def round_medians(self) -> np.ndarray:
-        """float64[r]: the median latency of each round, milliseconds, without disturbed queries; NaN if all are."""
+        """Return float64[r]: the median latency of each round, milliseconds, without disturbed queries; NaN if all
+        are.
+        """
         samples = np.where(self.disturbed, np.nan, self.samples_ms) if self.disturbed.size else self.samples_ms
         ends = np.append(self.rounds[1:], self.count)
         if np.all(ends - self.rounds == 1):
@@ -152,20 +154,22 @@ class Distribution:
 
 
 def shared_edges(distributions: Sequence[Distribution]) -> np.ndarray:
-    """float64[41]: histogram edges, evenly spaced in log(milliseconds), from the least to the greatest p99.9."""
+    """Return float64[41]: histogram edges, evenly spaced in log(milliseconds), from the least to the greatest p99.9."""
     low = max(min(d.minimum for d in distributions), 1e-6)
     high = max(max(d.p999 for d in distributions), low * 1.01)
     return np.geomspace(low, high, _BINS + 1)
 
 
 def histogram(distribution: Distribution, edges: np.ndarray) -> List[int]:
-    """How many latencies lie between successive `edges`; what lies beyond an end counts in the bin at that end."""
+    """Return how many latencies lie between successive `edges`; those beyond an end count in the bin at that end."""
     counts, _ = np.histogram(np.clip(distribution.samples_ms, edges[0], edges[-1]), edges)
     return [int(c) for c in counts]
 
 
 def sparkline(counts: Sequence[int]) -> str:
-    """One character a bin, its height by the share of the fullest bin; a bin that is not empty is never blank."""
+    """Return one character a bin, its height by the share of the fullest bin; a bin that is not empty is never
+    blank.
+    """
     top = max(counts) if len(counts) else 0
     return "".join(" " if c == 0 else _BARS[max(1, round(8 * c / top))] for c in counts)
 
@@ -183,7 +187,7 @@ session's memory happens to lie moves the speed of a small model by up to a fift
 
 @dataclass(frozen=True)
 class WarmUp:
-    """When a runner counts as warm: the medians of the last two windows of runs differ by at most `tolerance`.
+    """Define when a runner counts as warm: the medians of the last two windows of runs differ by at most `tolerance`.
 
     Attributes:
         window: runs a window.
@@ -202,7 +206,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class WarmedUp:
-    """What a warm-up took, and what it found."""
+    """Record what a warm-up took, and what it found."""
 
     runs: int
     seconds: float
@@ -256,7 +260,7 @@ def _steady(latencies: List[float], window: int, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class Bursts:
-    """How long a runner's turn in a round is.
+    """Set how long a runner's turn in a round is.
 
     Attributes:
         length_s: recorded seconds of a turn (at least one run).
@@ -268,7 +272,7 @@ class Bursts:
 
 
 class Burst(NamedTuple):
-    """One turn of a runner.
+    """Describe one turn of a runner.
 
     Attributes:
         samples: seconds of each run.
@@ -284,7 +288,7 @@ class Burst(NamedTuple):
 
 
 def burst(run: Runner, bursts: Bursts, slow: bool, watch: Watch) -> Burst:
-    """One turn; `slow`: without a lead-in."""
+    """Return one turn; `slow`: without a lead-in."""
     clock, look = watch.clock, watch.waits.look
     samples, ends = array("d"), array("d")  # 8 bytes a query even in a ten-minute run
     now = clock()
@@ -322,7 +326,7 @@ def out_of_reach(undisturbed: float, spent_s: float, left_s: float) -> bool:
 
 
 class Recorder:
-    """The latencies of one runner as they come in, turn by turn."""
+    """Record the latencies of one runner as they come in, turn by turn."""
 
     def __init__(self, run: Runners, bursts: Bursts, watch: Watch) -> None:
         here = [partial(burst, one, watch=watch) for one in _each(run)]
@@ -336,16 +340,16 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """The number of recorded runs."""
+        """Return the number of recorded runs."""
         return len(self._samples)
 
     @property
     def rounds(self) -> int:
-        """The number of turns taken."""
+        """Return the number of turns taken."""
         return len(self._starts)
 
     def turn(self) -> bool:
-        """One burst: whether a run of it was not disturbed."""
+        """Run one burst, and return whether a run of it was not disturbed."""
         slow = self.count > 0 and self.busy_s / self.count >= self._bursts.length_s
         self._watch.look_around()
         taken = self._turns[self.rounds % len(self._turns)](self._bursts, slow)
@@ -357,7 +361,9 @@ class Recorder:
         return not taken.disturbed.size or not taken.disturbed.all()
 
     def distribution(self, samples_per_query: int = 1) -> Distribution:
-        """What was recorded so far: latencies in milliseconds, a round a turn, throughput over the recorded time."""
+        """Return what was recorded so far: latencies in milliseconds, a round a turn, throughput over the recorded
+        time.
+        """
         disturbed = np.concatenate(self._disturbed) if self._disturbed else np.empty(0, bool)
         return Distribution(
             np.array(self._samples, np.float64) * 1e3,
@@ -385,7 +391,7 @@ def measure_interleaved(
     clock: Clock = time.perf_counter,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Dict[str, Distribution]:
-    """Latency distributions of several runners, taken in interleaved bursts.
+    """Return latency distributions of several runners, taken in interleaved bursts.
 
     Args:
         min_duration_s: recorded seconds that every runner gets at least,

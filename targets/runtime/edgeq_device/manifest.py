@@ -36,7 +36,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 
 def check_file_name(name: str, where: str) -> str:
-    """`name` if it is a relative POSIX path that stays inside the bundle on every operating system.
+    """Return `name` if it is a relative POSIX path that stays inside the bundle on every operating system.
 
     Raises:
         BundleError: absolute, `..`, a backslash, a drive or a device name, a control character, or too long.
@@ -82,7 +82,7 @@ def check_file_names(names: Iterable[str], where: str) -> None:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether `name` can name a component or a variant: letters, digits and `._+-`, at most 100 characters."""
+    """Return whether `name` can name a component or a variant: letters, digits and `._+-`, at most 100 characters."""
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
 
 
@@ -108,7 +108,7 @@ _MANIFEST_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The manifest's entry of one file: sha256 in lower-case hex, size in bytes."""
+    """Hold the manifest's entry of one file: sha256 in lower-case hex, size in bytes."""
 
     sha256: str
     size: int
@@ -116,7 +116,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """manifest.json: `components` maps a name to its directory, `files` a relative path to its record."""
+    """Hold manifest.json: `components` maps a name to its directory, `files` a relative path to its record."""
 
     name: str
     components: Mapping[str, str]
@@ -184,7 +184,7 @@ def _parse_files(values: object, where: str) -> Dict[str, FileRecord]:
 
 
 def resolve_reference(reference: str, directory: str, where: str) -> str:
-    """The path inside the bundle that a payload's `reference` means.
+    """Return the path inside the bundle that a payload's `reference` means.
 
     `sha256:<hex>[/sub/path]` is a shared asset, anything else is relative to `directory` (the variant's, as a path
     inside the bundle).
@@ -199,7 +199,7 @@ def resolve_reference(reference: str, directory: str, where: str) -> str:
 
 
 def strings_in(values: Mapping[str, Any], key: str, where: str) -> List[str]:
-    """The list of strings under `key`; empty where it is absent."""
+    """Return the list of strings under `key`; empty where it is absent."""
     found = values.get(key, [])
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise BundleError(f"{where}: {key} is not a list of strings")
@@ -232,7 +232,7 @@ _PLACE = 2
 
 @dataclass(frozen=True)
 class Hashed:
-    """The files and folders of a bundle's directory as they were when the files were hashed.
+    """Record the files and folders of a bundle's directory as they were when the files were hashed.
 
     Attributes:
         root: the bundle's directory.
@@ -279,7 +279,7 @@ _UNWRITABLE = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLON
 
 
 def list_directory(root: Path) -> Dict[str, int]:
-    """Relative POSIX path → size in bytes of every file under `root`.
+    """Return relative POSIX path → size in bytes of every file under `root`.
 
     Raises:
         BundleError: a link, a device, a pipe, or a name that a bundle may not hold.
@@ -330,7 +330,7 @@ def list_archive(archive: zipfile.ZipFile, where: str) -> Dict[str, zipfile.ZipI
 
 
 def read_unlisted(stream: IO[bytes], what: str) -> bytes:
-    """The bytes of the manifest or of the signature, at most `MAX_BYTES`.
+    """Return the bytes of the manifest or of the signature, at most `MAX_BYTES`.
 
     Raises:
         BundleError: it is larger.
@@ -342,8 +342,9 @@ def read_unlisted(stream: IO[bytes], what: str) -> bytes:
 
 
 def is_harmless(name: str) -> bool:
-    """Whether a file of this relative name may lie in a bundle's directory unlisted: at the top, where people's outputs
-    and notes end up, and nothing that Python, a system's loader or ONNX Runtime would load."""
+    """Return whether a file of this relative name may lie in a bundle's directory unlisted: at the top, where
+    people's outputs and notes end up, and nothing that Python, a system's loader or ONNX Runtime would load.
+    """
     return "/" not in name and _LOADABLE.search(name) is None
 
 
@@ -448,7 +449,7 @@ def check_assets(records: Mapping[str, FileRecord], where: str) -> None:
 
 
 def directory_hash(members: Mapping[str, str]) -> str:
-    """The model package's hash of a directory: sha256 of lines `<sha256>  <relative path>`, sorted by path."""
+    """Return the model package's hash of a directory: sha256 of lines `<sha256> <relative path>`, sorted by path."""
     text = "".join(f"{members[name]}  {name}\n" for name in sorted(members))
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
@@ -475,7 +476,7 @@ def check_content(stream: IO[bytes], record: FileRecord, what: str, sink: Option
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """Open a file for reading that is no link."""
+    """Open a file for reading that is not a link."""
     # O_NOFOLLOW: the file could have become a link since it was listed.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags), "rb")

@@ -1,4 +1,4 @@
-"""How much memory a model takes: measured in a process of its own, as two sessions in one cannot be separated."""
+"""Measure how much memory a model takes in a process of its own, as two sessions in one cannot be separated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeq_device.sessions import onnxruntime, open_unchecked
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Resident memory in bytes.
+    """Hold resident memory in bytes.
 
     Attributes:
         load_bytes: growth by opening the session.
@@ -31,7 +31,7 @@ class MemoryUse:
     process_peak_bytes: int
 
     def to_dict(self) -> Dict[str, int]:
-        """The figures in bytes under their own names."""
+        """Return the figures in bytes under their own names."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""The references of an ONNX file to data outside it, read from its protobuf wire format without loading the model.
+"""Find the references of an ONNX file to data outside it, read from its protobuf wire format without loading the model.
 
 A device has no protobuf package, and onnxruntime must not open the file before its external data has been judged. The
 walk follows only the fields that lead to tensors and skips everything else, weights included, by its length. Where
@@ -95,7 +95,7 @@ _NO_RUNS: Mapping[int, "re.Pattern[bytes]"] = {}
 
 @dataclass(frozen=True)
 class ExternalTensor:
-    """A tensor whose location or entries refer to data outside the file.
+    """Describe a tensor whose location or entries refer to data outside the file.
 
     Attributes:
         name: shortened for messages.
@@ -112,7 +112,7 @@ class ExternalTensor:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """What was found.
+    """Hold what was found.
 
     Attributes:
         external: in the order of the file.
@@ -144,8 +144,8 @@ def read_onnx(path: Path, where: str) -> OnnxFile:
 
 
 def read_metadata(model: Union[Path, bytes], key: str, where: str) -> Optional[bytes]:
-    """The value of entry `key` in the metadata of an ONNX file, of which nothing else is read. None where it has none,
-    or is no file of protobuf fields, which is for whoever opens it to report.
+    """Return the value of entry `key` in the metadata of an ONNX file, of which nothing else is read. None where it has
+    none, or is not a file of protobuf fields, which whoever opens it reports.
 
     Raises:
         BundleError: the entry occurs twice.
@@ -171,7 +171,7 @@ def read_context(path: Path, where: str) -> bytes:
     """Return what the one node of an ONNX file holds, where that is code compiled for an execution provider.
 
     Raises:
-        BundleError: it is no such file.
+        BundleError: it is not such a file.
     """
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -212,7 +212,7 @@ def _entries(data: Any, key: bytes) -> List[bytes]:
 
 
 def walk_onnx(data: Any, where: str) -> OnnxFile:
-    """`read_onnx` of bytes, or of anything that is indexed, cut and searched like bytes."""
+    """Run `read_onnx` on bytes, or on anything that is indexed, cut and searched like bytes."""
     # onnxruntime's own format carries this mark, and is opened by it whatever the file is called.
     if data[4:8] == b"ORTM":
         raise BundleError(f"{where} is in ONNX Runtime's own format; a bundle holds ONNX files")
@@ -255,7 +255,7 @@ class _Walk:
                 self.context_outside |= not self._embedded(at, end)
 
     def _embedded(self, at: int, end: int) -> bool:
-        """Whether a node says, once, that what was compiled is inside it."""
+        """Return whether a node says, once, that what was compiled is inside it."""
         found = []
         for number, wire, value, stop in self.fields(at, end, _NO_RUNS):
             if number == _ATTRIBUTE and wire == _BYTES:

@@ -41,7 +41,7 @@ _NO_SLICES: Slices = MappingProxyType({})
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """One output over all cases, or a slice of one.
+    """Hold the comparison of one output over all cases, or a slice of one.
 
     Attributes:
         name: of the output, and the place of the slice.
@@ -57,30 +57,30 @@ class OutputCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether shape and dtype agree and the error is within the tolerance."""
+        """Return whether shape and dtype agree and the error is within the tolerance."""
         return not self.problem and self.max_error <= self.tolerance
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain JSON values; what is infinite is null."""
+        """Return plain JSON values; what is infinite is null."""
         error, allowed = (value if math.isfinite(value) else None for value in (self.max_error, self.tolerance))
         return {"max_error": error, "tolerance": allowed, "passed": self.passed, "problem": self.problem}
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The verdict: a bundle without vectors has no outputs here and does not pass."""
+    """Hold the verdict: a bundle without vectors has no outputs here and does not pass."""
 
     cases: int
     outputs: Tuple[OutputCheck, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether there is at least one case that compares something, and every output passed."""
+        """Return whether there is at least one case that compares something, and every output passed."""
         return self.cases > 0 and bool(self.outputs) and all(check.passed for check in self.outputs)
 
     @property
     def reason(self) -> str:
-        """Why it did not pass; "" where it did."""
+        """Return why it did not pass; "" where it did."""
         if not self.outputs:
             return "it brings no self-test"
         return "; ".join(
@@ -103,7 +103,7 @@ def run_selftest(variant: Variant, session: Any) -> SelfTest:
 
 
 def _answers(variant: Variant, session: Any) -> Iterator[Tuple[Arrays, Arrays]]:
-    """What the session gives for each case, and what is expected."""
+    """Yield what the session gives for each case, and what is expected."""
     for case in variant.cases:
         feeds, expected = read_arrays(case.inputs), read_arrays(case.outputs)
         names = sorted(expected)
@@ -158,7 +158,7 @@ def _compare_slice(
 
 
 def compare(found: "np.ndarray[Any, Any]", expected: "np.ndarray[Any, Any]") -> Tuple[float, str]:
-    """Largest absolute difference in float64, and what else differs ("" if nothing does)."""
+    """Return the largest absolute difference in float64, and what else differs ("" if nothing does)."""
     if found.shape != expected.shape:
         return float("inf"), f"shape {found.shape} where {expected.shape} is expected"
     if found.dtype.kind == expected.dtype.kind == "U":
@@ -186,7 +186,7 @@ RUN_S = 3600.0
 
 @dataclass(frozen=True)
 class Opened:
-    """A variant with its session. `passed_over` says, for each better variant, why it is not this one."""
+    """Hold a variant with its session. `passed_over` says, for each better variant, why it is not this one."""
 
     choice: Choice
     session: Any
@@ -228,7 +228,7 @@ def open_best(
 
 
 def open_variant(variant: Variant, threads: int = 0) -> Any:
-    """A session of `variant`; where a plug-in runs it, in a process of its own that ends with the session.
+    """Return a session of `variant`; where a plug-in runs it, in a process of its own that ends with the session.
 
     Raises:
         RuntimeUnavailableError: it does not open; the plug-in crashes or hangs.
@@ -252,7 +252,7 @@ def _refuse_wrong(variant: Variant, session: Any, title: str) -> None:
 
 
 def start_variant(variant: Variant, threads: int = 0) -> Any:
-    """`open_variant` without the self-test."""
+    """Run `open_variant` without the self-test."""
     engine = plugin_of(variant.ep)
     if engine is None:
         return open_session(variant, threads)
@@ -319,7 +319,7 @@ def check_feeds(session: Any, feeds: Mapping[str, "np.ndarray[Any, Any]"]) -> No
 
 
 def output_place(bundle: Bundle, wanted: Optional[Path]) -> Path:
-    """Where outputs go: `wanted`, or beside the bundle where none is.
+    """Return where outputs go: `wanted`, or next to the bundle where none is given.
 
     Raises:
         OutputError: it is the bundle, or would become or replace a part of it, or make it unreadable.
@@ -346,7 +346,7 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
     """Write `outputs` as an .npz that appears whole or not at all.
 
     Raises:
-        OutputError: `path` exists (without `force`), is no regular file (with it too), or cannot be written.
+        OutputError: `path` exists (without `force`), is not a regular file (with it too), or cannot be written.
     """
     taken = OutputError(f"{path} exists already", "Pass --force to replace it, or choose another output")
     try:
@@ -354,7 +354,7 @@ def save_outputs(path: Path, outputs: Mapping[str, "np.ndarray[Any, Any]"], *, f
             if not force:
                 raise taken
             if not stat.S_ISREG(path.lstat().st_mode):  # a rename would put a file in the place of a device or a link
-                raise OutputError(f"{path} is no regular file, and is not replaced", "Choose another output")
+                raise OutputError(f"{path} is not a regular file, and is not replaced", "Choose another output")
         with draft_of(path) as draft:
             write_npz(draft, outputs)
             if force:

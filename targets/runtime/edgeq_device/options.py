@@ -1,4 +1,4 @@
-"""Which session and provider options a bundle may set, and to what: the rows of options.json, beside this file.
+"""Decide which session and provider options a bundle may set, and to what: the rows of options.json, next to this file.
 
 A bundle is untrusted input, and ONNX Runtime's options open, write and load files, take addresses of functions, and
 grow in number with each release. So an option is refused unless it has a row, which gives the form of its values and
@@ -40,7 +40,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Rule:
-    """One option that a bundle may set.
+    """Describe one option that a bundle may set.
 
     Attributes:
         form: of its values; one of
@@ -60,7 +60,7 @@ class Rule:
 
     @property
     def place(self) -> str:
-        """ "file" or "folder" where the value is a reference to what the bundle holds, else ""."""
+        """Return "file" or "folder" where the value refers to something in the bundle, else ""."""
         return str(self.form.get("place", ""))
 
 
@@ -99,7 +99,7 @@ def provider_problem(ep: str, key: str, value: str) -> str:
 
 
 def read_session_options(options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]) -> Dict[str, str]:
-    """`options` of a bundle, checked, with references replaced by paths.
+    """Return `options` of a bundle, checked, with references replaced by paths.
 
     Args:
         resolve: gives the path for a reference and its kind ("file" or "folder"), or raises BundleError.
@@ -118,7 +118,7 @@ def read_session_options(options: Mapping[str, str], where: str, resolve: Callab
 def read_provider_options(
     ep: str, options: Mapping[str, str], where: str, resolve: Callable[[str, str], str]
 ) -> Dict[str, str]:
-    """`read_session_options` for the options of execution provider `ep`."""
+    """Run `read_session_options` for the options of execution provider `ep`."""
     found = {}
     for key, value in options.items():
         _refuse(provider_problem(ep, key, value), f"{where}: provider option {_quoted(key)}")
@@ -176,7 +176,7 @@ def _refuse(problem: str, what: str) -> None:
 
 def _problem(known: Mapping[str, Rule], key: str, value: str, unknown: str) -> str:
     if len(key) > MAX_KEY or not _printable(key):
-        return f"is no name of an option: printable ASCII, at most {MAX_KEY} characters"
+        return f"is not a name of an option: printable ASCII, at most {MAX_KEY} characters"
     if key not in known:
         return unknown
     if len(value) > MAX_VALUE or not _printable(value):
@@ -241,7 +241,7 @@ KEY = "edgeq.session_options"
 
 
 def model_options(model: Union[Path, bytes], where: str) -> Dict[str, str]:
-    """The session options that `model`, a file or its bytes, carries; `where` names it in messages.
+    """Return the session options that `model`, a file or its bytes, carries; `where` names it in messages.
 
     Raises:
         BundleError: the entry is not as it should be, or has an option or a value that a model may not set.
@@ -281,7 +281,7 @@ MOST_THREADS = 1024
 
 
 def session_options(ort: Any, *, config: Mapping[str, str], threads: int = 0, optimization: str = "all") -> Any:
-    """An `onnxruntime.SessionOptions` that logs nothing but what ends the process.
+    """Return an `onnxruntime.SessionOptions` that logs nothing but what ends the process.
 
     Args:
         ort: the onnxruntime module.

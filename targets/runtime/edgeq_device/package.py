@@ -1,4 +1,4 @@
-"""Opening a bundle, as a directory or as an `.edgeq` zip. Everything is checked before anything is loaded.
+"""Open a bundle, as a directory or as an `.edgeq` zip. Everything is checked before anything is loaded.
 
 Whether a bundle's models take their weights from files of the bundle and from nowhere else.
 
@@ -51,8 +51,8 @@ def check_models(variants: Sequence[Variant], root: Path, files: Mapping[str, Fi
     """Check the model of each variant of the bundle whose files (`files`: as in its manifest) lie under `root`.
 
     Raises:
-        BundleError: a model that is no ONNX file or holds compiled code, or external data that are not wholly inside
-            one of the bundle's files, of the size that the tensor's shape and type need.
+        BundleError: a model that is not an ONNX file or holds compiled code, or external data that are not wholly
+            inside one of the bundle's files, of the size that the tensor's shape and type need.
     """
     found: Dict[Tuple[str, str, bool], None] = {}
     for variant in variants:
@@ -126,14 +126,14 @@ _FIX = "Name what `edgeq package` wrote: a directory, or an .edgeq file"
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened, checked bundle. Close it (or use `with`): its files may lie in a temporary directory.
+    """Hold an opened, checked bundle. Close it (or use `with`): its files may lie in a temporary directory.
 
     Attributes:
         source: what was opened.
         root: the directory with the files: `source` itself, or a private one with a copy or with what a zip held.
         manifest: the bytes of its manifest.
         metadata: additional_metadata.edgeq without the file list.
-        extra: files at the top of its directory that are no part of it; nothing reads them.
+        extra: files at the top of its directory that are not part of it; nothing reads them.
         signature: the bytes of its signature, unverified (see `edgeq_device.trust`); None where it has none.
     """
 
@@ -150,16 +150,18 @@ class Bundle:
 
     @property
     def manifest_sha256(self) -> str:
-        """The hash that stands for the whole bundle, since the manifest holds all others."""
+        """Return the hash that identifies the whole bundle, since the manifest lists all others."""
         return hashlib.sha256(self.manifest).hexdigest()
 
     @property
     def in_place(self) -> bool:
-        """Whether its files are opened where they were hashed, and others may write, instead of from a private copy."""
+        """Return whether its files are opened where they were hashed, and others may write, instead of from a
+        private copy.
+        """
         return self.root == self.source
 
     def facts(self) -> Dict[str, Any]:
-        """What the JSON forms of `info` and `verify` say of the bundle itself."""
+        """Return what the JSON forms of `info` and `verify` say of the bundle itself."""
         return {
             "bundle": str(self.source),
             "name": self.name,
@@ -188,13 +190,13 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
         expect: the sha256 that its manifest must have, in hex: what the sender says of the bundle.
 
     Raises:
-        UsageError: `expect` is no sha256.
+        UsageError: `expect` is not a sha256.
         BundleError: what is wrong, before anything of the bundle was loaded.
         OutputError: a zip cannot be unpacked: the temporary folder is full, or there is none.
     """
     source = Path(path)
     if expect is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", expect):
-        raise UsageError(f"{expect!r} is no sha256", "Give 64 hexadecimal digits, as `info` and `verify` print them")
+        raise UsageError(f"{expect!r} is not a sha256", "Give 64 hexadecimal digits, as `info` and `verify` print them")
     if source.is_dir():
         return _open_directory(source, expect)
     if not source.is_file():
@@ -203,9 +205,9 @@ def open_bundle(path: Union[str, Path], *, expect: Optional[str] = None) -> Bund
 
 
 def beside(source: Path, suffix: str) -> Path:
-    """The place beside the bundle at `source` that is named as the bundle is, and `suffix`."""
+    """Return the path next to the bundle at `source` with the bundle's name and `suffix`."""
     place = source.absolute()
-    if place.name == "..":  # which is no name, and lies in the folder that it leads out of
+    if place.name == "..":  # which is not a name, and lies in the folder that it leads out of
         place = place.resolve()
     return place.with_name(place.name + suffix)
 
@@ -264,7 +266,7 @@ def _open_archive(source: Path, expect: Optional[str]) -> Bundle:
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
         with source.open("rb") as stream:
             head = stream.read(len(_ZIP))
-        what, fix = "it is no zip archive" if head else "it is empty", _FIX
+        what, fix = "it is not a zip archive" if head else "it is empty", _FIX
         if head == _ZIP:
             what, fix = f"it is a zip archive that is damaged or cut off ({error})", "Get it again"
         elif head[:1] == _IR_VERSION:

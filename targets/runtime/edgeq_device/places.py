@@ -1,4 +1,4 @@
-"""Files of the runner: tables beside its code, a draft that is renamed to its place, and a temporary folder."""
+"""Place files of the runner: tables next to its code, a draft that is renamed to its place, and a temporary folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SET_CACHE = "Set XDG_CACHE_HOME to a folder that only you can write"
 
 @contextmanager
 def draft_of(place: Path) -> Iterator[Path]:
-    """An empty file beside `place`, to be written and renamed there; removed where that does not come about.
+    """Return an empty file next to `place`, to be written and renamed there; removed where that does not happen.
 
     It has the mode that the umask gives, which tempfile's files (0600) have not.
     """
@@ -38,7 +38,7 @@ def draft_of(place: Path) -> Iterator[Path]:
 
 
 def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
-    """A new folder for the user alone, whose name begins with `name`, and what removes it.
+    """Return a new folder for the user alone, whose name begins with `name`, and what removes it.
 
     It is removed at the end of the process at the latest: a signal can unwind the stack between any two steps of the
     caller. A process that was forked from this one leaves it. On Windows a file that ONNX Runtime still maps cannot be
@@ -72,7 +72,7 @@ def temporary_folder(name: str, what: str) -> Tuple[Path, Callable[[], None]]:
 def private_cache(program: str, *names: str) -> Path:
     """Return the folder of these names, one in the other, in the user's cache (XDG_CACHE_HOME); make what is missing.
 
-    What lies there was put there by this user: each folder is no link and the user's own, and those below `program`
+    What lies there was put there by this user: each folder is not a link and the user's own, and those below `program`
     are nobody else's to write.
 
     Raises:
@@ -97,7 +97,7 @@ def private_cache(program: str, *names: str) -> Path:
 
 
 def _check_private(place: Path, found: os.stat_result, refused: int) -> None:
-    """Refuse what is no folder, another user's folder, and one of a mode with any bit of `refused`."""
+    """Refuse what is not a folder, another user's folder, and one of a mode with any bit of `refused`."""
     if not stat.S_ISDIR(found.st_mode):
         raise OutputError(f"{place} is a link or a file", "Move it")
     if hasattr(os, "geteuid") and (found.st_mode & refused or found.st_uid not in (os.geteuid(), 0)):
@@ -158,7 +158,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _renamed(source: Path, place: Path, flags: Mapping[str, int]) -> bool:
-    """Whether the system has this kind of rename, and has done it."""
+    """Return whether the system has this kind of rename, and has done it."""
     try:
         import ctypes
     except ImportError:  # a Python without it

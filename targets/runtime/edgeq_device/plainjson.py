@@ -1,4 +1,4 @@
-"""JSON from untrusted input: bounded in size and depth, no key twice, no NaN, no million-digit number."""
+"""Parse JSON from untrusted input: bounded in size and depth, no key twice, no NaN, no million-digit number."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MAX_DIGITS = 30
 
 
 def parse_json(data: bytes, where: str, *, values: Optional[int] = None, halves: bool = False) -> Dict[str, Any]:
-    """The JSON object in `data` (UTF-8).
+    """Return the JSON object in `data` (UTF-8).
 
     Args:
         where: names the file in messages.
         values: how many values it may have at most; None: as many as its size allows.
-        halves: accept half a character (a lone surrogate), as names of files that are no text have it.
+        halves: accept half a character (a lone surrogate), as names of files that are not text have it.
 
     Raises:
         BundleError: too large, too deep, not JSON, a key twice, a number that JSON does not have, or not an object.

@@ -24,7 +24,7 @@ _DTYPES = ("float16", "float32", "float64")
 
 
 class Prepare:
-    """The preprocessing of one model.
+    """Preprocess for one model.
 
     Args:
         record: `preprocessing` of a variant's edgeq.json.

@@ -21,7 +21,7 @@ _MOST_LABELS, _LONGEST = 1_000_000, 1 << 24
 
 
 class Model:
-    """The best variant of a bundle for this device, open. Close it, or use `with`.
+    """Hold the best variant of a bundle for this device, open. Close it, or use `with`.
 
     Attributes:
         bundle: what was opened; its hashes are checked.

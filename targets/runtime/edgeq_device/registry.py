@@ -1,4 +1,4 @@
-"""Requests to one repository of an OCI registry, with the login that Docker keeps for it.
+"""Send requests to one repository of an OCI registry, with the login that Docker keeps for it.
 
 A login goes to the registry that was named and to the realm that this registry names itself, over TLS or on this
 machine; the token that it brings goes to the registry. No other host gets either, wherever redirects and upload
@@ -54,7 +54,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Reference:
-    """A place in a registry: HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
+    """Describe a place in a registry: HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]."""
 
     host: str
     repository: str
@@ -67,7 +67,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """The reference that `text` writes.
+    """Return the reference that `text` writes.
 
     Raises:
         UsageError: it is none.
@@ -77,17 +77,17 @@ def parse_reference(text: str) -> Reference:
         login, at, place = re.sub(r"^\w+:/+|@sha256:[^@]*$", "", text).rpartition("@")
         if at and ("/" in place or "/" not in login):
             raise UsageError(
-                f"{place[:100]!a} with a login in front of it is no place in a registry",
+                f"{place[:100]!a} with a login in front of it is not a place in a registry",
                 "Leave it out: logins are those of docker login and oras login",
             )
         raise UsageError(
-            f"{text[:100]!a} is no place in a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
+            f"{text[:100]!a} is not a place in a registry", "Write HOST/REPOSITORY, :TAG or @sha256:… after it"
         )
     return Reference(**{name: value or "" for name, value in match.groupdict().items()})
 
 
 class Registry:
-    """HTTP to the repository of a reference; https always, but for this very machine."""
+    """Speak HTTP to the repository of a reference; https always, but for this very machine."""
 
     def __init__(self, reference: Reference, limits: Limits = LIMITS) -> None:
         self.reference = reference
@@ -280,10 +280,10 @@ def fetch(reference: Reference, folder: Path, limits: Limits = LIMITS) -> None:
 
 
 def layers_of(manifest: Mapping[str, Any], where: str) -> Dict[str, FileRecord]:
-    """Path inside the bundle → size and hash of each layer."""
+    """Return path inside the bundle → size and hash of each layer."""
     layers = manifest.get("layers")
     if manifest.get("artifactType") != ARTIFACT_TYPE or not isinstance(layers, list) or len(layers) > MAX_FILES:
-        raise BundleError(f"{where} is no model in the layout of ModelPack", "Push it with edgeq push")
+        raise BundleError(f"{where} is not a model in the layout of ModelPack", "Push it with edgeq push")
     found: Dict[str, FileRecord] = {}
     names = []
     for layer in layers:

@@ -22,7 +22,7 @@ TAIL_BYTES = 1 << 13
 
 
 class Tail:
-    """Empties the stderr of `process` in a thread, so that the process never waits, and keeps the last bytes alone.
+    """Empty the stderr of `process` in a thread, so that the process never waits, and keep the last bytes alone.
 
     The pipe is this object's from then on: `process.stderr` is None.
     """
@@ -35,7 +35,7 @@ class Tail:
         self._thread.start()
 
     def read(self, within_s: float = 1.0) -> bytes:
-        """The last `TAIL_BYTES` so far; where the process has ended, all that it wrote is waited for."""
+        """Return the last `TAIL_BYTES` so far; where the process has ended, wait for all that it wrote."""
         self._thread.join(within_s)
         return self._kept
 
@@ -52,8 +52,9 @@ _PASSWORD = re.compile(r"(https?:/{1,2}|:)[^\s/\\'\"]{1,256}@(?!sha256:)", re.IG
 
 
 def printable(text: str) -> str:
-    r"""`text` with an escape (`\n`, `\x1b`, `\u202e`) for each line break, control character, mark of direction, lone
-    surrogate and whatever else is not seen."""
+    r"""Return `text` with an escape (`\n`, `\x1b`, `\u202e`) for each line break, control character, mark of
+    direction, lone surrogate and other invisible character.
+    """
     if text.isprintable():
         return text
     seen = (c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
@@ -68,18 +69,20 @@ def printable_lines(text: str) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """`text` with "…" for each password of an address in it: "tcp://user:…@host", "https://…@host"."""
+    """Return `text` with "…" for each password of an address in it: "tcp://user:…@host", "https://…@host"."""
     return _PASSWORD.sub(r"\1…@", text)
 
 
 def json_text(plain: Any) -> str:
-    """JSON for standard output, ASCII alone."""
+    """Return JSON for standard output, ASCII alone."""
     return json.dumps(plain, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def prepare_output() -> None:
-    """What the caller has closed is nowhere: no file that is opened later may take its number. What the encoding of
-    standard output does not have is written as escapes, as it is on stderr (a file name need not be text)."""
+    """Prepare the standard streams. A stream that the caller has closed goes nowhere: no file that is opened later
+    may take its number. Characters that the encoding of standard output lacks are written as escapes, as on stderr
+    (a file name need not be text).
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115  # they live as long as the program
@@ -95,7 +98,7 @@ _LAST_PIECES = 16
 
 
 class Outlet(io.TextIOWrapper):
-    """A standard stream that escapes what moves a cursor: Python's libraries print names and warnings there, too."""
+    """Wrap a standard stream and escape what moves a cursor: Python's libraries print names and warnings there, too."""
 
     def write(self, text: str) -> int:
         """Write `text` through `printable_lines`."""
@@ -192,7 +195,7 @@ def relay(child: int, reader: int, writer: int) -> int:
 
 def _write(data: bytes) -> None:
     text = _COLOUR.sub("", data.decode("utf-8", "backslashreplace"))
-    # Lone spaces that a library printed to colour its last line are no line.
+    # Lone spaces that a library printed to colour its last line are not a line.
     shown = "".join(f"{MARK}{printable(line)}\n" for line in text.split("\n") if line.strip())
     # Where nobody reads any more, the process that works must not wait for it.
     with suppress(OSError):

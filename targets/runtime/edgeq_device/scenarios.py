@@ -1,4 +1,4 @@
-"""The four scenarios of MLPerf Inference: what a query is, when it is issued, and which figure counts.
+"""Define the four scenarios of MLPerf Inference: what a query is, when it is issued, and which figure counts.
 
     single-stream   one sample a query, the next as soon as the last is done             p90 of the latency
     multi-stream    eight samples a query, the next as soon as the last is done          p99 of the latency
@@ -27,7 +27,7 @@ Feed = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario's name, the figure that counts (a key of its report), and the samples of one query."""
+    """Describe a scenario: its name, the figure that counts (a key of its report), and the samples of one query."""
 
     name: str
     metric: str
@@ -46,7 +46,9 @@ _PROBE_S, _TRIALS, _WITHIN = 2.0, 8, 1.1
 
 
 def sample_order(samples: int, draws: int, seed: int) -> List[int]:
-    """`draws` indices into `samples` samples: whole shuffles one after another, so that all occur equally often."""
+    """Return `draws` indices into `samples` samples: whole shuffles one after another, so that all occur equally
+    often.
+    """
     if samples == 1:
         return [0] * draws
     random = np.random.default_rng(seed)
@@ -57,7 +59,8 @@ def sample_order(samples: int, draws: int, seed: int) -> List[int]:
 def query_runner(
     session: Any, feeds: Sequence[Feed], *, samples_per_query: int = 1, batch: int = 1, seed: int = 0
 ) -> Runner:
-    """A function that runs the next query on `session`, an `onnxruntime.InferenceSession` or what runs like one.
+    """Return a function that runs the next query on `session`, an `onnxruntime.InferenceSession` or an object that runs
+    like one.
 
     Args:
         feeds: the fixed set of samples, each what `session.run` takes.
@@ -98,7 +101,7 @@ def _stack(feeds: List[Feed], batch: int) -> List[Dict[str, np.ndarray]]:
 
 @dataclass(frozen=True, eq=False)
 class ServerResult:
-    """One run of the server scenario.
+    """Hold one run of the server scenario.
 
     Attributes:
         latency: from a query's arrival to its completion.
@@ -118,12 +121,12 @@ class ServerResult:
 
     @property
     def valid(self) -> bool:
-        """Whether the rate was sustained: p99 within the bound."""
+        """Return whether the rate was sustained: p99 within the bound."""
         return self.complete and self.latency.p99 <= self.latency_bound_ms
 
 
 def arrivals(rate_qps: float, min_duration_s: float, min_queries: int, seed: int) -> np.ndarray:
-    """float64[n]: arrival times in seconds of a Poisson process, rising.
+    """Return float64[n]: arrival times in seconds of a Poisson process, rising.
 
     The gaps are exponential with mean 1 / rate. They go on until both limits are met, so n >= `min_queries` and the
     last arrival is at `min_duration_s` or later.
@@ -187,8 +190,8 @@ def serve(
 
 
 def estimate_max_rate(service_s: np.ndarray, latency_bound_ms: float, seed: int = 0, queries: int = 20_000) -> float:
-    """The highest Poisson rate, queries a second, at which a single worker with these service times keeps p99 within
-    the bound; 0 where none does. Simulated, not run: it is where the search on the machine starts.
+    """Return the highest Poisson rate, queries a second, at which a single worker with these service times keeps p99
+    within the bound; 0 where none does. Simulated, not run: the search on the machine starts there.
 
     With service times S and arrivals A, completions follow Lindley's recursion C[i] = max(A[i], C[i-1]) + S[i], which
     unrolls to C[i] = T[i] + max over j <= i of (A[j] - T[j-1]), T being the running sum of S. Scaling one set of
@@ -221,7 +224,7 @@ def find_max_rate(
     full_s: float,
     seed: int = 0,
 ) -> ServerResult:
-    """The highest rate that holds on the machine, to a tenth.
+    """Return the highest rate that the machine sustains, to a tenth.
 
     The search starts from the simulated rate and halves, on a logarithmic scale, the gap between the highest rate
     that held and the lowest that did not, each tried for a few seconds; what it finds is then run in full.

@@ -19,7 +19,7 @@ from edgeq_device.variants import Variant
 def wrong_here(
     version: str, architecture: str, features: Collection[str], provider: str = "CPUExecutionProvider"
 ) -> Tuple[WrongKernels, ...]:
-    """What is wrong in one release of onnxruntime on one CPU."""
+    """Return what is wrong in one release of onnxruntime on one CPU."""
     rows = [row for row in known_wrong() if row.provider == provider]
     return tuple(row for row in rows if row.in_release(version) and row.on(architecture, features))
 
@@ -29,7 +29,7 @@ CPU = "CPUExecutionProvider"
 
 @dataclass(frozen=True)
 class Device:
-    """What the choice depends on.
+    """Describe what the choice depends on.
 
     Attributes:
         architecture: "x86_64", "arm64" ...
@@ -55,20 +55,20 @@ class Device:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a variant fits a device; `reasons` are what it lacks, empty where it fits."""
+    """Say whether a variant fits a device; `reasons` are what it lacks, empty where it fits."""
 
     variant: Variant
     reasons: Tuple[str, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether nothing that the variant requires is lacking."""
+        """Return whether nothing that the variant requires is lacking."""
         return not self.reasons
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The variant to run, why it was chosen, and the verdict on each of the others, in the bundle's order."""
+    """Hold the variant to run, why it was chosen, and the verdict on each of the others, in the bundle's order."""
 
     variant: Variant
     why: str
@@ -99,7 +99,7 @@ def judge(variant: Variant, device: Device) -> Verdict:
 
 
 def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
-    """What of the variant this release of onnxruntime is known to compute wrongly on this device."""
+    """Return what of the variant this release of onnxruntime is known to compute wrongly on this device."""
     products = variant.info.get("products", [])
     if not isinstance(products, list) or not all(isinstance(product, str) for product in products):
         raise BundleError(f"variant {variant.name}: products is not a list of strings")
@@ -108,7 +108,7 @@ def _wrong_reasons(variant: Variant, device: Device) -> List[str]:
 
 
 def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> List[str]:
-    """What of a plug-in engine `variant` needs and `device` lacks."""
+    """Return what of a plug-in engine `variant` needs and `device` lacks."""
     precision = precision_of(variant, engine)
     fast_on = engine.precisions[precision].fast_on
     reasons = [device.plugins[variant.ep]] if device.plugins[variant.ep] else []
@@ -118,7 +118,7 @@ def _engine_reasons(variant: Variant, engine: EngineSpec, device: Device) -> Lis
 
 
 def precision_of(variant: Variant, engine: EngineSpec) -> str:
-    """What `variant` computes in where its model is float.
+    """Return what `variant` computes in where its model is float.
 
     Raises:
         BundleError: `engine` has no such precision.
@@ -131,7 +131,7 @@ def precision_of(variant: Variant, engine: EngineSpec) -> str:
 
 
 def _gpu_reasons(variant: Variant, device: Device) -> List[str]:
-    """What of a GPU and of TensorRT `variant` needs and `device` lacks."""
+    """Return what of a GPU and of TensorRT `variant` needs and `device` lacks."""
     wanted = {key: variant.info.get(key, "") for key in ("min_compute_capability", "min_tensorrt", "below_tensorrt")}
     reasons: List[str] = []
     least = wanted["min_compute_capability"]

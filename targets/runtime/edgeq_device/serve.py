@@ -3,7 +3,7 @@
 A `Guest` is the side that asks, `serve` the side that answers: requests on standard input, answers on standard output.
 `main` serves a plug-in engine on a device; edgeq_guest.py adds what the workstation needs.
 
-`python -m` and PYTHONPATH would both put folders first that hold what the user downloaded: a `numpy.py` beside the
+`python -m` and PYTHONPATH would both put folders first that hold what the user downloaded: a `numpy.py` next to the
 model would run. The child is isolated (-I), searches where this process does without the working directory, and takes
 edgeq_device from where this process has it, which may be a zip.
 """
@@ -57,7 +57,7 @@ def python_command(module: str) -> List[str]:
 
 
 def describe_exit(code: int) -> str:
-    """How a child ended, in words: "exit code 3", "signal SIGSEGV"."""
+    """Return how a child ended, in words: "exit code 3", "signal SIGSEGV"."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -98,7 +98,7 @@ class TensorInfo:
 
 
 class Guest:
-    """A program that runs and answers requests; `end` it when it is not needed any more.
+    """Control a program that runs and answers requests; `end` it when it is not needed any more.
 
     Args:
         title: names it in messages.
@@ -209,7 +209,7 @@ class Guest:
 
 @dataclass(frozen=True, eq=False)
 class GuestSession:
-    """The part of `onnxruntime.InferenceSession` that measuring needs; as there, equal to itself alone."""
+    """Provide the part of `onnxruntime.InferenceSession` that measuring needs; as there, equal to itself alone."""
 
     guest: Guest
     number: int
@@ -230,7 +230,7 @@ class GuestSession:
         return self.providers
 
     def run(self, output_names: Optional[Sequence[str]], input_feed: Mapping[str, Any]) -> List[Any]:
-        """As onnxruntime's; None for an output that is no array."""
+        """As onnxruntime's; None for an output that is not an array."""
         names = list(output_names or [output.name for output in self.outputs])
         feeds = {name: np.asarray(value) for name, value in input_feed.items()}
         _, results = self.guest.exchange({"do": "run", "session": self.number, "outputs": names}, feeds)
@@ -254,7 +254,7 @@ class GuestSession:
 
 @dataclass(frozen=True)
 class GuestRunner:
-    """Queries that run in the guest: see `edgeq_device.latency.Runner`."""
+    """Run queries in the guest: see `edgeq_device.latency.Runner`."""
 
     session: GuestSession
     number: int
@@ -326,18 +326,20 @@ def open_request(variant: Variant, threads: int) -> Request:
 
 
 def open_requested(request: Request) -> Any:
-    """A session, opened by the very code that opens a bundle's variant; under the profiler, if that is wanted."""
+    """Return a session, opened by the very code that opens a bundle's variant; under the profiler, if that is
+    wanted.
+    """
     variant, engine = requested_variant(request), requested_engine(request)
     return open_session(variant, request["threads"], engine, profile=request.get("profile", ()))
 
 
 def requested_engine(request: Request) -> Optional[EngineSpec]:
-    """The engine that a request to open a session names."""
+    """Return the engine that a request to open a session names."""
     return read_engine(request["engine"]) if request["engine"] is not None else None
 
 
 def requested_variant(request: Request) -> Variant:
-    """The variant that a request to open one describes."""
+    """Return the variant that a request to open one describes."""
     return Variant(
         name=request["name"],
         component="model",

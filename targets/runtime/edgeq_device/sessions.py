@@ -58,7 +58,7 @@ Load = Callable[[str], Any]
 
 
 def linked_version(ort: Any) -> Optional[int]:
-    """The major version of TensorRT that onnxruntime's provider is linked against; None where it has none."""
+    """Return the major version of TensorRT that onnxruntime's provider is linked against; None where it has none."""
     folder = Path(str(ort.__file__)).parent / "capi"
     for library in sorted(folder.glob("*onnxruntime_providers_tensorrt*")):
         found = _LINKED.search(library.read_bytes())
@@ -68,7 +68,7 @@ def linked_version(ort: Any) -> Optional[int]:
 
 
 def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
-    """(version, "") of the TensorRT that onnxruntime would load, or ("", why it would not)."""
+    """Return (version, "") of the TensorRT that onnxruntime would load, or ("", why it would not)."""
     major = linked_version(ort)
     if major is None:
         return "", f"onnxruntime {ort.__version__} here has no {PROVIDER}"
@@ -83,7 +83,7 @@ def read_tensorrt(ort: Any, load: Load = ctypes.CDLL) -> Tuple[str, str]:
 
 
 def version_text(number: int) -> str:
-    """TensorRT's version number as text: 8601 is 8.6.1, 100300 is 10.3.0."""
+    """Return TensorRT's version number as text: 8601 is 8.6.1, 100300 is 10.3.0."""
     wide = number >= 100000
     major, remaining = divmod(number, 10000 if wide else 1000)
     minor, patch = divmod(remaining, 100)
@@ -91,7 +91,9 @@ def version_text(number: int) -> str:
 
 
 def _packaged(names: Tuple[str, ...]) -> List[str]:
-    """Where the wheel of TensorRT keeps its libraries. Loading them by path lets onnxruntime's provider find them."""
+    """Return where the wheel of TensorRT keeps its libraries. Loading them by path lets onnxruntime's provider find
+    them.
+    """
     try:
         spec = importlib.util.find_spec("tensorrt_libs")
     except (ImportError, ValueError):
@@ -108,7 +110,7 @@ _FORM = slice(0, 20)
 
 @dataclass(frozen=True)
 class Engine:
-    """Where an engine is or will be, and the provider's options.
+    """Describe where an engine is or will be, and the provider's options.
 
     Attributes:
         folder: made, and writable.
@@ -153,7 +155,7 @@ def _put_table(table: Path, place: Path) -> None:
     if place.is_symlink() or place.exists():
         # The same table, or one of an earlier bundle of this model.
         if place.is_symlink() or not place.is_file() or place.read_bytes()[_FORM] != content[_FORM]:
-            raise OutputError(f"{place} is no calibration table of edgeq's", "Move it")
+            raise OutputError(f"{place} is not a calibration table of edgeq's", "Move it")
         if place.read_bytes() == content:
             return
     with draft_of(place) as draft:
@@ -162,7 +164,7 @@ def _put_table(table: Path, place: Path) -> None:
 
 
 def engine_key(variant: Variant, gpu: cuda.Gpu, tensorrt: str) -> str:
-    """GPU, compute capability, TensorRT's version and the model's hash, as a folder's name."""
+    """Return GPU, compute capability, TensorRT's version and the model's hash, as a folder's name."""
     assert variant.model is not None
     digest = hashlib.sha256(variant.model.read_bytes()).hexdigest()
     name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-") or "gpu"
@@ -176,7 +178,7 @@ def typed_options(variant: Variant, tensorrt: str) -> Dict[str, str]:
 
 
 def trtexec_line(variant: Variant, tensorrt: str, shapes: Dict[str, Tuple[int, ...]]) -> str:
-    """The command that builds and times the same engine with TensorRT's own tool, run in the bundle's folder.
+    """Return the command that builds and times the same engine with TensorRT's own tool, run in the bundle's folder.
 
     Args:
         shapes: of inputs with open sizes, such as those of the self-test.
@@ -206,7 +208,7 @@ def _folder(variant: Variant, key: str) -> Tuple[Path, str]:
 
 
 def static_shapes(specs: Any) -> bool:
-    """Whether every size of these inputs or outputs is a number."""
+    """Return whether every size of these inputs or outputs is a number."""
     return all(isinstance(size, int) for spec in specs for size in spec.shape)
 
 
@@ -294,7 +296,7 @@ _FOLDER_FROM_BYTES = (1, 21)
 
 
 def onnxruntime() -> ModuleType:
-    """The onnxruntime module.
+    """Return the onnxruntime module.
 
     Raises:
         RuntimeUnavailableError: it is not installed, or cannot be loaded here.
@@ -319,8 +321,8 @@ def read_device() -> Device:
 def open_session(
     variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: Sequence[str] = ()
 ) -> Any:
-    """An `onnxruntime.InferenceSession` for `variant` with the options that travel with it; for one that runs on a GPU,
-    what keeps its inputs and outputs there, and whose provider has really started.
+    """Return an `onnxruntime.InferenceSession` for `variant` with the options that travel with it; for one that runs on
+    a GPU, what keeps its inputs and outputs there, and whose provider has really started.
 
     Args:
         threads: threads inside an operator; 0 takes those that the variant was found to run best with, and where it
@@ -340,7 +342,7 @@ def open_session(
 def open_unchecked(
     variant: Variant, threads: int = 0, engine: Optional[EngineSpec] = None, *, profile: Sequence[str] = ()
 ) -> Any:
-    """`open_session` of what a session was opened of before, or of what no bundle holds."""
+    """Run `open_session` on what a session was opened of before, or on what is in no bundle."""
     if variant.model is None:
         raise BundleError(f"variant {variant.name} is not run by ONNX Runtime")
     ignore_options_in_models()
@@ -401,7 +403,7 @@ def _open(variant: Variant, ort: Any, open_it: Callable[[Any], Any], *, package:
 
 
 def best_threads(variant: Variant) -> int:
-    """The threads that the variant was found to run best with; 0 where it names none."""
+    """Return the threads that the variant was found to run best with; 0 where it names none."""
     threads = variant.info.get("threads", 0)
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
         raise BundleError(f"variant {variant.name}: threads is {threads!r}; it can be 0 to {MOST_THREADS}")
@@ -410,7 +412,7 @@ def best_threads(variant: Variant) -> int:
 
 @contextmanager
 def _gathered(model: Path, weights: Path, *, link: bool = True) -> Iterator[Path]:
-    """`model` beside its external weights, as runtimes need it that do not know the folder option; gone afterwards.
+    """`model` next to its external weights, as runtimes need it that do not know the folder option; gone afterwards.
 
     Links where `link` is set and the system lets the user make them, else copies: newer runtimes refuse links that lead
     elsewhere. Hard links would move the times that `Variant.check_unchanged` compares.

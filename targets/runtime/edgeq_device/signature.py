@@ -1,4 +1,4 @@
-"""ECDSA signatures checked in plain Python, over P-256, P-384 and P-521. Nothing here is secret, so time may vary.
+"""Check ECDSA signatures in plain Python, over P-256, P-384 and P-521. Nothing here is secret, so time may vary.
 
 Verification is that of SEC 1, version 2.0, section 4.1.4. Points are in Jacobian coordinates (X, Y, Z) with
 x = X / Z², y = Y / Z³; Z = 0 is the point at infinity. The formulas are dbl-2001-b and madd of the Explicit-Formulas
@@ -24,7 +24,7 @@ _INFINITY = (1, 1, 0)
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of FIPS 186-4 with its base point (x, y) of order n.
+    """Describe a curve of FIPS 186-4 with its base point (x, y) of order n.
 
     Attributes:
         header: what a public key in DER (SubjectPublicKeyInfo, the point uncompressed) begins with.
@@ -42,13 +42,13 @@ class Curve:
 
     @property
     def size(self) -> int:
-        """Bytes of a coordinate."""
+        """Return the bytes of a coordinate."""
         return (self.p.bit_length() + 7) // 8
 
 
 @lru_cache(maxsize=1)
 def curves() -> Tuple[Curve, ...]:
-    """Read the curves of curves.json, beside this file, whose numbers are hexadecimal digits."""
+    """Read the curves of curves.json, next to this file, whose numbers are hexadecimal digits."""
     found = []
     for row in own_table("curves.json"):
         name, digest, header = (row.pop(key) for key in ("name", "digest", "header"))
@@ -59,7 +59,7 @@ def curves() -> Tuple[Curve, ...]:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A point of a curve that signatures are checked with."""
+    """Hold a point of a curve that signatures are checked with."""
 
     curve: Curve
     x: int
@@ -67,20 +67,20 @@ class PublicKey:
 
     @property
     def der(self) -> bytes:
-        """SubjectPublicKeyInfo."""
+        """Return the SubjectPublicKeyInfo."""
         size = self.curve.size
         return self.curve.header + self.x.to_bytes(size, "big") + self.y.to_bytes(size, "big")
 
     @property
     def id(self) -> str:
-        """sha256 of the key as a PEM file, in hex: what Model Signing names a key by."""
+        """Return the sha256 of the key as a PEM file, in hex: what Model Signing names a key by."""
         text = base64.b64encode(self.der).decode("ascii")
         lines = [text[i : i + 64] for i in range(0, len(text), 64)]
         pem = "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
         return hashlib.sha256(pem.encode("ascii")).hexdigest()
 
     def verifies(self, signature: bytes, message: bytes, digest: str = "") -> bool:
-        """Whether `signature` (DER) was made over `message` with the private key of this one.
+        """Return whether `signature` (DER) was made over `message` with the private key of this one.
 
         `digest` is a hash no longer than the curve's order, the curve's own where it is not given.
         """
@@ -95,7 +95,7 @@ class PublicKey:
 
 
 def read_public_key(der: bytes, where: str) -> PublicKey:
-    """The key in `der` (SubjectPublicKeyInfo); `where` names it in messages.
+    """Return the key in `der` (SubjectPublicKeyInfo); `where` names it in messages.
 
     Raises:
         UsageError: not a key on one of the three curves with its point written in full, or not a point of its curve.
@@ -132,7 +132,7 @@ def _is_positive(number: bytes) -> bool:
 
 
 def _element(der: bytes, tag: int) -> Tuple[bytes, bytes]:
-    """The content of the first element, and what follows it; nothing where it is no element of `tag`."""
+    """The content of the first element, and what follows it; nothing where it is not an element of `tag`."""
     long = len(der) > 1 and der[1] == 0x81
     start = 3 if long else 2
     if len(der) < start or der[0] != tag or (der[start - 1] > 0x7F) != long:
@@ -188,7 +188,7 @@ def _affine(point: _Jacobian, p: int) -> Optional[_Affine]:
 
 
 SIGNATURE = "model.sig"
-"""The name of a bundle's signature, beside its manifest."""
+"""The name of a bundle's signature, next to its manifest."""
 BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -203,7 +203,7 @@ _AGAIN = "Do not use this bundle; get it again from where it was made, or have i
 
 @dataclass(frozen=True)
 class Signature:
-    """What a signature file holds, unverified.
+    """Hold the content of a signature file, unverified.
 
     Attributes:
         payload: the statement, JSON.
@@ -219,11 +219,11 @@ class Signature:
 
     @property
     def message(self) -> bytes:
-        """The bytes that were signed: DSSE's encoding of type and payload."""
+        """Return the bytes that were signed: DSSE's encoding of type and payload."""
         return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(self.payload), self.payload)
 
     def is_by(self, key: PublicKey) -> bool:
-        """Whether it was made with the private key of `key`."""
+        """Return whether it was made with the private key of `key`."""
         if key.verifies(self.value, self.message):
             return True
         # The first release signed Python's way to write the payload, by its sha256 on every curve.
@@ -232,14 +232,14 @@ class Signature:
 
 
 def parse_signature(data: bytes, where: str) -> Signature:
-    """The signature in the bytes of a file.
+    """Return the signature in the bytes of a file.
 
     Raises:
         BundleError: it is not one that Model Signing writes with a key or a certificate.
     """
     bundle = parse_json(data, where)
     if bundle.get("mediaType") != BUNDLE_TYPE:
-        raise BundleError(f"{where} is no Sigstore bundle of version 0.3", _AGAIN)
+        raise BundleError(f"{where} is not a Sigstore bundle of version 0.3", _AGAIN)
     envelope, material = _object(bundle, "dsseEnvelope", where), _object(bundle, "verificationMaterial", where)
     if envelope.get("payloadType") != PAYLOAD_TYPE:
         raise BundleError(f"{where}: the payload is not an in-toto statement", _AGAIN)
@@ -269,7 +269,7 @@ def parse_signature(data: bytes, where: str) -> Signature:
 
 
 def signed_files(payload: bytes, where: str) -> Dict[str, str]:
-    """Relative path → sha256 in hex of every file that the statement `payload` names.
+    """Return relative path → sha256 in hex of every file that the statement `payload` names.
 
     Raises:
         BundleError: it is not a statement of Model Signing by whole files in sha256.
@@ -297,7 +297,7 @@ def signed_files(payload: bytes, where: str) -> Dict[str, str]:
 
 
 def root_digest(files: Mapping[str, str]) -> str:
-    """sha256 in hex of the files' sha256 (bytes) one after the other, in the order of `files`."""
+    """Return the sha256 in hex of the files' sha256 (bytes) one after the other, in the order of `files`."""
     return hashlib.sha256(b"".join(bytes.fromhex(digest) for digest in files.values())).hexdigest()
 
 
@@ -318,7 +318,7 @@ def _digests(entries: List[Dict[str, Any]], key: str, where: str) -> Dict[str, s
     for entry in entries:
         name, digest = entry.get("name"), entry.get(key)
         if not isinstance(name, str) or name in files or not isinstance(digest, str) or not SHA256.fullmatch(digest):
-            raise BundleError(f"{where}: {name!a} is no file with a sha256, or is there twice", _AGAIN)
+            raise BundleError(f"{where}: {name!a} is not a file with a sha256, or is there twice", _AGAIN)
         files[name] = digest
     if not files:
         raise BundleError(f"{where} names no file", _AGAIN)

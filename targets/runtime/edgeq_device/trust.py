@@ -1,4 +1,6 @@
-"""Whose signatures count on this machine: those of a file or a folder that its owner keeps, never of a bundle."""
+"""Decide whose signatures count on this machine: those of a file or a folder that its owner keeps, never of a
+bundle.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ Chain = Callable[[Sequence[bytes], Sequence[bytes]], PublicKey]
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """A key whose signatures count, until the end of the day `not_after` (UTC) where that is given."""
+    """Hold a key whose signatures count, until the end of the day `not_after` (UTC) where that is given."""
 
     key: PublicKey
     name: str
@@ -55,7 +57,9 @@ class TrustedKey:
 
 @dataclass(frozen=True)
 class Trust:
-    """Keys and certificates (DER) that count, and the ids of keys that do not any more, whoever vouches for them."""
+    """Hold keys and certificates (DER) that count, and the ids of keys that do not any more, whoever vouches for
+    them.
+    """
 
     source: str
     keys: Tuple[TrustedKey, ...]
@@ -65,18 +69,19 @@ class Trust:
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signed a bundle: the id of the key, and the name of the file that made it trusted."""
+    """Name who signed a bundle: the id of the key, and the name of the file that made it trusted."""
 
     key: str
     name: str
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {"key": self.key, "trusted_by": self.name}
 
 
 def trust_for(given: Optional[Path], *, required: bool) -> Optional[Trust]:
-    """The trust in `given`, else that of this machine: $EDGEQ_TRUST, or /etc/edgeq/trust; None where there is none.
+    """Return the trust in `given`, else that of this machine: $EDGEQ_TRUST, or /etc/edgeq/trust; None where there is
+    none.
 
     Raises:
         UsageError: it cannot be read, or it is `required` and there is none.
@@ -99,7 +104,8 @@ def _is_there(place: str) -> bool:
 
 
 def read_trust(path: Path) -> Trust:
-    """The trust in a file of keys or certificates (PEM or DER), or in a folder of such files and a `revoked.txt`.
+    """Return the trust in a file of keys or certificates (PEM or DER), or in a folder of such files and a
+    `revoked.txt`.
 
     Raises:
         UsageError: something in it is not understood: leaving it out could mean to trust a key that was revoked.
@@ -132,7 +138,8 @@ def read_trust(path: Path) -> Trust:
 def verify_signature(
     data: Optional[bytes], found: Mapping[str, str], trust: Trust, where: str, chain: Optional[Chain] = None
 ) -> Signer:
-    """Who signed the files `found` (relative path → sha256 in hex), by the signature file `data`, None where missing.
+    """Return who signed the files `found` (relative path → sha256 in hex), by the signature file `data`, None where
+    missing.
 
     Args:
         chain: what verifies certificates; a device has none.
@@ -159,7 +166,7 @@ def check_signature(bundle: Bundle, trust: Optional[Trust], chain: Optional[Chai
     if bundle.extra:
         raise BundleError(
             f"{bundle.source}: {bundle.extra[0]!a} is not signed, where {trust.source} says whose files count",
-            "Move what is no part of the bundle out of it",
+            "Move what is not part of the bundle out of it",
         )
     found = {name: record.sha256 for name, record in bundle.files.items()}
     found[MANIFEST] = bundle.manifest_sha256
@@ -221,7 +228,9 @@ def _read_revoked(data: bytes, where: str) -> FrozenSet[str]:
     for place, line in _lines(data, where):
         key = line.partition("#")[0].strip(" \t")
         if key and not SHA256.fullmatch(key):
-            raise UsageError(f"{place}: {key[:80]!a} is no id of a key", "Write the 64 hex digits that `verify` prints")
+            raise UsageError(
+                f"{place}: {key[:80]!a} is not an id of a key", "Write the 64 hex digits that `verify` prints"
+            )
         found.add(key)
     return frozenset(found - {""})
 

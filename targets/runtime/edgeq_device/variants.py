@@ -1,4 +1,4 @@
-"""The variants of a component, with every path that they name resolved inside the bundle and there."""
+"""Read the variants of a component, with every path that they name resolved inside the bundle and present."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 @dataclass(frozen=True)
 class Case:
-    """One self-test vector: two .npz files inside the bundle, keyed by input and by output name."""
+    """Hold one self-test vector: two .npz files inside the bundle, keyed by input and by output name."""
 
     inputs: Path
     outputs: Path
@@ -54,8 +54,9 @@ def slice_name(axis: int, first: int, last: int) -> str:
 
 @dataclass(frozen=True)
 class SliceTolerance:
-    """The absolute difference that is allowed on the indices `first` to `last` along `axis` of an output, whose values
-    are of another unit than the rest."""
+    """Set the absolute difference that is allowed on the indices `first` to `last` along `axis` of an output, whose
+    values are of another unit than the rest.
+    """
 
     axis: int
     first: int
@@ -70,7 +71,7 @@ class SliceTolerance:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the model.
+    """Describe one way to run the model.
 
     Attributes:
         name, component: as in the package; the quantized model is the component "model".

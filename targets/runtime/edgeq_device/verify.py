@@ -20,7 +20,7 @@ PASSED, LOADED, FAILED, SKIPPED, UNUSED = "passed", "loaded", "failed", "not run
 
 @dataclass(frozen=True)
 class VariantReport:
-    """One variant.
+    """Report one variant.
 
     Attributes:
         status: "passed" (self-test held), "loaded" (it loads and carries no self-test), "failed", "not run", or "not
@@ -34,7 +34,7 @@ class VariantReport:
     selftest: Optional[SelfTest]
 
     def to_dict(self) -> Dict[str, Any]:
-        """Plain JSON values; an infinite error (another shape or dtype) is null."""
+        """Return plain JSON values; an infinite error (another shape or dtype) is null."""
         outputs = self.selftest.outputs if self.selftest is not None else ()
         return {
             "component": self.variant.component,
@@ -48,7 +48,7 @@ class VariantReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole bundle. It is verified when nothing failed and something of the component that had to run ran.
+    """Report a whole bundle. It is verified when nothing failed and something of the component that had to run ran.
 
     Attributes:
         signer: None where no trust was given to verify a signature by.
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no variant failed and at least one of `component` was loaded or passed its self-test."""
+        """Return whether no variant failed and at least one of `component` was loaded or passed its self-test."""
         named = self.component
         needed = (one.status for one in self.variants if named is None or one.variant.component == named)
         failed = any(one.status == FAILED for one in self.variants)
@@ -90,7 +90,7 @@ class Report:
             )
 
     def to_dict(self) -> Dict[str, Any]:
-        """What `verify --json` prints: plain JSON values, one entry a variant."""
+        """Return what `verify --json` prints: plain JSON values, one entry a variant."""
         return {
             **self.bundle.facts(),
             "signed": self.bundle.signature is not None,
@@ -108,7 +108,7 @@ def verify(bundle: Bundle, device: Device, name: Optional[str] = None, signer: O
     A plug-in engine that is broken or wrong here fails the bundle only where its variant was named: another one runs.
 
     The hashes were checked when the bundle was opened. `name` restricts the work to the variants of that name. Without
-    it a variant of the model itself must run: the float32 model beside it runs anywhere and is not what is deployed.
+    it a variant of the model itself must run: the float32 model next to it runs anywhere and is not what is deployed.
     `signer` is who was found to have signed it (`edgeq_device.trust.check_signature`).
 
     Raises:
@@ -146,7 +146,7 @@ _NAMED = 5
 
 
 def describe(bundle: Bundle, device: Device, choice: Optional[Choice]) -> Dict[str, Any]:
-    """What `info --json` prints: the bundle, the device, and each variant with the verdict on it."""
+    """Return what `info --json` prints: the bundle, the device, and each variant with the verdict on it."""
     variants = [_describe_variant(judge(variant, device)) for group in bundle.components.values() for variant in group]
     return {
         **bundle.facts(),
@@ -187,7 +187,7 @@ def _describe_variant(verdict: Verdict) -> Dict[str, Any]:
 
 
 def info_lines(bundle: Bundle, device: Device, choice: Optional[Choice]) -> List[str]:
-    """What `info` prints: size, hash and device, then a line for each variant with the verdict on it."""
+    """Return what `info` prints: size, hash and device, then a line for each variant with the verdict on it."""
     size = bundle.facts()["bytes"] / 1e6
     lines = [
         f"{bundle.name or bundle.source}: {len(bundle.files)} files, {size:.2f} MB, all hashes right",
@@ -218,18 +218,20 @@ def _plugins(bundle: Bundle) -> List[EngineSpec]:
 
 
 def extra_lines(bundle: Bundle) -> List[str]:
-    """A line with the files beside the bundle's own, where there are any."""
+    """Return a line with the files that are not the bundle's own, where there are any."""
     more = f" and {len(bundle.extra) - _NAMED} more" if len(bundle.extra) > _NAMED else ""
     return [f"not part of the bundle: {', '.join(bundle.extra[:_NAMED])}{more}"] if bundle.extra else []
 
 
 def hash_line(digest: str) -> str:
-    """The hash that stands for the whole bundle, for comparison with what the sender says."""
+    """Return the hash that identifies the whole bundle, for comparison with what the sender says."""
     return f"manifest sha256 {digest}"
 
 
 def report_lines(report: Report) -> List[str]:
-    """What `verify` prints: the status of each variant, and of each output its error and tolerance (absolute)."""
+    """Return what `verify` prints: the status of each variant, and of each output its error and tolerance
+    (absolute).
+    """
     lines = [f"{report.bundle.source}: {len(report.bundle.files)} files, all hashes right", *extra_lines(report.bundle)]
     if report.bundle.in_place:
         lines.append("opened in place, without a private copy: changes after the hashes show by size and time alone")
@@ -242,7 +244,7 @@ def report_lines(report: Report) -> List[str]:
 
 
 def variant_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The status of one variant and each of its outputs, from the plain values of a `VariantReport`."""
+    """Yield the status of one variant and each of its outputs, from the plain values of a `VariantReport`."""
     reason = f" ({found['reason']})" if found["reason"] else ""
     yield f"  {_name(found['component'], found['variant'])}: {found['status']}{reason}"
     for name, check in found["outputs"].items():

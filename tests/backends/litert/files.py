@@ -96,7 +96,7 @@ def quantized(
         node: its text, such as "y = Conv<pads=[1,1,1,1]>(x, w, b)".
         constants: int8; "w" has a scale for each place on `axis`, "b" is a bias of 32 bits.
         scales: of each input and of "y": scale and zero point of int8.
-        plain: constants that are no numbers of the network, such as shapes.
+        plain: constants that are not numbers of the network, such as shapes.
     """
     lines, weights = [], {}
     for name in (*inputs, "y"):

@@ -98,7 +98,7 @@ def test_operator_form_is_refused(float_model: Path, tmp_path: Path) -> None:
     from onnxruntime.quantization import QuantFormat
 
     source = quantized(tmp_path / "operators.onnx", float_model, quant_format=QuantFormat.QOperator)
-    with pytest.raises(ModelError, match="is no Q/DQ pair"):
+    with pytest.raises(ModelError, match="is not a Q/DQ pair"):
         quantize(source, Data(demo.CALIBRATION), tmp_path / "out.onnx", target="gemmini", timed=False)
 
 

@@ -73,7 +73,7 @@ def residual() -> onnx.ModelProto:
 
 
 def chain(layer: str) -> onnx.ModelProto:
-    """Three layers with biases that are large beside their scales, with what may stand between them and a Q."""
+    """Three layers with biases that are large next to their scales, with what may stand between them and a Q."""
     call, weight = LAYERS[layer]
     nodes = f"""
         [one] c1 = {call}(x, w1, b1)

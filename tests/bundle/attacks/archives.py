@@ -140,7 +140,7 @@ def truncated(files: dict[str, bytes]) -> bytes:
 
 @attack("is not a bundle: it looks like an ONNX model")
 def not_a_zip(files: dict[str, bytes]) -> bytes:
-    return b"\x08\x08this is no zip"
+    return b"\x08\x08this is not a zip"
 
 
 @attack("is not a bundle: it is empty")

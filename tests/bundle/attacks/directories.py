@@ -1,7 +1,7 @@
 """Hostile and damaged bundle directories. Each attack changes a good bundle in place.
 
 `sealed` attacks write a manifest that matches the changed files, as an attacker would: only the check that is meant can
-stop them. The text beside each is what the refusal must say.
+stop them. The text next to each is what the refusal must say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A registry that may do anything, and a foreign host beside it, both on this machine.
+"""A registry that may do anything, and a foreign host next to it, both on this machine.
 
 What either is sent is kept, so that a test can look for a login where none belongs.
 """

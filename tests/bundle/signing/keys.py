@@ -26,7 +26,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 
 def write_key(folder: Path, name: str = "key", curve: str = "P-256", password: bytes = b"") -> Path:
-    """NAME.pem, and NAME.pub beside it."""
+    """NAME.pem, and NAME.pub next to it."""
     private = ec.generate_private_key(CURVES[curve])
     encryption: Any = BestAvailableEncryption(password) if password else NoEncryption()
     folder.mkdir(parents=True, exist_ok=True)

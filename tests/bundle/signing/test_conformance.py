@@ -1,4 +1,4 @@
-"""The key and certificate cases of the conformance suite of OpenSSF Model Signing, which lies beside the checkout."""
+"""The key and certificate cases of the conformance suite of OpenSSF Model Signing, which lies next to the checkout."""
 
 from __future__ import annotations
 

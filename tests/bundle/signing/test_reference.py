@@ -45,7 +45,7 @@ def test_a_key(curve: str, copy: Path, tmp_path: Path) -> None:
     check_trusted(copy, trust=key.with_suffix(".pub"), required=True, expect=None)
     with pytest.raises(BundleError, match="not signed by a key of"):
         check_trusted(copy, trust=other.with_suffix(".pub"), required=True, expect=None)
-    (copy / "report.txt").write_text("a note beside the bundle is none of its files")
+    (copy / "report.txt").write_text("a note next to the bundle is none of its files")
     check_trusted(copy, trust=key.with_suffix(".pub"), required=True, expect=None)
 
 

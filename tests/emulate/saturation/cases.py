@@ -128,7 +128,7 @@ def others(seed: int = 3) -> Iterator[Case]:
 
 
 def run_all(models: Path, out: Path) -> None:
-    """Run every model of a folder on what lies beside it."""
+    """Run every model of a folder on what lies next to it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,4 +1,4 @@
-"""How each operator of ONNX is written: one function for a kind of operators.
+"""Write each operator of ONNX: one function for a kind of operators.
 
 Each reads its inputs as integers where the node computes on integers (`Lowering.integer`), else as floats, and writes
 operators of the file that compute the same.

@@ -1,4 +1,4 @@
-"""Operators that work element by element, along one axis, or over a whole image."""
+"""Write operators that work element by element, along one axis, or over a whole image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling, resizing, and what only moves elements."""
+"""Write pooling, resizing, and operators that only move elements."""
 
 from __future__ import annotations
 

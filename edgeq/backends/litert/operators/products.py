@@ -1,4 +1,4 @@
-"""Convolutions and matrix products."""
+"""Write convolutions and matrix products."""
 
 from __future__ import annotations
 

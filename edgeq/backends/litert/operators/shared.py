@@ -1,4 +1,4 @@
-"""What several operators of windows and moves are written with: images, padding, slices."""
+"""Write what several operators of windows and moves share: images, padding, slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The C source of one program: declarations for params.h, calls for main.c, and a place in memory for each tensor.
+"""Generate the C source of one program: declarations for params.h, calls for main.c, and a place in memory for each
+tensor.
 
 Images are NHWC in C's memory, NCHW in the program. An order is an int array: place p of the C buffer (one sample) holds
 element order[p] of the flattened program tensor.
@@ -64,7 +65,7 @@ def is_identity(index: NDArray[np.int32], source_size: int) -> bool:
 
 @dataclass(frozen=True)
 class Region:
-    """The part of a program that C does.
+    """Describe the part of a program that C runs.
 
     Attributes:
         inputs: int8 tensors that come from the host, in the order of the program.
@@ -195,7 +196,7 @@ Generation = Literal["2021", "2023"]
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a tensor in memory: a pointer expression, and the order of a sample there."""
+    """Locate a tensor in memory: a pointer expression, and the order of a sample there."""
 
     pointer: str
     order: Order
@@ -203,7 +204,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CLayer:
-    """A buffer that C fills with int8, in the order in which layers run.
+    """Describe a buffer that C fills with int8, in the order in which layers run.
 
     Attributes:
         label: of the layer, as in the C source.
@@ -220,7 +221,7 @@ class CLayer:
 
 @dataclass
 class Builder:
-    """The source so far.
+    """Accumulate the C source.
 
     Attributes:
         declarations: of params.h; calls: of main.c; both in the order of the steps.
@@ -308,7 +309,7 @@ def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
     """Return an accumulator's multiplier as a C constant.
 
     Raises:
-        ModelError: on an array that shifts, a multiplier that is no 1 / 2^n.
+        ModelError: on an array that shifts, a multiplier that is not a 1 / 2^n.
     """
     if array.output_scale == "float":
         return float_literal(value)
@@ -316,7 +317,7 @@ def output_scale(value: float, array: steps.ArrayConfig, where: str) -> str:
     shift = 1 - exponent
     if mantissa != 0.5 or not 0 <= shift <= _MOST_SHIFT:
         raise ModelError(
-            f"{where}: the output multiplier {value:.9g} is no right shift by 0 to {_MOST_SHIFT}",
+            f"{where}: the output multiplier {value:.9g} is not a right shift by 0 to {_MOST_SHIFT}",
             "Package for an array with a float output scale",
         )
     return str(shift)

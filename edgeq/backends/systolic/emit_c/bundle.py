@@ -57,7 +57,7 @@ def read_header(path: Path, array: ArrayConfig) -> tuple[str, ArrayConfig, tuple
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}", "Pass the gemmini_params.h of your chip") from error
     if len(raw) > _LIMIT or b"\0" in raw:
-        raise HardwareError(f"{path} is no C header", "Pass the gemmini_params.h of your chip")
+        raise HardwareError(f"{path} is not a C header", "Pass the gemmini_params.h of your chip")
     text = raw.decode("utf-8", "replace")
     code = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.DOTALL)
     dim = _number(code, "DIM")
@@ -245,7 +245,7 @@ def _main(builder: Builder, region: Region, pointers: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class CBundle:
-    """What was written.
+    """List the files that were written.
 
     Attributes:
         files: by their place in the bundle's folder, sorted.

@@ -1,4 +1,4 @@
-"""`edgeq emit-c`: the C of an integer program that `quantize` or `package` left beside the model."""
+"""Implement `edgeq emit-c`: write the C of an integer program that `quantize` or `package` left next to the model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MOST_WEIGHTS = 5_000_000
 
 @dataclass(frozen=True)
 class Emitted:
-    """What `emit_c` did: where, for which array and generation of gemmini.h, and what was written."""
+    """Report what `emit_c` wrote, where, and for which array and gemmini.h generation."""
 
     output: Path
     program: Program
@@ -81,7 +81,7 @@ def emit_c(
     """Write a C bundle for the program at `source`.
 
     Args:
-        source: a .program.npz, or the int8 model beside it.
+        source: a .program.npz, or the int8 model next to it.
         data: samples; the first `images` become the bundle's, quantized.
         output: a folder of its own.
 
@@ -127,7 +127,7 @@ def _is_made(path: Path, name: str) -> bool:
 
 
 C_FOLDER = Ownership("C bundle with edgeq's marker", _judge)
-"""Its marker lists every file in it, with its hash; beside them there are the programs that its Makefile makes."""
+"""Its marker lists every file in it, with its hash; next to them there are the programs that its Makefile makes."""
 
 
 def with_c(artifact: Artifact, samples: Samples, folder: Path, *, count: int) -> Artifact:

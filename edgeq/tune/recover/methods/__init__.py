@@ -1,4 +1,6 @@
-"""The accuracy recoveries by name: one file each, with its object `RECOVERY`; plug-ins add theirs by an entry point."""
+"""Find the accuracy recoveries by name: one file each, with its object `RECOVERY`; plug-ins add theirs by an entry
+point.
+"""
 
 from __future__ import annotations
 

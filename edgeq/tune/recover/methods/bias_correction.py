@@ -1,4 +1,4 @@
-"""Bias correction in context: each layer's mean error, channel by channel, subtracted where it arises.
+"""Correct biases in context: subtract each layer's mean error, channel by channel, where it arises.
 
 Rounding and clipping shift the mean of a layer's output, and the shifts add up from layer to layer. In the order of the
 graph, each layer of the quantized model is fed the outputs of the corrected layers before it; the mean difference from
@@ -51,7 +51,8 @@ _POSITIONS = 4096
 
 @dataclass(frozen=True, eq=False)
 class OutputView:
-    """What is compared of a layer's output: some positions, clipped to its integer range, behind its activation.
+    """Describe what is compared of a layer's output: some positions, clipped to its integer range, after its
+    activation.
 
     Attributes:
         function: what follows element by element.
@@ -128,7 +129,7 @@ def _kept_means(store: Path, prepared: PreparedModel, view: OutputView) -> Path:
 
 @dataclass(frozen=True)
 class BiasCorrection(Recovery):
-    """The recovery. The nodes stay as they are."""
+    """Correct biases. The nodes stay as they are."""
 
     name: str = "bias-correction"
     title: str = "mean error of each layer's output taken off in its bias"
@@ -138,7 +139,9 @@ class BiasCorrection(Recovery):
     order = 80
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """Raises:
+        """Correct the biases of `state`.
+
+        Raises:
         EdgeqError: a model refuses a sample.
         """
         assert state.artifact is not None

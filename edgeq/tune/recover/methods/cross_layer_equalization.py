@@ -1,4 +1,4 @@
-"""Cross-layer equalization: channels between two layers scaled so that integers suit both layers and the tensor.
+"""Equalize across layers: scale channels between two layers so that integers suit both layers and the tensor.
 
 Between layers A and B, with nothing between them but what commutes with positive factors (Relu, pooling, a Clip from 0
 whose bound no scaled channel reaches), channel c may be divided by k[c] in the weights of A and multiplied by k[c] in
@@ -46,7 +46,7 @@ _CUT = 1 - 1e-6
 
 @dataclass(frozen=True)
 class CrossLayerEqualization(Recovery):
-    """The recovery. The nodes stay as they are."""
+    """Equalize across layers. The nodes stay as they are."""
 
     name: str = "cross-layer-equalization"
     title: str = "channels between two layers scaled for the least noise of both and of the tensor"
@@ -55,7 +55,9 @@ class CrossLayerEqualization(Recovery):
     order = 10
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """Raises:
+        """Equalize the layers of `state`.
+
+        Raises:
         EdgeqError: the model refuses a sample.
         """
         del progress
@@ -79,7 +81,7 @@ class CrossLayerEqualization(Recovery):
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Layers between which channels can be scaled.
+    """Pair layers between which channels can be scaled.
 
     Attributes:
         first: the layer that computes the channels.
@@ -96,8 +98,9 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Of each channel of a tensor, float64 [channels]: the largest magnitudes below and above zero, and the mean
-    square."""
+    """Hold, for each channel of a tensor, float64 [channels]: the largest magnitudes below and above zero, and the
+    mean square.
+    """
 
     below: Floats
     above: Floats
@@ -169,7 +172,7 @@ def scale_pair(weights: Weights, pair: Pair, factor: Floats) -> None:
 
 
 def observe(prepared: PreparedModel, pairs: Sequence[Pair], samples: Samples) -> Mapping[str, Channels]:
-    """Channels of the tensors of `pairs` and of those that the first layers read, by name, on some samples."""
+    """Return channels of the tensors of `pairs` and of those that the first layers read, by name, on some samples."""
     axes = {pair.first.source: pair.first.channel_axis for pair in pairs}
     axes |= {pair.tensor: pair.first.channel_axis for pair in pairs}
     return {

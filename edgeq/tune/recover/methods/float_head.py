@@ -1,4 +1,4 @@
-"""Detection heads that join boxes and scores in one tensor, kept in float from there on.
+"""Leave detection heads that join boxes and scores in one tensor in float from there on.
 
 A head often ends in a Concat of coordinates, which may go to hundreds, and scores between 0 and 1, followed by
 data-movement operators. In integers all of it shares one scale, that of the coordinates, and scores are left with a few
@@ -33,7 +33,7 @@ _MOVES = DATA_MOVEMENT - {"MaxPool", "Resize"} | {"Cast", "Concat"}
 
 @dataclass(frozen=True)
 class FloatHead(Recovery):
-    """The recovery: such tails, and the activation functions right before them, are left out of quantization."""
+    """Leave such tails, and the activation functions right before them, out of quantization."""
 
     name: str = "float-head"
     title: str = "tails that join boxes and scores in one tensor kept in float"

@@ -1,4 +1,4 @@
-"""The recovery that chooses the range of a tensor for the least error behind the activation function that follows."""
+"""Choose the range of a tensor for the least error behind the activation function that follows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeq.util.records import json_object, parse
 
 @dataclass(frozen=True)
 class NonlinearRanges(Recovery):
-    """Ranges of tensors before an activation function, for the least error behind it."""
+    """Choose ranges of tensors before an activation function, for the least error behind it."""
 
     name: str = "nonlinear-ranges"
     title: str = "ranges before activation functions that spend no steps on what the function flattens"

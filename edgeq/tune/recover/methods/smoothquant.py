@@ -1,4 +1,4 @@
-"""SmoothQuant: outlier channels of a product's input divided, and the rows of its matrix that read them multiplied.
+"""Apply SmoothQuant: divide outlier channels of a product's input, and multiply the rows of its matrix that read them.
 
 X W = (X / k) (k W) for any positive k per input channel. Activations have one scale for a whole tensor, so a channel
 ten times as large as the others leaves those a tenth of the levels; weights have a scale per output, and outliers cost
@@ -69,7 +69,7 @@ class SmoothQuant(Recovery):
 
 @dataclass(frozen=True)
 class Group:
-    """Products that read one tensor: they share its scaling.
+    """Group products that read one tensor: they share its scaling.
 
     Attributes:
         tensor: name of what they read, [..., channels].
@@ -82,7 +82,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Observed:
-    """Of one tensor: the range of each channel with zero in it, and rows [rows, channels] to evaluate factors on.
+    """Hold, for one tensor, the range of each channel with zero in it, and rows [rows, channels] to evaluate factors
+    on.
 
     The rows are some of those that the range is of: it may be far wider than theirs, by tokens that are rare.
     """
@@ -93,7 +94,7 @@ class Observed:
 
     @property
     def largest(self) -> Floats:
-        """The largest magnitude per channel."""
+        """Return the largest magnitude per channel."""
         return np.maximum(-self.low, self.high)
 
     def step(self, k: Floats, *, symmetric: bool) -> float:
@@ -146,8 +147,8 @@ def smooth(
 
 
 def product_groups(model: ir.Model, exclude: Collection[str] = ()) -> tuple[Group, ...]:
-    """MatMul, Gemm and fused Attention nodes of the main graph with a constant matrix, grouped by the computed tensor
-    that they multiply.
+    """Return MatMul, Gemm and fused Attention nodes of the main graph with a constant matrix, grouped by the computed
+    tensor that they multiply.
 
     Args:
         exclude: names of nodes that are left out.
@@ -189,7 +190,7 @@ def observe(
 
 
 def best_factor(seen: Observed, matrix: Floats, *, symmetric: bool) -> Floats | None:
-    """k, float32 [channels], with the least error of the product; None where none gains `LEAST_GAIN_DB`.
+    """Return k, float32 [channels], with the least error of the product; None where none gains `LEAST_GAIN_DB`.
 
     Args:
         matrix: [channels, outputs].

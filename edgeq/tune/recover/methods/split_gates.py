@@ -1,4 +1,5 @@
-"""Convolutions before a gate, x = y g(y) as in SiLU and GELU, computed twice: once for each of the two readers of y.
+"""Split convolutions before a gate, x = y g(y) as in SiLU and GELU: compute them twice, once for each of the two
+readers of y.
 
 In integers, y has one scale for both. The gate g needs small steps near zero; the product needs the whole range of y,
 and x then has one scale for channels that may differ a hundredfold. No range serves both. But two convolutions cost
@@ -53,7 +54,7 @@ VALUE = "/value"
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """A layer whose output is multiplied by a function of itself.
+    """Describe a layer whose output is multiplied by a function of itself.
 
     Attributes:
         layer: computes y.
@@ -134,7 +135,7 @@ def _split(editor: Editor, index: GraphIndex, gate: Gate, factor: Floats) -> Non
 
 def _up_to(follower: Follower, end: ir.Node) -> Follower | None:
     """Return the part of a follower that the output of `end` depends on, if nothing in it is read elsewhere but that
-    output; None where `end` is no part of it."""
+    output; None where `end` is not part of it."""
     inside = set(follower.nodes)
     needed: set[ir.Node] = set()
     waiting: list[ir.Node | None] = [end]
@@ -166,7 +167,7 @@ _SMALLEST = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What splitting a gate would do.
+    """Describe what splitting a gate would do.
 
     Attributes:
         now, then: expected squared error of x, weighted by its readers, over the expected square.
@@ -289,7 +290,7 @@ def _over(error: float, power: float) -> float:
 
 @dataclass(frozen=True)
 class SplitGates(Recovery):
-    """The recovery: gates are split while one causes at least `share` of the error of all gates.
+    """Split gates while one causes at least `share` of the error of all gates.
 
     Every split costs a convolution.
     """
@@ -303,7 +304,9 @@ class SplitGates(Recovery):
     replaces: str = ""
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """Raises:
+        """Split the gates of `state`.
+
+        Raises:
         EdgeqError: the model refuses a sample.
         """
         gates = [gate for gate in find_gates(state.prepared.model) if gate.layer.name not in state.scheme.exclude]

@@ -1,4 +1,4 @@
-"""Splitting of gates down to a smaller share of the error: more convolutions, less noise."""
+"""Split gates down to a smaller share of the error: more convolutions, less noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights rounded again, for the least error of a layer's output instead of each weight's.
+"""Round weights again, for the least error of a layer's output instead of each weight's.
 
 Rounding each weight to the nearest integer is best only where inputs are uncorrelated (`edgeq.quantize.weight_only`).
 For a layer with a bias, H is the covariance alone: the mean of the error, dW E[x], goes into the bias. The rounding of
@@ -60,7 +60,7 @@ _HELD = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of the patches that a layer reads.
+    """Hold moments of the patches that a layer reads.
 
     Attributes:
         count: patches seen.
@@ -244,7 +244,7 @@ _KEPT = 2**22
 
 @dataclass(frozen=True)
 class WeightRounding(Recovery):
-    """The recovery: re-rounded weights, their mean error in the bias. The nodes stay as they are."""
+    """Round weights again, with their mean error in the bias. The nodes stay as they are."""
 
     name: str = "weight-rounding"
     title: str = "weights rounded for the least error of each layer's output"
@@ -254,7 +254,9 @@ class WeightRounding(Recovery):
     modes = ("static", "weight-only")
 
     def apply(self, state: State, samples: Samples, workdir: Path, progress: Progress) -> State:
-        """Raises:
+        """Round the weights of `state` again.
+
+        Raises:
         EdgeqError: as `layer_moments`.
         """
         assert state.artifact is not None

@@ -35,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
             (folder / "include" / file).write_text((PORTABLE / "include" / file).read_text())
         array = ArrayConfig(output_scale="shift") if name == "shift" else ArrayConfig()
         (folder / "include" / "gemmini_params.h").write_text(own_header(array))
-        source = folder / "gemmini_portable.c"  # what stands beside it is included
+        source = folder / "gemmini_portable.c"  # what stands next to it is included
         source.write_text((PORTABLE / source.name).read_text())
         done("gcc", *FLAGS, *options, "-shared", "-fPIC", source, "-o", folder / "p.so")
         built[name] = ctypes.CDLL(str(folder / "p.so"))
