@@ -2,9 +2,9 @@
 
 In a program: `from edgeq_run import open_bundle; open_bundle().run("cat.jpg")`, with this file's folder on the path.
 
-Needs Python 3.9 or newer, numpy and onnxruntime. Its code is in edgeq_device.zip next to this file. This file reads that
-zip once, compares it with SHA256, and imports the code from memory: nothing of a zip that was changed runs. The same
-file is the bundle's `__main__.py`, so that `python some.edgeq verify` works on the zip as it is.
+Needs Python 3.9 or newer, numpy and onnxruntime. Its code is in edgeq_device.zip next to this file. This file reads
+that zip once, compares it with SHA256, and imports the code from memory: nothing of a zip that was changed runs. The
+same file is the bundle's `__main__.py`, so that `python some.edgeq verify` works on the zip as it is.
 """
 
 import sys

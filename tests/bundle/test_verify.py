@@ -194,7 +194,7 @@ def test_a_bundle_that_was_used_is_whole(copy: Path) -> None:
 LOADABLE = ("json.py", "a.pyc", "a.PYD", "x.pth", "lib.so", "lib.so.1.2", "a.dll", "m.onnx", "m.onnx.data", "m.ort")
 
 
-@pytest.mark.parametrize("name", [*LOADABLE, "selftest/x.npz", "out/x.npz", "edgeq_device/__pycache__/cli.c.pyc"])
+@pytest.mark.parametrize("name", [*LOADABLE, "selftest/x.npz", "out/x.npz", "models/__pycache__/cli.c.pyc"])
 def test_other_files_that_could_be_loaded_are_refused(name: str, copy: Path) -> None:
     (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_bytes(b"x")
@@ -213,7 +213,7 @@ def test_outputs_stay_out_of_the_bundle(copy: Path, tmp_path: Path, monkeypatch:
     assert main([*infer, "-o", "out.npz"], root=Path()) == 0
     assert main(["verify"], root=Path()) == 0
     before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-    for place in ("manifest.json", "edgeq_run.py", "new.py", "selftest/out.npz", "../" + copy.name + "/manifest.json"):
+    for place in ("manifest.json", "edgeq_run.py", "new.py", "models/out.npz", "../" + copy.name + "/manifest.json"):
         assert main([*infer, "-o", place, "--force"], root=Path()) == 6
     assert before == {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
 

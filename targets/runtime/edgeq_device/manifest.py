@@ -149,7 +149,7 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
     edgeq = object_in(metadata.get("edgeq"), f"{where}: additional_metadata.edgeq")
     if edgeq.get("bundle_schema") not in _BUNDLE_SCHEMAS:
         raise BundleError(
-            f"{where}: edgeq bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes up to {BUNDLE_SCHEMA!r}",
+            f"{where}: bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes up to {BUNDLE_SCHEMA!r}",
             "Use the edgeq version that made the bundle, or a newer one",
         )
     components: Dict[str, str] = {}

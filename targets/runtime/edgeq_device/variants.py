@@ -40,7 +40,7 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 @dataclass(frozen=True)
 class Case:
-    """One self-test vector: arrays by input and by output name, each a file or a group of one (`arrays.read_arrays`)."""
+    """One self-test vector: arrays by input and by output name, in an .npz each or in groups of one."""
 
     inputs: Path
     outputs: Path

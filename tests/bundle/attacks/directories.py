@@ -50,7 +50,7 @@ def edit(root: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None
     (root / name).write_text(json.dumps(values))
 
 
-def edit_info(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def change_info(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change what edgeq says of the variant `plain`."""
     edit(root, COMPONENT, lambda c: change(c["variants"]["plain"]["executor_info"]["edgeq"]))
 
@@ -131,7 +131,7 @@ def pipe(root: Path) -> None:
 
 
 def edit_info(root: Path, **changes: Any) -> None:
-    edit_info(root, lambda info: info.update(changes))
+    change_info(root, lambda info: info.update(changes))
     seal(root)
 
 
@@ -459,7 +459,7 @@ def runtimes_own_suffix(root: Path) -> None:
 
 @attack("table 'graph_sm86.engine' is 'graph_sm86.engine'; it can be")
 def engine_as_a_table(root: Path) -> None:
-    edit_info(root, lambda i: i.update(table="graph_sm86.engine", table_file=MODEL))
+    change_info(root, lambda i: i.update(table="graph_sm86.engine", table_file=MODEL))
     seal(root)
 
 
@@ -468,63 +468,63 @@ def vectors_outside(root: Path) -> None:
     def change(info: dict[str, Any]) -> None:
         info["selftest"]["cases"][0]["inputs"] = "../../x.npz"
 
-    edit_info(root, change)
+    change_info(root, change)
     seal(root)
 
 
 @attack("is not an object of the self-test's outputs")
 def slices_of_no_output(root: Path) -> None:
-    edit_info(root, lambda i: i.update(selftest_slices={"z": []}))
+    change_info(root, lambda i: i.update(selftest_slices={"z": []}))
     seal(root)
 
 
 @attack("a slice has an axis")
 def slice_that_is_a_list(root: Path) -> None:
-    edit_info(root, lambda i: i.update(selftest_slices={"y": [[1, 0, 1, 0.5]]}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [[1, 0, 1, 0.5]]}))
     seal(root)
 
 
 @attack("is not from a first to a last index")
 def slice_that_ends_before_it_begins(root: Path) -> None:
     part = {"axis": 1, "first": 2, "last": 1, "tolerance": 0.5}
-    edit_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
     seal(root)
 
 
 @attack("is not from a first to a last index")
 def slice_of_an_axis_that_is_true(root: Path) -> None:
     part = {"axis": True, "first": 0, "last": 1, "tolerance": 0.5}
-    edit_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
     seal(root)
 
 
 @attack("is not a list of at most")
 def thousands_of_slices(root: Path) -> None:
     part = {"axis": 1, "first": 0, "last": 1, "tolerance": 0.5}
-    edit_info(root, lambda i: i.update(selftest_slices={"y": [part] * 5000}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [part] * 5000}))
     seal(root)
 
 
 @attack("the tolerance of a slice is not a number from 0 up")
 def slice_of_negative_tolerance(root: Path) -> None:
     part = {"axis": 1, "first": 0, "last": 1, "tolerance": -0.5}
-    edit_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
     seal(root)
 
 
 @attack("is not a number from 0 up")
 def negative_tolerance(root: Path) -> None:
-    edit_info(root, lambda i: i["selftest"]["tolerance"].update(y=-1))
+    change_info(root, lambda i: i["selftest"]["tolerance"].update(y=-1))
     seal(root)
 
 
 @attack("rank is not a whole number")
 def rank_is_text(root: Path) -> None:
-    edit_info(root, lambda i: i.update(rank="high"))
+    change_info(root, lambda i: i.update(rank="high"))
     seal(root)
 
 
 @attack("is not a list of strings")
 def features_are_a_string(root: Path) -> None:
-    edit_info(root, lambda i: i.update(required_features="avx2"))
+    change_info(root, lambda i: i.update(required_features="avx2"))
     seal(root)
