@@ -25,8 +25,13 @@ from edgeq.util.registry import device_errors
 
 _CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
 _KINDS = {
-    "edgeq_device.zip": "code", "calibration.zip": "weight.config",
-    ".py": "code", ".json": "weight.config", ".html": "doc", ".sig": "doc", ".npz": "dataset",
+    "edgeq_device.zip": "code",
+    "calibration.zip": "weight.config",
+    ".py": "code",
+    ".json": "weight.config",
+    ".html": "doc",
+    ".sig": "doc",
+    ".npz": "dataset",
 }
 """Name or suffix → what ModelPack calls such a file; all else is weights."""
 _TITLE = "org.opencontainers.image.title"

@@ -77,9 +77,7 @@ class _Finder:
     def __init__(self, root):
         try:
             content = _content(root)
-        except KeyError as error:
-            raise ImportError(f"{ARCHIVE} is missing") from error
-        except FileNotFoundError as error:
+        except (KeyError, FileNotFoundError) as error:
             raise ImportError(f"{ARCHIVE} is missing") from error
         except Exception as error:  # OSError, and what a damaged zip raises
             raise ImportError(f"{ARCHIVE} cannot be read ({_text(error)})") from error
@@ -137,11 +135,11 @@ if __name__ == "__main__":
         sys.exit(7)
     try:
         from edgeq_device.cli import program
+
+        # The bundle keeps the name by which it was called, but where this file alone is a link from somewhere else.
+        sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "numpy":
             raise
         print(f"edgeq_run: numpy cannot be imported ({_text(error)}). Install it again", file=sys.stderr)
         sys.exit(8)
-
-    # The bundle keeps the name by which it was called, but where this file alone is a link from somewhere else.
-    sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))

@@ -226,7 +226,7 @@ def test_a_signal_removes_what_was_unpacked(number: str, budget: str, good_zip: 
         preexec_fn=enable_signals,
     )
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("edgeq-bundle-*/selftest")):
+    while not list(tmp_path.glob("edgeq-bundle-*/selftest.npz")):
         assert running.poll() is None, running.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
