@@ -540,7 +540,7 @@ def _read_program(path: Path) -> None:
 
 # Bundles. A case is the name of a file, a line, whether the manifest is made to agree, and the file's content.
 
-_JSON_FILES = ("manifest.json", "models/model/component.json", "models/model/plain/edgeq.json")
+_JSON_FILES = ("manifest.json", "models/model/component.json", "models/model/elsewhere/edgeq.json")
 _SEAL = (b"sealed\n", b"as it is\n")
 
 
@@ -648,7 +648,7 @@ def _read_bundle(path: Path) -> None:
         _restore(path)
 
 
-_RUN = ("models/model/plain/model.onnx", "models/model/plain/edgeq.json", "selftest/inputs-1.npz", *_JSON_FILES[1:2])
+_RUN = ("models/model/plain/model.onnx", "selftest.npz", *_JSON_FILES[1:2])
 
 
 def _sealed(folder: Path) -> None:

@@ -1,9 +1,11 @@
-"""A job that is ready to build, in one call."""
+"""Open a job that is ready to build, and read what a bundle says, in one call each."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+from edgeq_device.package import MAIN, open_bundle
 
 from edgeq.data.open_source import Data
 from edgeq.prove.job import Job, Request, collect_statistics
@@ -21,3 +23,9 @@ def open_job(
     """Prepare `model`, open its samples and, if anything static is to be built, calibrate."""
     request = Request(model, data, validation, statistics, None)
     return collect_statistics(request.prepare(workdir, **options), statistics)
+
+
+def variant_info(bundle: Path, name: str) -> dict[str, Any]:
+    """Return what a bundle says of a variant of the model."""
+    with open_bundle(bundle) as found:
+        return dict(next(one.info for one in found.components[MAIN] if one.name == name))

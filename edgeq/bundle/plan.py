@@ -14,13 +14,14 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgeq_device.arrays import write_npz
+from edgeq_device.arrays import plain_entry, write_npz
 from edgeq_device.engines import engine_of_file, installed_versions, plugin_of
 from edgeq_device.errors import DeviceError
 from edgeq_device.manifest import (
@@ -48,15 +49,16 @@ CALIBRATION_FILES = ("calibration.cache", "calibration.flatbuffers", "calibratio
 _RESERVED_NAMES = frozenset(
     {
         "__main__.py",
-        "calibration",
+        "calibration.zip",
         "edgeq_device",
+        "edgeq_device.zip",
         "edgeq_run.py",
         "files",
         "manifest.json",
         "model.sig",
         "models",
         "sbom.cdx.json",
-        "selftest",
+        "selftest.npz",
         "shared_assets",
     }
 )
@@ -347,8 +349,12 @@ def _add_asset(files: Mapping[str, StoredFile], assets: dict[str, StoredFile]) -
 
 
 Content = bytes | Path
+TABLES = "calibration.zip"
+"""The calibration tables of all variants."""
 CALIBRATION = "calibration"
-"""Folder of the first variant's calibration tables; those of variants with other ranges lie in folders below it."""
+"""In it, the folder of the first variant's tables; those of variants with other ranges lie in folders below it."""
+VECTORS = "selftest.npz"
+"""The inputs and outputs of all self-tests, in groups: an array of `inputs-0` is named `inputs-0/NAME`."""
 FILES = "files"
 """Folder of what travels with variants next to their models."""
 
@@ -366,8 +372,8 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
         components[FLOAT] = _float_variants(spec, spec.float_model)
     files: dict[str, Content] = dict(_runner_files())
     tables = _table_places(spec.variants)
-    for folder, directory in tables.items():
-        files.update(_calibration_files(folder, directory))
+    if tables:
+        files[TABLES] = _zip({name: file for place, at in tables.items() for name, file in _table_files(place, at)})
     files.update(spec.extras)
     digests: dict[str, str] = {}
     placements, assets = share(
@@ -377,7 +383,7 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
             for variant in variants
         }
     )
-    vectors: dict[bytes, str] = {}
+    vectors: dict[bytes, tuple[str, Arrays]] = {}
     for path, stored in assets.items():
         files[path], digests[path] = stored.path, stored.sha256
     for component, variants in components.items():
@@ -392,11 +398,14 @@ def plan_bundle(spec: BundleSpec) -> dict[str, Content]:
                 info["calibration"] = tables[variant.calibration]
             if slices := variant.selftest.slices:
                 info["selftest_slices"] = {name: [asdict(part) for part in slices[name]] for name in sorted(slices)}
-            files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
-            bodies[variant.name] = _variant_body(variant, placement)
+            if not placement.own:  # a file, so that the variant's directory exists
+                files[f"{directory}/edgeq.json"] = _json(info, f"variant {variant.name}: info")
+            bodies[variant.name] = _variant_body(variant, placement, info if placement.own else "edgeq.json")
             files.update({f"{FILES}/{variant.name}/{name}": path for name, path in sorted(variant.files.items())})
         files[f"models/{component}/{COMPONENT}"] = _json({"component_name": component, "variants": bodies}, component)
-    files.update({path: data for data, path in vectors.items()})
+    if vectors:
+        groups = dict(vectors.values())
+        files[VECTORS] = _npz({f"{group}/{name}": array for group in groups for name, array in groups[group].items()})
     files[SBOM] = _json(make_sbom(spec, digests, tool_versions()), "bill of materials")
     try:
         check_file_names([MANIFEST, *files], f"bundle {spec.name}")
@@ -426,7 +435,7 @@ def _read_model(path: Path) -> ModelFiles:
     )
 
 
-def _variant_body(variant: VariantSpec, placement: Placement) -> dict[str, Any]:
+def _variant_body(variant: VariantSpec, placement: Placement, info: Mapping[str, Any] | str) -> dict[str, Any]:
     session_options = dict(sorted(variant.session_options.items()))
     if placement.weights:
         session_options[EXTERNAL_FOLDER] = placement.weights
@@ -440,33 +449,36 @@ def _variant_body(variant: VariantSpec, placement: Placement) -> dict[str, Any]:
                 "session_options": session_options,
                 "provider_options": dict(sorted(variant.provider_options.items())),
             },
-            # A file, not an object: it makes sure that the variant's directory exists where its model is shared.
-            "edgeq": "edgeq.json",
+            "edgeq": info,
         },
     }
 
 
-def _selftest(variant: VariantSpec, vectors: dict[bytes, str]) -> dict[str, Any]:
-    """Return the self-test entry of one variant; vectors that are there already (`vectors`: bytes → path) are not
-    repeated."""
+def _selftest(variant: VariantSpec, vectors: dict[bytes, tuple[str, Arrays]]) -> dict[str, Any]:
+    """Return the self-test entry of one variant; vectors that are there already (`vectors`: bytes → group and arrays)
+    are not repeated."""
     cases = []
     for case in variant.selftest.cases:
         entry = {}
         for kind, arrays in (("inputs", case.inputs), ("outputs", case.outputs)):
-            data = _npz(arrays, f"variant {variant.name}: self-test {kind}")
-            count = sum(path.startswith(f"selftest/{kind}-") for path in vectors.values())
-            entry[kind] = vectors.setdefault(data, f"selftest/{kind}-{count}.npz")
+            _check_comparable(arrays, f"variant {variant.name}: self-test {kind}")
+            count = sum(group.startswith(f"{kind}-") for group, _ in vectors.values())
+            group, _ = vectors.setdefault(_npz(arrays), (f"{kind}-{count}", arrays))
+            entry[kind] = f"{VECTORS}/{group}"
         cases.append(entry)
     tolerance = {name: float(value) for name, value in sorted(variant.selftest.tolerance.items())}
     return {"cases": cases, "tolerance": tolerance}
 
 
-def _npz(arrays: Arrays, where: str) -> bytes:
+def _check_comparable(arrays: Arrays, where: str) -> None:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"{where}: {name!r} is not finite", "Choose other samples for the self-test")
         if array.dtype.kind not in "biufU":
             raise DataError(f"{where}: {name!r} is {array.dtype}, which cannot be compared")
+
+
+def _npz(arrays: Arrays) -> bytes:
     buffer = io.BytesIO()
     write_npz(buffer, arrays)
     return buffer.getvalue()
@@ -481,19 +493,31 @@ def _table_places(variants: tuple[VariantSpec, ...]) -> dict[Path, str]:
     return places
 
 
-def _calibration_files(folder: Path, directory: str) -> dict[str, Content]:
+def _table_files(folder: Path, directory: str) -> Iterator[tuple[str, Path]]:
     missing = [name for name in CALIBRATION_FILES if not (folder / name).is_file()]
     if missing:
         raise CalibrationError(f"{folder} has no {missing[0]}", "Write the calibration tables first")
-    return {f"{directory}/{name}": folder / name for name in CALIBRATION_FILES}
+    return ((f"{directory}/{name}", folder / name) for name in CALIBRATION_FILES)
 
 
 def _runner_files() -> dict[str, Content]:
+    """Return the runner: its code as one zip, and the program that compares the zip's hash before it imports it."""
     runtime = shipped("targets") / "runtime"
-    launcher = runtime / "edgeq_run.py"
     modules = sorted(p for p in (runtime / "edgeq_device").iterdir() if p.suffix in (".py", ".json", ".mjs"))
-    # __main__.py is the launcher again: Python runs a zip that has one.
-    return {"edgeq_run.py": launcher, "__main__.py": launcher, **{f"edgeq_device/{m.name}": m for m in modules}}
+    code = _zip({f"edgeq_device/{module.name}": module for module in modules})
+    text = (runtime / "edgeq_run.py").read_bytes()
+    program = text.replace(b'SHA256 = ""', b'SHA256 = "%s"' % hashlib.sha256(code).hexdigest().encode(), 1)
+    # __main__.py is the program again: Python runs a folder or a zip that has one.
+    return {"edgeq_run.py": program, "__main__.py": program, "edgeq_device.zip": code}
+
+
+def _zip(files: Mapping[str, Path]) -> bytes:
+    """Return a zip of small files: the same content gives the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, path in files.items():
+            archive.writestr(plain_entry(name), path.read_bytes())
+    return buffer.getvalue()
 
 
 def _manifest(

@@ -24,8 +24,16 @@ from edgeq.util.outputs import output_directory, output_file
 from edgeq.util.registry import device_errors
 
 _CONFIG_TYPE = "application/vnd.cncf.model.config.v1+json"
-_KINDS = {".py": "code", ".json": "weight.config", ".html": "doc", ".sig": "doc", ".npz": "dataset"}
-"""Suffix → what ModelPack calls such a file; all else is weights."""
+_KINDS = {
+    "edgeq_device.zip": "code",
+    "calibration.zip": "weight.config",
+    ".py": "code",
+    ".json": "weight.config",
+    ".html": "doc",
+    ".sig": "doc",
+    ".npz": "dataset",
+}
+"""Name or suffix → what ModelPack calls such a file; all else is weights."""
 _TITLE = "org.opencontainers.image.title"
 """What `oras pull` takes a layer's path from."""
 
@@ -172,7 +180,7 @@ def _config(bundle: Bundle, digests: Sequence[str]) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    return f"application/vnd.cncf.model.{_KINDS.get(PurePosixPath(name).suffix, 'weight')}.v1.raw"
+    return f"application/vnd.cncf.model.{_KINDS.get(name) or _KINDS.get(PurePosixPath(name).suffix, 'weight')}.v1.raw"
 
 
 def _descriptor(media_type: str, digest: str, content: bytes | Path) -> dict[str, Any]:

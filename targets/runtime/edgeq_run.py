@@ -2,8 +2,9 @@
 
 In a program: `from edgeq_run import open_bundle; open_bundle().run("cat.jpg")`, with this file's folder on the path.
 
-Needs Python 3.9 or newer, numpy and onnxruntime. The same file is the bundle's `__main__.py`, so that
-`python some.edgeq verify` works on the zip as it is.
+Needs Python 3.9 or newer, numpy and onnxruntime. Its code is in edgeq_device.zip next to this file. This file reads
+that zip once, compares it with SHA256, and imports the code from memory: nothing of a zip that was changed runs. The
+same file is the bundle's `__main__.py`, so that `python some.edgeq verify` works on the zip as it is.
 """
 
 import sys
@@ -17,11 +18,13 @@ if __name__ == "__main__" and (
 ):
     del sys.path[0]
 
+import hashlib  # noqa: E402
+import io  # noqa: E402
 import os  # noqa: E402
+import zipfile  # noqa: E402
 from importlib.machinery import SourceFileLoader  # noqa: E402
 from importlib.util import spec_from_file_location  # noqa: E402
 from pathlib import Path  # noqa: E402
-from zipimport import zipimporter  # noqa: E402
 
 # `python BUNDLE/ verify` has compiled this very file (as __main__.py) before it could turn that off.
 if __spec__ is not None and __spec__.cached is not None and Path(__spec__.cached).is_file():
@@ -36,46 +39,77 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 PACKAGE = "edgeq_device"
+ARCHIVE = f"{PACKAGE}.zip"
+SHA256 = ""
+"""Of that zip; written when edgeq makes a bundle."""
+_MOST = 1 << 24
 
 
 class _Source(SourceFileLoader):
-    """Takes the source and never a compiled file next to it, which no check has seen yet."""
+    """Load modules and tables from a zip in memory, and never a compiled file.
 
-    archive = None
+    Attributes:
+        content: the bytes of the zip, for processes that this one starts.
+    """
+
+    def __init__(self, name, path, content, archive):
+        super().__init__(name, path)
+        self.content, self._archive = content, archive
 
     def path_stats(self, path):
         """Raise OSError, by which Python's loader takes the source and looks for no compiled file."""
         raise OSError("no compiled file is looked for")
 
     def get_data(self, path):
-        """The bytes of the file at `path`, from the folder or out of the zip; OSError where it is not there."""
-        return super().get_data(path) if self.archive is None else self.archive.get_data(path)
+        """Return the bytes of the zip's file at `path`; raise OSError where it is not there."""
+        try:
+            return self._archive.read("/".join(Path(path).parts[-2:]))
+        except KeyError as error:
+            raise FileNotFoundError(path) from error
 
 
 class _Finder:
-    """Finds edgeq_device and its modules next to this file, as the files of those names that the manifest lists.
+    """Find edgeq_device and its modules in the zip next to this file, where that has the hash that this file states.
 
-    Python's own finders would take an installed package, an extension module, a compiled file or a folder instead.
+    Python's own finders would take an installed package or a folder of that name instead.
     """
 
     def __init__(self, root):
-        self._folder = root / PACKAGE
-        self._archive = None if root.is_dir() else zipimporter(str(root))
+        try:
+            content = _content(root)
+        except (KeyError, FileNotFoundError) as error:
+            raise ImportError(f"{ARCHIVE} is missing") from error
+        except Exception as error:  # OSError, and what a damaged zip raises
+            raise ImportError(f"{ARCHIVE} cannot be read ({_text(error)})") from error
+        if hashlib.sha256(content).hexdigest() != SHA256:
+            raise ImportError(f"{ARCHIVE} was changed: it has another sha256 than edgeq_run.py states")
+        self._folder, self._content = root / ARCHIVE / PACKAGE, content
+        self._archive = zipfile.ZipFile(io.BytesIO(content))
+        self._names = frozenset(self._archive.namelist())
 
     def find_spec(self, name, path=None, target=None):
-        """The import spec of `edgeq_device` or a module of it; None for every other name, which Python finds itself."""
+        """Return the import spec of `edgeq_device` or a module of it; None for every other name."""
         package, _, module = name.partition(".")
-        if package != PACKAGE:
+        file = f"{module or '__init__'}.py"
+        if package != PACKAGE or f"{PACKAGE}/{file}" not in self._names:
             return None
-        file = str(self._folder / f"{module or '__init__'}.py")
-        loader = _Source(name, file)
-        loader.archive = self._archive
-        try:
-            loader.get_data(file)
-        except OSError:
-            return None
+        place = str(self._folder / file)
+        loader = _Source(name, place, self._content, self._archive)
         inside = None if module else [str(self._folder)]
-        return spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
+        return spec_from_file_location(name, place, loader=loader, submodule_search_locations=inside)
+
+
+def _content(root):
+    """Return the bytes of the zip in a bundle, which is a folder or a zip itself."""
+    if root.is_dir():
+        with (root / ARCHIVE).open("rb") as file:
+            return file.read(_MOST)
+    with zipfile.ZipFile(root) as bundle, bundle.open(ARCHIVE) as file:
+        return file.read(_MOST)
+
+
+def _text(error):
+    return ascii(f"{type(error).__name__}: {' '.join(str(error).split())}")[1:-1]
 
 
 def open_bundle(path=None, variant=None, threads=0, trust=None):
@@ -94,22 +128,18 @@ def open_bundle(path=None, variant=None, threads=0, trust=None):
 
 if __name__ == "__main__":
     root = Path(os.path.realpath(__file__)).parent
-    finder = _Finder(root)
-    if finder.find_spec(PACKAGE) is None:
-        print(f"edgeq_run: {root} is not whole: {PACKAGE} is missing. Get the bundle again", file=sys.stderr)
+    try:
+        sys.meta_path.insert(0, _Finder(root))
+    except ImportError as error:
+        print(f"edgeq_run: {root} is not whole: {error}. Get the bundle again", file=sys.stderr)
         sys.exit(7)
-    sys.meta_path.insert(0, finder)
     try:
         from edgeq_device.cli import program
-    except Exception as error:  # whatever the sources of a damaged bundle raise; its hashes are not checked yet
-        what = ascii(f"{type(error).__name__}: {' '.join(str(error).split())}")[1:-1]
-        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "numpy":
-            print(f"edgeq_run: numpy cannot be imported ({what}). Install it again", file=sys.stderr)
-            sys.exit(8)
-        print(
-            f"edgeq_run: {root} is not whole: its runner cannot be read ({what}). Get the bundle again", file=sys.stderr
-        )
-        sys.exit(7)
 
-    # The bundle keeps the name by which it was called, but where this file alone is a link from somewhere else.
-    sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))
+        # The bundle keeps the name by which it was called, but where this file alone is a link from somewhere else.
+        sys.exit(program(root if Path(__file__).is_symlink() else Path(__file__).parent))
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "numpy":
+            raise
+        print(f"edgeq_run: numpy cannot be imported ({_text(error)}). Install it again", file=sys.stderr)
+        sys.exit(8)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
@@ -35,10 +36,10 @@ from edgeq.hardware.profile import load_profiles
 from edgeq.util.registry import shipped
 
 from .attacks.directories import MODEL, edit_ort, edit_variant, seal
-from .samples import HERE, linear, tree, variant
+from .samples import HERE, INPUT, linear, tree, variant
 
 ROOT = Path(__file__).parents[2]
-RUNNER = ROOT / "targets" / "runtime" / "edgeq_run.py"
+RUNTIME = ROOT / "targets" / "runtime"
 CPU, CUDA, TRT, QNN = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt", "QNN"))
 PRECISION = "session.x64quantprecision"
 PROVIDERS = tuple(own_table("options.json")["providers"])
@@ -240,19 +241,24 @@ def test_the_writer_sets_references_itself() -> None:
         variant("v", Path("m.onnx"), 0.0, ep="a b")
 
 
-def test_the_table_is_the_readers_own(copy: Path, tmp_path: Path) -> None:
+def test_the_table_is_the_readers_own(good: Path, copy: Path, tmp_path: Path) -> None:
     """A bundle brings a table for its runner; on the workstation edgeq's own decides."""
-    table = copy / "edgeq_device" / "options.json"
-    values = json.loads(table.read_text())
+    table = "edgeq_device/options.json"
+    with zipfile.ZipFile(copy / "edgeq_device.zip") as archive:
+        values = json.loads(archive.read(table))
     values["session"]["session.node_partition_config_file"] = {"form": "switch", "why": "x", "source": "x"}
-    table.write_text(json.dumps(values))
+    with zipfile.ZipFile(copy / "edgeq_device.zip", "w") as archive:
+        archive.writestr(table, json.dumps(values))
     poison(copy, "", "session.node_partition_config_file", "1")
-    for command in (["-m", "edgeq", "verify", str(copy)], [str(RUNNER), "verify", "--bundle", str(copy)]):
+    for command in (
+        ["-m", "edgeq", "verify", str(copy)],
+        [str(good / "edgeq_run.py"), "verify", "--bundle", str(copy)],
+    ):
         assert "node_partition_config_file" in refused(command, tmp_path, code=7)
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    search = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(RUNNER.parent)]), **environment}
+    search = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(RUNTIME)]), **environment}
     return subprocess.run(
         [sys.executable, *command],
         cwd=cwd,
@@ -296,7 +302,7 @@ def test_the_partition_file_is_not_written(form: str, tmp_path: Path) -> None:
     edit_ort(bundle, session_options={"session.node_partition_config_file": str(cwd / ".profile")})
     there = bundle if form == "directory" else zipped(bundle)
     data = tmp_path / "x.npz"
-    data.write_bytes((bundle / "selftest" / "inputs-0.npz").read_bytes())
+    np.savez(data, x=INPUT)
     own = [str(bundle / "edgeq_run.py")] if form == "directory" else [str(there)]
     for command in (
         ["-m", "edgeq", "verify", str(there)],
@@ -317,21 +323,26 @@ def test_the_partition_file_is_not_written(form: str, tmp_path: Path) -> None:
     ("ep", "key"),
     [("", "session.resource_cuda_partitioning_settings"), (QNN, "backend_path"), (TRT, "trt_extra_plugin_lib_paths")],
 )
-def test_both_readers_refuse_with_the_documented_code(ep: str, key: str, copy: Path, tmp_path: Path) -> None:
+def test_both_readers_refuse_with_the_documented_code(
+    ep: str, key: str, good: Path, copy: Path, tmp_path: Path
+) -> None:
     poison(copy, ep, key, "/tmp/x.so")
     for bundle in (copy, zipped(copy)):
         assert key in refused(["-m", "edgeq", "verify", str(bundle)], tmp_path, code=7)
-        assert key in refused([str(RUNNER), "verify", "--bundle", str(bundle)], tmp_path, code=7)
+        assert key in refused([str(good / "edgeq_run.py"), "verify", "--bundle", str(bundle)], tmp_path, code=7)
 
 
-def test_a_compiled_program_is_refused_by_both_and_by_the_writer(copy: Path, tmp_path: Path) -> None:
+def test_a_compiled_program_is_refused_by_both_and_by_the_writer(good: Path, copy: Path, tmp_path: Path) -> None:
     model = onnx.load(copy / MODEL)
     context = {"ep_cache_context": "../../secret", "embed_mode": 0, "source": TRT}
     model.graph.node[0].CopyFrom(helper.make_node("EPContext", ["x", "w"], ["m"], domain="com.microsoft", **context))
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     onnx.save(model, copy / MODEL)
     seal(copy)
-    for command in (["-m", "edgeq", "verify", str(copy)], [str(RUNNER), "verify", "--bundle", str(copy)]):
+    for command in (
+        ["-m", "edgeq", "verify", str(copy)],
+        [str(good / "edgeq_run.py"), "verify", "--bundle", str(copy)],
+    ):
         assert "holds code compiled for one device (EPContext)" in refused(command, tmp_path, code=7)
     (tmp_path / "c.onnx").write_bytes((copy / MODEL).read_bytes())
     from edgeq.errors import BundleError as EdgeqBundleError

@@ -109,12 +109,11 @@ def test_a_bundle_with_a_file_of_the_user_survives(workspace: Workspace, argumen
     )
     runner.write_bytes(kept)
     # What Python leaves behind is not an obstacle, nor is a file that is missing.
-    (workspace.path / "out" / "edgeq_device" / "__pycache__").mkdir()
-    (workspace.path / "out" / "edgeq_device" / "__pycache__" / "bench.cpython-311.pyc").write_bytes(b"")
-    (workspace.path / "out" / "edgeq_device" / "__pycache__" / "manifest.cpython-311.pyc").write_bytes(b"")
+    (workspace.path / "out" / "__pycache__").mkdir()
+    (workspace.path / "out" / "__pycache__" / "edgeq_run.cpython-311.pyc").write_bytes(b"")
     (workspace.path / "out" / "__main__.py").unlink()
     assert workspace.run(*DIRECTORIES["package"], "-o", "out", "--force").code == 0
-    assert not (workspace.path / "out" / "edgeq_device" / "__pycache__").exists()
+    assert not (workspace.path / "out" / "__pycache__").exists()
 
 
 def test_the_working_directory_survives(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

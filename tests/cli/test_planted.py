@@ -208,7 +208,8 @@ def test_a_bundle_with_more_files_is_refused_before_they_run(words: tuple[str, .
     """`edgeq bench .` inside a bundle: its own runner, altered, must not be what measures."""
     cwd = place / "bundle" if words[1] == "." else place
     plant(place / "bundle")
-    (place / "bundle/edgeq_device/memory.py").write_text(f"open({str(place / 'IMPORTED')!r}, 'w').write('altered')")
+    with zipfile.ZipFile(place / "bundle/edgeq_device.zip", "w") as archive:
+        archive.writestr("edgeq_device/memory.py", f"open({str(place / 'IMPORTED')!r}, 'w').write('altered')")
     done = run([program(place), *words], cwd, REPOSITORY, RUNNER)
     assert imported(place) == []
     assert done.returncode == (7 if words[1] == "." else 0), done.stderr
@@ -259,11 +260,11 @@ def test_the_runner_imports_nothing_that_was_put_into_its_bundle(how: str, words
 
 @pytest.mark.parametrize("name", ["cli.abi3.so", "cli.pyc", "__pycache__/cli.{tag}.pyc", "cli/__init__.py"])
 def test_the_runner_takes_its_sources_only(name: str, place: Path) -> None:
-    """A compiled file next to a module of the runner would come before it, or in its place."""
+    """A folder of the package's name next to the runner would come before its zip, and a compiled file in that."""
     import importlib.util
 
     planted = place / "bundle/edgeq_device" / name.format(tag=sys.implementation.cache_tag)
-    planted.parent.mkdir(exist_ok=True)
+    planted.parent.mkdir(parents=True)
     code = compile(f"open({str(place / 'IMPORTED')!r}, 'w').write('compiled')\n", "cli.py", "exec")
     if planted.suffix == ".py":
         planted.write_text(f"open({str(place / 'IMPORTED')!r}, 'w').write('a package')\n")
@@ -282,10 +283,10 @@ def test_the_runner_takes_its_sources_only(name: str, place: Path) -> None:
 
 
 def test_a_runner_without_its_package_says_so(place: Path) -> None:
-    shutil.rmtree(place / "bundle/edgeq_device")
+    (place / "bundle/edgeq_device.zip").unlink()
     done = run(["bundle/edgeq_run.py", "verify"], place)
     assert done.returncode == 7
-    assert "edgeq_device is missing" in done.stderr
+    assert "edgeq_device.zip is missing" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

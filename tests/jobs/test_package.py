@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from edgeq.jobs.package import Packaged, package
 from edgeq.measure.coverage import Coverage
 from edgeq.prove.job import Built, Job
 from edgeq.util.records import plain
+from tests.opened import variant_info
 
 NET = Path("net.onnx")
 CALIB, VAL = Data("calib.npz"), Data("val.npz", "key=x,label=y")
@@ -35,9 +37,8 @@ def manifest(bundle: Path = BUNDLE) -> dict[str, Any]:
     return record
 
 
-def variant(name: str, file: str = "edgeq.json") -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((BUNDLE / "models" / "model" / name / file).read_text())
-    return record
+def variant(name: str) -> dict[str, Any]:
+    return variant_info(BUNDLE, name)
 
 
 @pytest.fixture
@@ -52,9 +53,11 @@ def test_a_bundle_that_verifies(place: Path, native: str) -> None:
     report = verify_bundle(BUNDLE)
     check_report(report)
     assert plain(report)["passed"]
-    assert sorted(p.name for p in (BUNDLE / "calibration").iterdir()) == [
-        "calibration.cache", "calibration.flatbuffers", "calibration.json",
-    ]  # fmt: skip
+    with zipfile.ZipFile(BUNDLE / "calibration.zip") as tables:
+        assert sorted(tables.namelist()) == [
+            "calibration/calibration.cache", "calibration/calibration.flatbuffers", "calibration/calibration.json",
+        ]  # fmt: skip
+    assert len([p for p in BUNDLE.rglob("*") if p.is_file()]) <= 12
     assert not [p for p in place.iterdir() if p.name.startswith(".")]
 
 
@@ -98,17 +101,23 @@ def test_what_the_variant_says_of_itself(place: Path, native: str) -> None:
     assert metadata["accuracy"]["held_out"] is True
 
 
+def self_tests() -> list[Path]:
+    with open_bundle(BUNDLE) as bundle:
+        cases = bundle.components["model"][0].info["selftest"]["cases"]
+    return [BUNDLE / case["inputs"] for case in cases]
+
+
 def test_test_vectors_are_the_validation_samples(place: Path) -> None:
     packaged(selftest=2)
-    inputs = sorted((BUNDLE / "selftest").glob("inputs-*.npz"))
+    inputs = self_tests()
     assert len(inputs) == 2
-    with np.load(inputs[0]) as held, np.load("val.npz") as val:
-        np.testing.assert_array_equal(held["x"], val["x"][:1])
+    with np.load("val.npz") as val:
+        np.testing.assert_array_equal(read_arrays(inputs[0])["x"], val["x"][:1])
 
 
 def test_more_test_vectors_than_samples_are_all_of_them(place: Path) -> None:
     packaged(selftest=50)
-    assert len(list((BUNDLE / "selftest").glob("inputs-*.npz"))) == 3
+    assert len(self_tests()) == 3
 
 
 def test_the_float_model_travels_on_request(place: Path) -> None:
@@ -146,7 +155,7 @@ def test_nothing_static_means_no_calibration_tables(place: Path) -> None:
     NET.write_bytes(mixed().SerializeToString())
     overrides = {"mode": "dynamic", "dynamic_weight_types": {"Conv": "uint8", "MatMul": "int8"}}
     package(NET, None, BUNDLE, val=VAL, timed=False, overrides=overrides)
-    assert not (BUNDLE / "calibration").exists()
+    assert not (BUNDLE / "calibration.zip").exists()
     assert manifest()["additional_metadata"]["edgeq"]["calibration_samples"] == 0
     assert plain(verify_bundle(BUNDLE))["passed"]
 

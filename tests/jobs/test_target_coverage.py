@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from edgeq.run.session import open_session
 from edgeq.scheme import Scheme
 from edgeq.util.display import Silent
 from edgeq.util.records import plain
+from tests.opened import variant_info
 
 THERE = "raspberry-pi-5"  # S8S8: a CPU without its fusions leaves most of such a model in float
 NO_GUEST = ExecutionRoute(NOT_RUN, "", "there is no machine yet. Make one: edgeq emulate setup")
@@ -161,7 +161,6 @@ def test_a_bundle_says_what_its_figure_rests_on(place: Path, route: Any) -> None
     checks = {check.name: check for check in made.variants[THERE].checks}
     assert checks["coverage"].kind == "none"
     assert "forecast" in checks["coverage"].detail
-    (file,) = Path("dist").rglob(f"{THERE}/edgeq.json")
-    assert json.loads(file.read_text())["coverage"] == {
+    assert variant_info(Path("dist"), THERE)["coverage"] == {
         "int8_mac_share": 1.0, "basis": "forecast", "how": "the int8 rules of the cpu backend",
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from edgeq.model.quant_params import params_of
 from edgeq.prove.job import build
 from edgeq.scheme import Scheme
 from tests.backends.build import random
-from tests.opened import open_job
+from tests.opened import open_job, variant_info
 
-BUNDLE = Path("bundle")
+BUNDLE, TABLES = Path("bundle"), Path("tables")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def heavy(place: Path) -> Path:
 
 
 def bundle_of(*targets: str, **scheme: Any) -> dict[str, dict[str, Any]]:
-    """Package `net.onnx`; edgeq.json of each variant by name."""
+    """Package `net.onnx`; what the bundle says of each variant, by name."""
     package(
         Path("net.onnx"),
         Data("calib.npz"),
@@ -50,7 +50,9 @@ def bundle_of(*targets: str, **scheme: Any) -> dict[str, dict[str, Any]]:
         effort=None,
     )
     check_report(verify_bundle(BUNDLE))
-    return {f.parent.name: json.loads(f.read_text()) for f in sorted((BUNDLE / "models/model").glob("*/edgeq.json"))}
+    if (BUNDLE / "calibration.zip").exists():
+        shutil.unpack_archive(BUNDLE / "calibration.zip", TABLES)
+    return {name: variant_info(BUNDLE, name) for name in targets}
 
 
 def magnitudes_in_file(variant: str) -> dict[str, float]:
@@ -81,7 +83,7 @@ def magnitudes_in_file(variant: str) -> dict[str, float]:
 )
 def test_a_table_has_the_ranges_of_the_file(heavy: Path, scheme: dict[str, Any]) -> None:
     ((name, info),) = bundle_of("haswell", **scheme).items()
-    table = read_tables(BUNDLE / info["calibration"])
+    table = read_tables(TABLES / info["calibration"])
     used = {tensor: bound for tensor, bound in magnitudes_in_file(name).items() if tensor in table}
     assert len(used) > 3
     for tensor, bound in used.items():
@@ -96,7 +98,7 @@ def test_variants_with_other_ranges_have_tables_of_their_own(heavy: Path) -> Non
     assert places["haswell"] == places["cascade-lake"] != places["jetson-orin"]
     assert sorted(set(places.values())) in (["calibration", f"calibration/{n}"] for n in ("haswell", "jetson-orin"))
     for name, place in places.items():
-        table = read_tables(BUNDLE / place)
+        table = read_tables(TABLES / place)
         shared = magnitudes_in_file(name).keys() & table.keys()
         assert shared
         for tensor in shared:
@@ -106,7 +108,7 @@ def test_variants_with_other_ranges_have_tables_of_their_own(heavy: Path) -> Non
 def test_variants_that_have_no_ranges_have_no_table(place: Path) -> None:
     (info,) = bundle_of("haswell", mode="dynamic", dynamic_weight_types={"Conv": "uint8"}).values()
     assert "calibration" not in info
-    assert not (BUNDLE / "calibration").exists()
+    assert not TABLES.exists()
 
 
 def test_what_the_file_represents_goes_before_what_it_was_built_from(place: Path) -> None:

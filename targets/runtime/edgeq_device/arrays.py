@@ -74,34 +74,47 @@ def plain_entry(name: str) -> zipfile.ZipInfo:
 def read_arrays(path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
     """Return the arrays of an .npz by name, or of an .npy under the name "".
 
+    `FILE.npz/GROUP` is the arrays whose names begin with `GROUP/`, without that.
+
     Raises:
         DataError: missing, not such a file, truncated, pickled objects, or larger than 4 GiB.
     """
+    path, group = split_group(path)
     try:
         with path.open("rb") as stream:
             magic = stream.read(2)
             stream.seek(0)
             if magic == b"PK":
-                return _read_npz(stream, path)
+                return _read_npz(stream, path, group)
             size = os.fstat(stream.fileno()).st_size
             return {"": _read_npy(stream, size, str(path))}
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})", "Name an .npy or .npz file") from error
 
 
-def _read_npz(stream: IO[bytes], path: Path) -> Dict[str, "np.ndarray[Any, Any]"]:
+def split_group(path: Path) -> Tuple[Path, str]:
+    """Return the file of `FILE.npz/GROUP` and "GROUP/"; for any other path that itself and ""."""
+    inside = path.parent.suffix == ".npz" and path.parent.is_file()
+    return (path.parent, f"{path.name}/") if inside else (path, "")
+
+
+def _read_npz(stream: IO[bytes], path: Path, group: str) -> Dict[str, "np.ndarray[Any, Any]"]:
     arrays: Dict[str, "np.ndarray[Any, Any]"] = {}
     try:
         with zipfile.ZipFile(stream) as archive:
-            total = sum(info.file_size for info in archive.infolist())
+            members = [info for info in archive.infolist() if info.filename.startswith(group)]
+            if group and not members:
+                raise DataError(f"{path} has no group {group[:-1]!r}")
+            total = sum(info.file_size for info in members)
             most = min(MAX_ARRAY_BYTES, path.stat().st_size + largest_sample())
             if total > most:
                 raise DataError(f"{path} unpacks to {total} bytes, more than {most}", f"{VARIABLE} sets the limit")
-            for info in archive.infolist():
-                if not info.filename.endswith(".npy") or info.filename[:-4] in arrays:
+            for info in members:
+                name = info.filename[len(group) : -4]
+                if not info.filename.endswith(".npy") or name in arrays:
                     raise DataError(f"{path}: member {info.filename!r} is not an array, or is there twice")
                 with archive.open(info) as member:
-                    arrays[info.filename[:-4]] = _read_npy(member, info.file_size, f"{path}: {info.filename}")
+                    arrays[name] = _read_npy(member, info.file_size, f"{path}: {info.filename}")
     except DataError:
         raise
     except Exception as error:  # a damaged zip raises BadZipFile, zlib.error, EOFError, RuntimeError ...

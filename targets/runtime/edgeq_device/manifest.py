@@ -88,7 +88,8 @@ def is_plain_name(name: object) -> bool:
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = "1.0"
-BUNDLE_SCHEMA = "1.0"
+BUNDLE_SCHEMA = "1.1"
+_BUNDLE_SCHEMAS = ("1.0", BUNDLE_SCHEMA)
 MAX_FILES = 20_000
 MAX_SIZE = 1 << 44
 
@@ -146,9 +147,9 @@ def parse_manifest(values: Mapping[str, Any], where: str) -> Manifest:
             raise BundleError(f"{where}: {key} is not a string")
     metadata = object_in(values.get("additional_metadata"), f"{where}: additional_metadata")
     edgeq = object_in(metadata.get("edgeq"), f"{where}: additional_metadata.edgeq")
-    if edgeq.get("bundle_schema") != BUNDLE_SCHEMA:
+    if edgeq.get("bundle_schema") not in _BUNDLE_SCHEMAS:
         raise BundleError(
-            f"{where}: edgeq bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes {BUNDLE_SCHEMA!r}",
+            f"{where}: bundle schema is {edgeq.get('bundle_schema')!r}, this reader takes up to {BUNDLE_SCHEMA!r}",
             "Use the edgeq version that made the bundle, or a newer one",
         )
     components: Dict[str, str] = {}

@@ -5,7 +5,7 @@ A `Guest` is the side that asks, `serve` the side that answers: requests on stan
 
 `python -m` and PYTHONPATH would both put folders first that hold what the user downloaded: a `numpy.py` next to the
 model would run. The child is isolated (-I), searches where this process does without the working directory, and takes
-edgeq_device from where this process has it, which may be a zip.
+edgeq_device from where this process has it; what this process has read from a bundle's zip is written out for it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
@@ -29,6 +30,7 @@ from edgeq_device.engines import FLOAT, EngineSpec, plugin_of, read_engine
 from edgeq_device.environment import Watch
 from edgeq_device.errors import RuntimeUnavailableError
 from edgeq_device.latency import Burst, Bursts, burst, quiet_collector
+from edgeq_device.places import temporary_folder
 from edgeq_device.relay import Tail
 from edgeq_device.scenarios import query_runner
 from edgeq_device.select import precision_of
@@ -51,9 +53,20 @@ sys.exit(import_module(module).main())
 
 def python_command(module: str) -> List[str]:
     """Return the command line that runs `main()` of a module of edgeq_device in a fresh isolated interpreter."""
-    root = Path(__file__).absolute().parent.parent
     # -B: a compiled file left in a bundle is one that its manifest does not know.
-    return [sys.executable, "-I", "-B", "-c", _BOOT, str(root), module, *import_path()]
+    return [sys.executable, "-I", "-B", "-c", _BOOT, str(_root()), module, *import_path()]
+
+
+@lru_cache(maxsize=1)
+def _root() -> Path:
+    """Return the folder or zip with edgeq_device in it: where a bundle's runner has read the zip, a copy of that."""
+    content = getattr(getattr(__spec__, "loader", None), "content", None)
+    if content is None:
+        return Path(__file__).absolute().parent.parent
+    folder, _ = temporary_folder("edgeq-runner-", "another process cannot be started")
+    place = folder / "edgeq_device.zip"
+    place.write_bytes(content)
+    return place
 
 
 def describe_exit(code: int) -> str:

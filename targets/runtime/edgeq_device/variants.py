@@ -40,7 +40,7 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 @dataclass(frozen=True)
 class Case:
-    """Hold one self-test vector: two .npz files inside the bundle, keyed by input and by output name."""
+    """Hold one self-test vector: arrays by input and by output name, in an .npz each or in groups of one."""
 
     inputs: Path
     outputs: Path
@@ -134,6 +134,13 @@ class _Files:
         if name not in self.known:
             raise BundleError(f"{self.where}: {name!r} is not in the bundle")
         return self.root / name
+
+    def vectors(self, name: str) -> Path:
+        """Return the place of arrays: an .npz file, or a group of one."""
+        file, _, group = name.rpartition("/")
+        if file in self.known and file.endswith(".npz") and group:
+            return self.root / name
+        return self.existing(name)
 
     def place(self, name: str, kind: str) -> Path:
         """The file `name`, or the folder of that name that holds some of the files."""
@@ -264,8 +271,8 @@ def _selftest(values: object, files: _Files) -> Tuple[Tuple[Case, ...], Dict[str
     for case in cases:
         named = [case[key] for key in sorted(case)] if isinstance(case, dict) else []
         if not named or set(case) != {"inputs", "outputs"} or not all(isinstance(file, str) for file in named):
-            raise BundleError(f"{where}: a case names one file of inputs and one of outputs")
-        found.append(Case(*map(files.existing, named)))
+            raise BundleError(f"{where}: a case names its inputs and its outputs, each a file or a group of one")
+        found.append(Case(*map(files.vectors, named)))
     of = f"{where}: the tolerance of"
     return tuple(found), {name: _tolerance(value, f"{of} {name!r}") for name, value in tolerance.items()}
 

@@ -4,7 +4,6 @@ main.cc is compiled against a stand-in of TFLite Micro's interface: no package h
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from edgeq.model.load import model_signature
 from edgeq.run.engines import load_engines
 from edgeq.run.session import Engines, SessionSettings
 from edgeq.scheme import Scheme
+from tests.opened import variant_info
 from tests.plugins import needs_plugin
 
 needs_litert = [needs_plugin("litert"), needs_plugin("tflite-micro")]
@@ -125,7 +125,7 @@ class TestBundle:
         assert (done.returncode, done.stdout.splitlines()[-1]) == (wrong, says)
 
     def test_the_npu_has_its_file_and_an_estimate(self, bundle: Path) -> None:
-        described = json.loads((bundle / "models" / "model" / "ethos-u55-128" / "edgeq.json").read_text())
+        described = variant_info(bundle, "ethos-u55-128")
         compiled = bundle / "files" / "ethos-u55-128" / "ethos-u" / "model_vela.tflite"
         if ESTIMATE not in described:
             pytest.skip("vela is not installed: python -m pip install ethos-u-vela")

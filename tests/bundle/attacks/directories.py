@@ -19,7 +19,6 @@ Attack = Callable[[Path], None]
 ATTACKS: dict[str, tuple[Attack, str]] = {}
 
 COMPONENT = "models/model/component.json"
-INFO = "models/model/plain/edgeq.json"
 MODEL = "models/model/plain/model.onnx"
 
 
@@ -49,6 +48,11 @@ def edit(root: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None
     values = json.loads((root / name).read_bytes())
     change(values)
     (root / name).write_text(json.dumps(values))
+
+
+def change_info(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change what edgeq says of the variant `plain`."""
+    edit(root, COMPONENT, lambda c: change(c["variants"]["plain"]["executor_info"]["edgeq"]))
 
 
 def edit_manifest(root: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -102,7 +106,7 @@ def missing_file(root: Path) -> None:
 
 @attack("not in the manifest")
 def extra_file(root: Path) -> None:
-    (root / "edgeq_device" / "numpy.py").write_text("raise SystemExit")
+    (root / "models" / "numpy.py").write_text("raise SystemExit")
 
 
 @attack("is a link")
@@ -113,8 +117,8 @@ def link_to_a_file(root: Path) -> None:
 
 @attack("is a link")
 def link_to_a_directory(root: Path) -> None:
-    (root / "selftest").rename(root.parent / "elsewhere")
-    (root / "selftest").symlink_to(root.parent / "elsewhere", target_is_directory=True)
+    (root / "models").rename(root.parent / "elsewhere")
+    (root / "models").symlink_to(root.parent / "elsewhere", target_is_directory=True)
 
 
 @attack("not a regular file")
@@ -127,7 +131,7 @@ def pipe(root: Path) -> None:
 
 
 def edit_info(root: Path, **changes: Any) -> None:
-    edit(root, INFO, lambda info: info.update(changes))
+    change_info(root, lambda info: info.update(changes))
     seal(root)
 
 
@@ -153,7 +157,7 @@ def half_a_character(root: Path) -> None:
 
 @attack("is that of a device on Windows")
 def name_of_a_device(root: Path) -> None:
-    edit_files(root, lambda files: files.update({"selftest/nul.npz": files["edgeq_run.py"]}))
+    edit_files(root, lambda files: files.update({"models/nul.npz": files["edgeq_run.py"]}))
 
 
 @attack("unknown key 'run_this'")
@@ -455,7 +459,7 @@ def runtimes_own_suffix(root: Path) -> None:
 
 @attack("table 'graph_sm86.engine' is 'graph_sm86.engine'; it can be")
 def engine_as_a_table(root: Path) -> None:
-    edit(root, INFO, lambda i: i.update(table="graph_sm86.engine", table_file=MODEL))
+    change_info(root, lambda i: i.update(table="graph_sm86.engine", table_file=MODEL))
     seal(root)
 
 
@@ -464,63 +468,63 @@ def vectors_outside(root: Path) -> None:
     def change(info: dict[str, Any]) -> None:
         info["selftest"]["cases"][0]["inputs"] = "../../x.npz"
 
-    edit(root, INFO, change)
+    change_info(root, change)
     seal(root)
 
 
 @attack("is not an object of the self-test's outputs")
 def slices_of_no_output(root: Path) -> None:
-    edit(root, INFO, lambda i: i.update(selftest_slices={"z": []}))
+    change_info(root, lambda i: i.update(selftest_slices={"z": []}))
     seal(root)
 
 
 @attack("a slice has an axis")
 def slice_that_is_a_list(root: Path) -> None:
-    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [[1, 0, 1, 0.5]]}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [[1, 0, 1, 0.5]]}))
     seal(root)
 
 
 @attack("is not from a first to a last index")
 def slice_that_ends_before_it_begins(root: Path) -> None:
     part = {"axis": 1, "first": 2, "last": 1, "tolerance": 0.5}
-    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [part]}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
     seal(root)
 
 
 @attack("is not from a first to a last index")
 def slice_of_an_axis_that_is_true(root: Path) -> None:
     part = {"axis": True, "first": 0, "last": 1, "tolerance": 0.5}
-    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [part]}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
     seal(root)
 
 
 @attack("is not a list of at most")
 def thousands_of_slices(root: Path) -> None:
     part = {"axis": 1, "first": 0, "last": 1, "tolerance": 0.5}
-    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [part] * 5000}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [part] * 5000}))
     seal(root)
 
 
 @attack("the tolerance of a slice is not a number from 0 up")
 def slice_of_negative_tolerance(root: Path) -> None:
     part = {"axis": 1, "first": 0, "last": 1, "tolerance": -0.5}
-    edit(root, INFO, lambda i: i.update(selftest_slices={"y": [part]}))
+    change_info(root, lambda i: i.update(selftest_slices={"y": [part]}))
     seal(root)
 
 
 @attack("is not a number from 0 up")
 def negative_tolerance(root: Path) -> None:
-    edit(root, INFO, lambda i: i["selftest"]["tolerance"].update(y=-1))
+    change_info(root, lambda i: i["selftest"]["tolerance"].update(y=-1))
     seal(root)
 
 
 @attack("rank is not a whole number")
 def rank_is_text(root: Path) -> None:
-    edit(root, INFO, lambda i: i.update(rank="high"))
+    change_info(root, lambda i: i.update(rank="high"))
     seal(root)
 
 
 @attack("is not a list of strings")
 def features_are_a_string(root: Path) -> None:
-    edit(root, INFO, lambda i: i.update(required_features="avx2"))
+    change_info(root, lambda i: i.update(required_features="avx2"))
     seal(root)
