@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from edgeq_device.arrays import write_npz
+from edgeq_device.arrays import read_arrays, write_npz
 from edgeq_device.cli import main
 from edgeq_device.errors import BundleError
 from edgeq_device.package import open_bundle
@@ -236,3 +236,24 @@ def test_command_reports_a_failing_self_test(tmp_path: Path) -> None:
     assert done.exit_code == 10
     assert json.loads(done.stdout)["passed"] is False
     assert "variant v failed" in done.stderr
+
+
+def test_a_bundle_of_the_first_schema_verifies(copy: Path) -> None:
+    """Its vectors are files, and its runner is a folder of modules."""
+    (copy / "selftest").mkdir()
+    (copy / "edgeq_device").mkdir()
+    (copy / "edgeq_device" / "cli.py").write_text("")
+    for name in ("inputs-0", "outputs-0"):
+        write_npz(copy / "selftest" / f"{name}.npz", read_arrays(copy / "selftest.npz" / name))
+
+    def as_files(info: dict[str, Any]) -> None:
+        info["selftest"]["cases"] = [{"inputs": "selftest/inputs-0.npz", "outputs": "selftest/outputs-0.npz"}]
+
+    directories.change_info(copy, as_files)
+    for name in ("edgeq_run.py", "__main__.py", "edgeq_device.zip"):
+        (copy / name).unlink()
+    directories.seal(copy)
+    directories.edit_manifest(copy, lambda m: m["additional_metadata"]["edgeq"].update(bundle_schema="1.0"))
+    done = CliRunner().invoke(group, ["verify", str(copy), "--variant", "plain"])
+    assert done.exit_code == 0, done.output
+    assert "plain: passed" in done.output
