@@ -255,7 +255,7 @@ def read_json(path: Path) -> Table:
     try:
         pairs = json.loads(_read(path), object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
-        raise CalibrationError(f"{path} is not a JSON: {error}", "Write it again") from error
+        raise CalibrationError(f"{path} is not JSON: {error}", "Write it again") from error
     if not isinstance(pairs, list) or not all(isinstance(p, tuple) and isinstance(p[1], str) for p in pairs):
         raise CalibrationError(f"{path} is not an object of strings", "Write it again")
     return _table(path, pairs)

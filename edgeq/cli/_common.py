@@ -89,7 +89,7 @@ class Printer:
                 raise  # rich calls this while it handles the error, and would end the program itself
 
             def render_str(self, text: str, **options: Any) -> Text:  # all that is not a Text yet comes through here
-                return super().render_str(printable(text), **options)
+                return super().render_str(_shown(text), **options)
 
         watched = sys.stdout.isatty()
         width = None if watched else _UNBOUND
@@ -127,7 +127,12 @@ def styled(text: str, style: str) -> Text:
     """Return a line in a colour, or bold."""
     from rich.text import Text
 
-    return Text(printable(text), style=style)
+    return Text(_shown(text), style=style)
+
+
+def _shown(text: str) -> str:
+    """Return text for a terminal or a pipe, with a plain space between a number and its unit."""
+    return printable(text).replace("\u202f", " ")
 
 
 _PRINTED = "edgeq.printed"

@@ -78,7 +78,7 @@ class Ownership:
         judge = self.judge(folder)
         if judge is None:
             raise OutputError(
-                f"{shown(folder)} holds files and is no {self.title}", "Choose another output, or remove it yourself"
+                f"{shown(folder)} holds files and is not a {self.title}", "Choose another output, or remove it yourself"
             )
         foreign = next((name for name, plain in content(folder, self.opaque) if not plain or not judge(name)), None)
         if foreign is not None:

@@ -157,5 +157,5 @@ def _end(line: str, code: int) -> NoReturn:
         line, code = _INTERRUPTED_LINE, INTERRUPTED
     elif endings.number:
         sys.exit(128 + endings.number)
-    click.echo(printable(without_passwords(f"edgeq: {line}")), err=True)
+    click.echo(printable(without_passwords(f"edgeq: {line}")).replace("\u202f", " "), err=True)
     sys.exit(code)

@@ -101,7 +101,7 @@ class StderrProgress:
         """Print `text` on stderr once: notes on calibration and validation data are often the same."""
         if not self._quiet and text not in self._printed:
             self._printed.add(text)
-            click.echo(printable(text), err=True)
+            click.echo(printable(text).replace("\u202f", " "), err=True)
 
 
 class NotebookProgress:

@@ -288,7 +288,8 @@ class Registry(Generic[T]):
                 name, place, owner, f"fails: {' '.join(f'{type(error).__name__}: {error}'.split())}"
             ) from error
         if not self._accepts(found):
-            raise self._broken(name, place, owner, f"is no {self._expected}")
+            article = "an" if self._expected[0] in "aeiou" else "a"
+            raise self._broken(name, place, owner, f"is not {article} {self._expected}")
         if getattr(found, "name", name) != name:
             raise self._broken(name, place, owner, f"calls itself {found.name!r}")
         return cast(T, found)

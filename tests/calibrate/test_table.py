@@ -139,17 +139,17 @@ def test_damaged_flatbuffers_end_in_an_error_or_a_table(data: st.DataObject) -> 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (JSON, b"{", "no JSON"),
-        (JSON, b"[1]", "no object of strings"),
-        (JSON, b'{"a": 1}', "no object of strings"),
+        (JSON, b"{", "not JSON"),
+        (JSON, b"[1]", "not an object of strings"),
+        (JSON, b'{"a": 1}', "not an object of strings"),
         (JSON, b'{"a": "inf"}', "magnitude inf"),
         (JSON, b'{"a": "1", "a": "2"}', "twice"),
         (CACHE, b"a\n", "not 'name value'"),
         (CACHE, b"a x\n", "the value 'x'"),
         (CACHE, b"a -1\n", "magnitude -1"),
         (CACHE, b"\xff 1\n", "not text"),
-        (FLATBUFFERS, b"abc", "no calibration table"),
-        (FLATBUFFERS, b"\xff" * 64, "no calibration table"),
+        (FLATBUFFERS, b"abc", "not a calibration table"),
+        (FLATBUFFERS, b"\xff" * 64, "not a calibration table"),
         ("cache.trt", b"TRT-8601-X\na: zz\n", "name: hex"),
         ("cache.trt", b"TRT-8601-X\na: 7f800000\n", "magnitude inf"),
         ("cache.trt", b"TRT-8601-X\na: 3f800000\na: 3f800000\n", "twice"),
@@ -202,7 +202,7 @@ def test_a_native_cache_as_tensorrt_writes_it(tmp_path: Path) -> None:
 
 
 def test_a_first_line_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="no first line"):
+    with pytest.raises(CalibrationError, match="not a first line"):
         write_native(tmp_path / "c", RANGES, version="8.6")
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from edgeq.cli import COMMANDS, FILES, GROUPS, SHOWN, group
 from edgeq.cli._common import next_line
+from edgeq.hardware.target import load_targets
 from tests.graphs import proto
 
 
@@ -105,7 +106,7 @@ def test_an_older_name_works_and_is_not_shown(command: str, name: str, before: s
 def test_targets_are_completed_by_part() -> None:
     completer = BashComplete(group, {}, "edgeq", "_EDGEQ_COMPLETE")
     found = {item.value for item in completer.get_completions(["quantize", "m.onnx", "-t"], "pi-")}
-    assert found == {"raspberry-pi-4", "raspberry-pi-5"}
+    assert {"raspberry-pi-4", "raspberry-pi-5"} <= found <= {name for name in load_targets() if "pi-" in name}
     assert "x86-64-avx2" in {item.value for item in completer.get_completions(["targets", "show"], "avx2")}
 
 

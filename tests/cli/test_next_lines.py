@@ -34,6 +34,7 @@ TYPED = (
     "calibrate merge shard-0 shard-1 -o merged",
     "calibrate show statistics",
     "compare net.onnx int8.onnx",
+    "toolkit",
     f"compare net.onnx int8.onnx {SAMPLES} --count 2",
     f"debug net.onnx int8.onnx {SAMPLES}",
     "demo",

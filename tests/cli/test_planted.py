@@ -41,6 +41,7 @@ CASES: dict[str, list[tuple[str, ...]]] = {
     "detect": [()],
     "profiles": [()],
     "targets": [()],
+    "toolkit": [()],
     "inspect": [("net.onnx",)],
     "calibrate": [("net.onnx", *DATA, "-o", "stats"), ("net.onnx", *DATA, "-o", "stats", "--workers", "1")],
     "tune": [("net.onnx", *DATA, "--budget", "5s", "-o", "tuned")],

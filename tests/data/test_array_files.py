@@ -129,7 +129,7 @@ def test_labels_need_no_name_where_there_are_steps(tmp_path: Path, key: str) -> 
 def test_prepared_arrays_with_labels_of_another_name(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=floats(3, 3, 8, 8), y=np.array([5, 6, 7]))
     assert labels_of(tmp_path / "x.npz", SourceOptions(label="y"), prepared=True) == [5, 6, 7]
-    with pytest.raises(DataError, match="no input of the model"):
+    with pytest.raises(DataError, match="not an input of the model"):
         labels_of(tmp_path / "x.npz", SourceOptions(), prepared=True)
 
 

@@ -59,7 +59,9 @@ def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Race:
 
 def quantized(**overrides: Any) -> Quantized:
     chosen = {"mode": "weight-only", "weight_bits": 4, "weight_symmetric": False, **overrides}
-    return quantize("net.onnx", Data("calib.npz", "none"), OUT, overrides=chosen, force=True, emulate=False)
+    return quantize(
+        "net.onnx", Data("calib.npz", "none"), OUT, overrides=chosen, force=True, emulate=False, effort=None
+    )
 
 
 def levels() -> list[int]:

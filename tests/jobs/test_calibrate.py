@@ -148,7 +148,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "-1GB", "1XB", "1.2.3MB", "1e99", "0"])
 def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="no size"):
+    with pytest.raises(UsageError, match="not a size"):
         parse_bytes(text)
 
 

@@ -69,7 +69,7 @@ def test_nan_is_never_right() -> None:
     ("scores", "label", "kind", "message"),
     [
         (np.zeros((1, 3)), None, DataError, "has no label"),
-        (np.zeros((1, 3)), "cat", DataError, "no class index"),
+        (np.zeros((1, 3)), "cat", DataError, "not a class index"),
         (np.zeros((1, 3)), 3, DataError, "label 3 is not one of the model's 3 classes"),
         (np.zeros((1, 3)), -1, DataError, "label -1"),
         (np.zeros((2, 3)), 1, DataError, r"1 label\(s\), but scores of shape \[2, 3\]"),

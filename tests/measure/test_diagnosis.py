@@ -226,9 +226,9 @@ def test_bad_input_is_one_line_and_a_code(quantized: Quantized, tmp_path: Path) 
 def test_options_reach_the_session_and_the_samples(quantized: Quantized, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[SessionSettings] = []
     read: list[dict[str, Any]] = []
-    samples, model = module.open_samples, module.open_model
+    samples, model = module.open_or_search, module.open_model
     monkeypatch.setattr(module, "open_model", lambda path, s, **how: opened.append(s) or model(path, s, **how))
-    monkeypatch.setattr(module, "open_samples", lambda *given, **how: read.append(how) or samples(*given, **how))
+    monkeypatch.setattr(module, "open_or_search", lambda *given, **how: read.append(how) or samples(*given, **how))
     texts = ("session.disable_prepacking=1", "optimization.disable_specified_optimizers=A;B")
     given = [word for text in texts for word in ("--session-option", text)]
     asked = (quantized.source, quantized.models["u8s8"], "--data", quantized.data)

@@ -212,6 +212,6 @@ def test_a_detector_is_quantized_in_one_line(tmp_path: Path, head: str) -> None:
     pytest.importorskip("faster_coco_eval")
     model = write(tmp_path, head)
     images = str(tmp_path / "val")
-    proof = quantize(model, images, tmp_path / "q.onnx", validation=images, timed=False).proof
+    proof = quantize(model, images, tmp_path / "q.onnx", val=images, timed=False).proof
     assert proof.accuracy["float32"].value > 0.99
     assert proof.accuracy["int8"].value > 0.97

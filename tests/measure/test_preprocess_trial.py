@@ -169,7 +169,7 @@ def test_every_command_finds_the_same(eval_request: EvalRequest, folders: Path) 
     ):
         ran = CliRunner().invoke(group, line)
         assert ran.exit_code == 0, ran.output
-        assert "found: preprocessing bgr-mean: top1 1.0000 on 16 samples" in ran.output.replace("\n", " "), line
+        assert "found: preprocessing bgr-mean: top1 100.00 % on 16 samples" in ran.output.replace("\n", " "), line
 
 
 @pytest.mark.parametrize("form", ["npy", "npz", "one file"])

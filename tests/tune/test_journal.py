@@ -109,7 +109,7 @@ HEAD = '{"format": "edgeq-tuning-journal/2", "settings": {"model": "m", "validat
 def test_what_is_no_journal_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "j.jsonl"
     path.write_bytes(content := text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(OutputError, match="no journal") as caught:
+    with pytest.raises(OutputError, match="not a journal") as caught:
         Journal(path, SETTINGS, resume=True)
     assert "\n" not in str(caught.value)
     assert path.read_bytes() == content

@@ -42,7 +42,9 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         raise RuntimeUnavailableError(f"{engine.name} opens {engine.suffix} files alone", "Convert the model")
     content = Path(model).read_bytes()
     if content[4:8] != _IDENTIFIER:
-        raise RuntimeUnavailableError(f"{model} is no {engine.suffix} file: it does not have the format's identifier")
+        raise RuntimeUnavailableError(
+            f"{model} is not a {engine.suffix} file: it does not have the format's identifier"
+        )
     stated = read_signature(content, model)
     runtime = import_module(f"{engine.module}.interpreter")
     threads = int(given["num_threads"]) if "num_threads" in given else None

@@ -6,10 +6,8 @@ version alone: node holds the script, its loader and the wasm against their hash
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import pkgutil
 import shutil
 from contextlib import suppress
 from functools import lru_cache
@@ -20,15 +18,10 @@ from edgeq_device.engines import EngineSpec
 from edgeq_device.errors import BundleError, RuntimeUnavailableError
 from edgeq_device.onnxfile import read_onnx
 from edgeq_device.options import LEVELS, rules
-from edgeq_device.places import own_table, temporary_folder
-from edgeq_device.serve import Guest
-from edgeq_device.variants import EXTERNAL_FOLDER
+from edgeq_device.places import own_table
 
 FOLDER = "EDGEQ_NODE_MODULES"
 """The variable that names a node_modules folder with the package; default: where the engine's command installs it."""
-_SCRIPTS = ("edgeq.mjs", "wasm_guest.mjs")
-_RUNTIME = "wasm"
-_ANSWER_S = 600.0
 
 
 @lru_cache(maxsize=1)
@@ -93,11 +86,15 @@ def open_model(ort: Any, engine: EngineSpec, model: Any, options: Any, given: Ma
         "session_options": _entries(options),
         "profile": [options.profile_file_prefix] if options.enable_profiling else [],
     }
-    return _node(package_folder(engine)).opened(request)
+    from edgeq_device.node import node_for  # it needs numpy, which a board that is only described may lack
+
+    return node_for(package_folder(engine)).opened(request)
 
 
 def _entries(options: Any) -> Dict[str, str]:
     """Return the session configuration entries that are set, but for the folder of files that are sent along."""
+    from edgeq_device.variants import EXTERNAL_FOLDER
+
     found = {}
     for key in rules().keys() - {EXTERNAL_FOLDER}:
         with suppress(RuntimeError):  # it is not set
@@ -115,35 +112,3 @@ def _external(model: Path) -> List[Tuple[str, str]]:
             raise BundleError(f"{model}: tensor {tensor.name!r} has its data outside the model's folder")
         found[name] = str(file)
     return list(found.items())
-
-
-class Node(Guest):
-    """Run a process of node with the runtime, which opens any number of models."""
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the process has ended."""
-        return self._process.poll() is not None
-
-
-def _node(package: Path) -> Node:
-    """Return the process for the package in a folder; a new one where the last has ended."""
-    if _started(package).ended:
-        _started.cache_clear()
-    return _started(package)
-
-
-@lru_cache(maxsize=1)
-def _started(package: Path) -> Node:
-    program = shutil.which("node")
-    if program is None:
-        raise RuntimeUnavailableError("node is not on PATH", "Install node 20 or newer")
-    folder, _ = temporary_folder("edgeq-node-", "node cannot be started")
-    for name in _SCRIPTS:
-        (folder / name).write_bytes(pkgutil.get_data(__package__, name) or b"")
-    files = json.dumps(pins()["runtimes"][_RUNTIME])
-    # What node writes goes when that folder goes, however node ends.
-    environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))}
-    guest = Node([program, str(folder / _SCRIPTS[-1]), str(package), files], environment, "node", request_s=_ANSWER_S)
-    atexit.register(guest.end)
-    return guest

@@ -63,7 +63,9 @@ def test_each_failure_is_one_line(
 def test_a_missing_toolkit_is_noticed_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_for(RK3588)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(RuntimeUnavailableError, match=r"is needed: .* no Python\. Run `edgeq toolkit rknn --install`"):
+    with pytest.raises(
+        RuntimeUnavailableError, match=r"is needed: .* not a Python\. Run `edgeq toolkit rknn --install`"
+    ):
         backend.check(SCHEME)
     monkeypatch.setenv(VARIABLE, str(stand_in(tmp_path, "exit 0", version="1.6.0")))
     with pytest.raises(RuntimeUnavailableError, match=r"2\.5\.0 is needed: .* has rknn-toolkit2 1\.6\.0"):

@@ -114,9 +114,9 @@ def layer(**changes: object) -> Callable[[dict[str, object]], object]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda m: m.update(artifactType="x"), "no model in the layout"),
-        (lambda m: m.update(layers={}), "no model in the layout"),
-        (lambda m: m.update(layers=[{}] * 20_001), "no model in the layout"),
+        (lambda m: m.update(artifactType="x"), "not a model in the layout"),
+        (lambda m: m.update(layers={}), "not a model in the layout"),
+        (lambda m: m.update(layers=[{}] * 20_001), "not a model in the layout"),
         (lambda m: m.update(layers=[1]), "no path, size or sha256"),
         (lambda m: m["layers"].pop(0), "is missing"),
         (lambda m: m["layers"].append({**m["layers"][0], "annotations": {"org.cncf.model.filepath": "x.so"}}), "x.so"),
@@ -240,7 +240,7 @@ def test_tokens_and_redirects(registry: Registry, good: Path, tmp_path: Path) ->
     ],
 )
 def test_what_is_no_reference(text: str) -> None:
-    with pytest.raises(DeviceError, match="no place in a registry"):
+    with pytest.raises(DeviceError, match="not a place in a registry"):
         parse_reference(text)
 
 

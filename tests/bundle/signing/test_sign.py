@@ -141,7 +141,7 @@ def other_files(bundle: Path) -> None:
         (flip, "not signed by a key of"),
         (other_files, "'manifest.json' was changed, by its signature"),
         (lambda bundle: (bundle / "model.sig").unlink(), "is not signed"),
-        (lambda bundle: (bundle / "model.sig").write_bytes(b"{}"), "no Sigstore bundle"),
+        (lambda bundle: (bundle / "model.sig").write_bytes(b"{}"), "not a Sigstore bundle"),
         (lambda bundle: (bundle / "model.sig").write_bytes(b""), "not valid JSON"),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_signed_bundle_is_written_anew(spec: BundleSpec, copy: Path, key: Path
     (copy / "model.sig").write_text("a letter")
     with pytest.raises(OutputError, match=r"model\.sig, which edgeq did not write"):
         write_bundle(spec, copy, force=True)
-    with pytest.raises(OutputError, match="no signature"):
+    with pytest.raises(OutputError, match="not a signature"):
         sign_bundle(copy, key, force=True)
 
 
@@ -184,7 +184,7 @@ def test_a_manifest_cannot_list_the_signature(copy: Path, key: Path) -> None:
 def test_keys_that_cannot_sign(copy: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         sign_bundle(copy, tmp_path / "absent.pem")
-    with pytest.raises(DataError, match="no private key"):
+    with pytest.raises(DataError, match="not a private key"):
         sign_bundle(copy, key.with_suffix(".pub"))
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -192,7 +192,7 @@ def test_keys_that_cannot_sign(copy: Path, key: Path, tmp_path: Path, monkeypatc
     (tmp_path / "ed.pem").write_bytes(
         Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     )
-    with pytest.raises(DataError, match="no elliptic-curve key"):
+    with pytest.raises(DataError, match="not an elliptic-curve key"):
         sign_bundle(copy, tmp_path / "ed.pem")
     locked = write_key(tmp_path, "locked", password=b"open sesame")
     with pytest.raises(UsageError, match="is encrypted"):
