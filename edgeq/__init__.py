@@ -10,7 +10,7 @@ import importlib
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from edgeq_device.bench import BenchSettings

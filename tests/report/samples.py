@@ -225,7 +225,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "tuning": tuning(),
         "bench": bench_report(),
         "machine": {"cpu_name": "A CPU", "cores": 8, "memory_bytes": 16_000_000_000, "gpus": [{"name": "A GPU"}]},
-        "versions": {"edgeq": "0.1.0", "onnxruntime": "1.31.1"},
+        "versions": {"edgeq": "0.2.0", "onnxruntime": "1.31.1"},
         "identity": {"manifest, sha256": "cd" * 32},
         "commands": ["edgeq verify BUNDLE"],
         "notes": ["7 BatchNormalization folded"],
