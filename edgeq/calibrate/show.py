@@ -5,18 +5,20 @@ The SVG is drawn here: a plotting library would be an install of tens of megabyt
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
+from zipfile import is_zipfile
 
 import numpy as np
 
 from edgeq.calibrate.files import load_statistics
 from edgeq.calibrate.ranges import Range, derive_ranges
 from edgeq.calibrate.statistics import Float64s, Histogram, Statistics
-from edgeq.calibrate.table import FLATBUFFERS, read_table, read_tables
+from edgeq.calibrate.table import FLATBUFFERS, read_table, read_tables, unpack_tables
 from edgeq.errors import UsageError
 from edgeq.scheme import IntegerType
 from edgeq.util.outputs import output_file
@@ -76,10 +78,16 @@ def show_statistics(
 def open_shown(
     path: Path, names: Sequence[str] = (), activation_type: IntegerType = "uint8", *, symmetric: bool = False
 ) -> Shown | dict[str, Any]:
-    """Return a statistics directory, or a table (a file, or a directory with ONNX Runtime's three), as a plain dict."""
+    """Return a statistics directory, or a table (a file, a directory with ONNX Runtime's three, or a bundle's
+    calibration.zip) as a plain dict."""
     if path.is_dir() and not (path / FLATBUFFERS).exists():
         return show_statistics(load_statistics(path), names, activation_type=activation_type, symmetric=symmetric)
-    table = read_tables(path) if path.is_dir() else read_table(path)
+    if is_zipfile(path):
+        with tempfile.TemporaryDirectory(prefix="edgeq-tables-") as folder:
+            unpack_tables(path, Path(folder))
+            table = read_tables(Path(folder))
+    else:
+        table = read_tables(path) if path.is_dir() else read_table(path)
     unknown = sorted(set(names) - set(table))
     if unknown:
         raise UsageError(f"{path} has no tensor {unknown[0]!r}", "Leave out --tensor to list all")

@@ -22,6 +22,8 @@ import json
 import math
 import re
 import struct
+import zipfile
+import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -197,6 +199,24 @@ def read_tables(directory: Path) -> Table:
         if other != table:
             raise CalibrationError(f"{directory / name} differs from {FLATBUFFERS}", "Write the tables again")
     return table
+
+
+def unpack_tables(path: Path, folder: Path) -> None:
+    """Unpack the first variant's three tables of a bundle's calibration.zip into `folder`.
+
+    Raises:
+        CalibrationError: it lacks one of them, or one is too large.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in (FLATBUFFERS, JSON, CACHE):
+                with archive.open(f"calibration/{name}") as member:
+                    content = member.read(MAX_BYTES + 1)
+                (folder / name).write_bytes(content)  # one that is too large is refused where it is read
+    except (KeyError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        raise CalibrationError(
+            f"{path} does not contain the tables of a bundle ({error})", "Give calibration.zip"
+        ) from error
 
 
 def read_table(path: Path) -> Table:

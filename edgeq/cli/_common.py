@@ -56,7 +56,7 @@ class Printer:
 
         try:
             if self.as_json:
-                click.echo(json_text(plain(record)).replace("\u202f", " "))  # which people's numbers have
+                click.echo(json_text(plain(record)).replace("\\u202f", " "))  # which people's numbers have
                 if (context := click.get_current_context(silent=True)) is not None:
                     context.meta[_PRINTED] = True
             elif not (self.quiet and self.writes):
@@ -264,6 +264,7 @@ NEXT = {
     "detect": "edgeq inspect MODEL.onnx",
     "inspect": "edgeq quantize {model} --data SAMPLES -o int8.onnx",
     "doctor": "edgeq detect",
+    "toolkit": "edgeq targets",
     "demo": "edgeq report {output} --bench --open",
     "demo files": "edgeq inspect {files}/model.onnx",
     "quantize": "edgeq bench {output} --against {model} --data {data} ...",

@@ -108,8 +108,8 @@ def merge(printer: Printer, parts: tuple[Path, ...], output: Path, force: bool) 
 def show(printer: Printer, path: Path, svg: Path | None, force: bool, **options: Any) -> None:
     """List and plot statistics with the thresholds of every method, or list a calibration table.
 
-    PATH is a directory that `edgeq calibrate` wrote, one with ONNX Runtime's three tables, one of those tables, or a
-    native TensorRT cache.
+    PATH is a directory that `edgeq calibrate` wrote, one with ONNX Runtime's three tables, one of those tables, a
+    native TensorRT cache, or the calibration.zip of a bundle.
     """
     from edgeq.calibrate.show import open_shown, write_svg
     from edgeq.util.outputs import check_apart, check_outside

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeq import demo
 from edgeq.calibrate.ranges import Range
+from edgeq.calibrate.show import open_shown
 from edgeq.calibrate.table import (
     CACHE,
     FLATBUFFERS,
@@ -27,6 +30,7 @@ from edgeq.calibrate.table import (
     write_tables,
 )
 from edgeq.errors import CalibrationError
+from edgeq.jobs.package import package
 
 RANGES = {"z/out": Range(-27.8, -0.1), "a:0": Range(0.0, 6.0), "ünï": Range(-1e-8, 3e-9), "zero": Range(0.0, 0.0)}
 
@@ -208,3 +212,14 @@ def test_a_first_line_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_the_values_are_float32(tmp_path: Path) -> None:
     assert table_of({"t": Range(0.0, 0.1)}) == {"t": float(np.float32(0.1))}
+
+
+def test_the_tables_of_a_bundle_are_shown(tmp_path: Path) -> None:
+    package(demo.MODEL, demo.CALIBRATION, tmp_path / "b", timed=False, emulate=False)
+    shown = open_shown(tmp_path / "b" / "calibration.zip")
+    assert isinstance(shown, dict)
+    assert "logits" in {tensor["name"] for tensor in shown["tensors"]}
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("calibration/calibration.json", "{}")
+    with pytest.raises(CalibrationError, match=r"other\.zip does not contain the tables of a bundle"):
+        open_shown(tmp_path / "other.zip")

@@ -34,7 +34,6 @@ TYPED = (
     "calibrate merge shard-0 shard-1 -o merged",
     "calibrate show statistics",
     "compare net.onnx int8.onnx",
-    "toolkit",
     f"compare net.onnx int8.onnx {SAMPLES} --count 2",
     f"debug net.onnx int8.onnx {SAMPLES}",
     "demo",
@@ -74,7 +73,13 @@ TYPED = (
     "verify bundle",
     "verify for-others --on all",
 )
-NOT_RUN = ("device setup pi", "emulate setup", "emulate status", f"tune net.onnx {SAMPLES} --dry-run -o new")
+NOT_RUN = (
+    "toolkit rknn --install",
+    "device setup pi",
+    "emulate setup",
+    "emulate status",
+    f"tune net.onnx {SAMPLES} --dry-run -o new",
+)
 """What takes a network, or a search that another flow runs: the line that it would print runs, or is parsed."""
 NAMES = {
     "profiles": "nvidia-sm80",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from edgeq_device.arrays import read_arrays
 from edgeq_device.package import open_bundle
 from onnx import numpy_helper
 
@@ -120,5 +121,4 @@ def test_from_the_samples_to_the_device(voice: Path, tmp_path: Path) -> None:
     assert verify_bundle(tmp_path / "bundle").passed
     with open_bundle(tmp_path / "bundle") as bundle:
         (variant,) = bundle.components["model"]
-        with np.load(variant.cases[0].inputs) as held:
-            assert held["rate"].shape == ()
+        assert read_arrays(variant.cases[0].inputs)["rate"].shape == ()
