@@ -211,7 +211,7 @@ class Backend:
         return self
 
     def fitting(self, reach: Mapping[str, NDArray[np.float64]]) -> Backend:
-        """Return the backend that knows of nodes, by name, per output channel the largest sum of two products beside
+        """Return the backend that knows of nodes, by name, per output channel the largest sum of two products on
         samples, as a share of what 16 bits hold, with weights of the full range.
 
         Raises:

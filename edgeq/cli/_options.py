@@ -210,18 +210,25 @@ WITH_FLOAT = click.option(
 )
 
 
-def output_beside(pattern: str, metavar: str, help_text: str) -> Callable[[F], F]:
+def output_beside(
+    pattern: str, metavar: str, help_text: str, *, suffix: Callable[[str], str] | None = None
+) -> Callable[[F], F]:
     """Add `-o/--output`; without it a command writes next to its model.
 
     Args:
         pattern: the name of the file, with the model's as {stem}.
+        suffix: its suffix for the target that was typed.
     """
 
     def place(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path | None:
         """Return the place that is given, else the one next to the model."""
         del parameter
         model: Path | None = context.params.get("model")  # None where the shell completes a line without it
-        return given or (model and model.parent / pattern.format(stem=model.stem))
+        if given or not model:
+            return given
+        placed = model.parent / pattern.format(stem=model.stem)
+        target = context.params.get("target")  # a typed one is read before what nobody typed
+        return placed.with_suffix(suffix(target)) if suffix is not None and target else placed
 
     shown = f"{help_text} [{pattern.format(stem='MODEL')}, next to the model]"
     return click.option("-o", "--output", type=OUTPUT, callback=place, metavar=metavar, help=shown)

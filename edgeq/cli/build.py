@@ -124,9 +124,17 @@ def draw_decision(decision: Decision, *, verbose: bool) -> Lines:
         yield f"  {mitigation.name}: {mitigation.sqnr_db:.1f} dB{metric}, time x{mitigation.cost:g}{safe}"
 
 
+def _suffix_for(target: str) -> str:
+    """Return the suffix of the file that is written for a target: not all take ONNX files."""
+    from edgeq.hardware.target import resolve
+    from edgeq.jobs.quantize import file_suffix
+
+    return file_suffix(resolve(target))
+
+
 @command("quantize")
 @click.argument("model", type=PATH)
-@output_beside("{stem}.int8.onnx", "OUT.onnx", "The quantized model.")
+@output_beside("{stem}.int8.onnx", "OUT.onnx", "The quantized model.", suffix=_suffix_for)
 @target_option(
     default="auto",
     help="auto, a target (`edgeq targets`), a profile (`edgeq profiles`), or a .toml file.",

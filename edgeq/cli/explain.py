@@ -294,7 +294,7 @@ def debug_command(
 @command("report")
 @click.argument("bundle", type=Output(lambda given: given["output"] is None), metavar="BUNDLE|RECORD.json")
 @click.option(
-    "-o", "--output", type=OUTPUT, metavar="FILE.html", help="The page. [beside the bundle, NAME.report.html]"
+    "-o", "--output", type=OUTPUT, metavar="FILE.html", help="The page. [next to the bundle, NAME.report.html]"
 )
 @click.option(
     "--bench", "measure", is_flag=True, help="Time it here and now against its float32 model, layer by layer."

@@ -232,6 +232,11 @@ def quantize(
     )
 
 
+def file_suffix(target: Target) -> str:
+    """Return the suffix of the file that `quantize` writes for a target."""
+    return BACKENDS.load(target.backend).suffix or _ONNX
+
+
 def _check_format(output: Path, target: Target, engine: EngineChoice | None) -> str:
     """Return the suffix of what is written for a target, in an engine where one is named.
 

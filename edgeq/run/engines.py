@@ -287,7 +287,8 @@ def converter_of(engine: EngineSpec) -> Callable[[Path, Path, Mapping[str, Any]]
 
 def only_engine(backend: str) -> Engine | None:
     """Return the engine that runs what `backend` builds, and the float model next to it, wherever that is installed;
-    None where onnxruntime's own kernels do, or hardware that may not be here."""
+    None where onnxruntime's own kernels do, hardware that may not be here, or an engine with files of its own format,
+    which also runs what other backends build."""
     engines = (
         engine for engine in load_engines().values() if engine.module and _CPU in engine.devices and not engine.suffix
     )

@@ -66,7 +66,7 @@ class LitertBackend(Backend):
     """Build int8 .tflite files.
 
     Attributes:
-    target: what it builds for, whose [device] engine proves the file; None: LiteRT with XNNPACK.
+        target: what it builds for, whose [device] engine proves the file; None: LiteRT with XNNPACK.
     """
 
     name = "litert"

@@ -417,7 +417,7 @@ class QnnBackend(Backend):
     """Build for Qualcomm's NPU.
 
     Attributes:
-    target: what it builds for, whose [device] engine_options the simulator is set to; None: the engine's defaults.
+        target: what it builds for, whose [device] engine_options the simulator is set to; None: the engine's defaults.
     """
 
     name = "qnn"

@@ -75,7 +75,7 @@ class RknnBackend(Backend):
     """Build for Rockchip's NPUs.
 
     Attributes:
-    target: what it builds for, whose [device] engine_options name the chip.
+        target: what it builds for, whose [device] engine_options name the chip.
     """
 
     name = "rknn"

@@ -341,9 +341,9 @@ class TensorrtBackend(Backend):
     """Build for TensorRT.
 
     Attributes:
-    target: what it builds for; None: no TensorRT version and no GPU is known.
-    observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
-    cut: share of each tensor's power that its range cuts off.
+        target: what it builds for; None: no TensorRT version and no GPU is known.
+        observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
+        cut: share of each tensor's power that its range cuts off.
     """
 
     name = "tensorrt"

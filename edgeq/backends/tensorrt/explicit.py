@@ -90,9 +90,9 @@ class Plan:
     """Plan the operands to quantize.
 
     Attributes:
-    edges: operands to quantize, activations and constant weights, in the order of the graph.
-    weights: among their tensors, those that are constant.
-    reasons: node → why it is not in int8, for all that could be by their operator type.
+        edges: operands to quantize, activations and constant weights, in the order of the graph.
+        weights: among their tensors, those that are constant.
+        reasons: node → why it is not in int8, for all that could be by their operator type.
     """
 
     edges: tuple[Edge, ...]

@@ -35,11 +35,12 @@ class Facts:
     """Hold the facts about TensorRT that are data.
 
     Attributes:
-    most_cut: share of a tensor's power from which on clipping it is too much.
-    rest: types of what is not in int8, by name.
-    float32_operators: operator type → why it is not computed in 16 bits.
-    table: `min_tensorrt` and `below_tensorrt` of who takes calibration tables, and `reason` and `fix` for who does not.
-    options: execution provider → names of options that it is known to take.
+        most_cut: share of a tensor's power from which on clipping it is too much.
+        rest: types of what is not in int8, by name.
+        float32_operators: operator type → why it is not computed in 16 bits.
+        table: `min_tensorrt` and `below_tensorrt` of who takes calibration tables, and `reason` and `fix` for who does
+            not.
+        options: execution provider → names of options that it is known to take.
     """
 
     most_cut: float

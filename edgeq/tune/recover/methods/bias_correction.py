@@ -142,7 +142,7 @@ class BiasCorrection(Recovery):
         """Correct the biases of `state`.
 
         Raises:
-        EdgeqError: a model refuses a sample.
+            EdgeqError: a model refuses a sample.
         """
         assert state.artifact is not None
         file = QuantizedFile.read(state.artifact.model)

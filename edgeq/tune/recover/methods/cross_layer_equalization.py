@@ -58,7 +58,7 @@ class CrossLayerEqualization(Recovery):
         """Equalize the layers of `state`.
 
         Raises:
-        EdgeqError: the model refuses a sample.
+            EdgeqError: the model refuses a sample.
         """
         del progress
         kept = set(state.scheme.exclude)

@@ -307,7 +307,7 @@ class SplitGates(Recovery):
         """Split the gates of `state`.
 
         Raises:
-        EdgeqError: the model refuses a sample.
+            EdgeqError: the model refuses a sample.
         """
         gates = [gate for gate in find_gates(state.prepared.model) if gate.layer.name not in state.scheme.exclude]
         if not gates:

@@ -257,7 +257,7 @@ class WeightRounding(Recovery):
         """Round the weights of `state` again.
 
         Raises:
-        EdgeqError: as `layer_moments`.
+            EdgeqError: as `layer_moments`.
         """
         assert state.artifact is not None
         if state.scheme.mode == "weight-only":
