@@ -26,7 +26,6 @@ from edgeq.backends.litert.interface import stating, with_own_interface
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.rules import check, check_kernels
 from edgeq.backends.litert.writer import schema, write
-from edgeq.backends.qnn.backend import rewrite
 from edgeq.calibrate.ranges import Range, share_ranges
 from edgeq.data.samples import Samples
 from edgeq.errors import EngineError, RuntimeUnavailableError, UsageError
@@ -39,6 +38,7 @@ from edgeq.model.int8_prediction import int8_rules, predict_int8
 from edgeq.model.load import read_model, read_own, save_model
 from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.quantize.norms import norms_as_convolutions
 from edgeq.quantize.qdq import write_qdq
 from edgeq.quantize.quantizer import spreads_thin
 from edgeq.run.engines import Engine, EngineChoice, load_engines
@@ -105,7 +105,7 @@ class LitertBackend(Backend):
         self.check(scheme)
         check_names(prepared, scheme.exclude)
         place = Path(tempfile.mkdtemp(prefix="litert-", dir=prepared.path.parent))
-        prepared, ranges = rewrite(prepared, ranges, place / "rewritten.onnx")
+        prepared, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         left = _float_nodes(prepared, ranges, scheme)
         model = prepared.model.clone()
         shared = share_ranges(model, ranges, tied())

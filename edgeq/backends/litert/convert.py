@@ -11,8 +11,8 @@ from edgeq.backends.litert.lower import Lowering
 from edgeq.backends.litert.network import Network
 from edgeq.backends.litert.operators import HANDLERS
 from edgeq.backends.litert.rules import check
-from edgeq.backends.systolic.build import fold_shapes, infer_shapes
 from edgeq.errors import ModelError
+from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
 
 
 def lower(model: ir.Model, source: Path) -> Network:

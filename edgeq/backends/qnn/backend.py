@@ -13,7 +13,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from edgeq_device.engines import find_library, installed_version
 from edgeq_device.errors import DeviceError
@@ -27,13 +26,13 @@ from edgeq.hardware.target import Target
 from edgeq.measure.agreement import Session
 from edgeq.measure.coverage import Coverage, NodeRun, coverage_of, source_name
 from edgeq.model.compatibility import require_fixed_sizes
-from edgeq.model.edit import Editor, part_of, replace_node
-from edgeq.model.fold import norm_factors
+from edgeq.model.edit import part_of
 from edgeq.model.graph import DATA_MOVEMENT, is_constant, is_op, name_of, sizes
 from edgeq.model.int8_prediction import Rule, int8_rules, predict_int8
 from edgeq.model.load import read_model, save_model, structure_digest
-from edgeq.model.prepare import PreparedModel, rewritten
+from edgeq.model.prepare import PreparedModel
 from edgeq.model.products import node_macs
+from edgeq.quantize.norms import norms_as_convolutions
 from edgeq.quantize.qdq import lasting_clamps
 from edgeq.quantize.quantizer import chosen_params, quant_type, quantize_with_ranges, quiet
 from edgeq.run.engines import Engine, EngineChoice, engine_for
@@ -178,53 +177,6 @@ def _activations(model: ir.Model) -> list[ir.Value]:
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     made = [value for node in model.graph for value in node.outputs]
     return [value for value in (*inputs, *made) if value.dtype in (None, ir.DataType.FLOAT)]
-
-
-def rewrite(
-    prepared: PreparedModel, ranges: Mapping[str, Range], path: Path
-) -> tuple[PreparedModel, Mapping[str, Range]]:
-    """Return `prepared` with each unfolded BatchNormalization as a 1 x 1 depthwise convolution, and the ranges
-    extended to the new tensors. Writes to `path` only where something changes.
-    """
-    if not any(is_op(node, "BatchNormalization") for node in prepared.model.graph):
-        return prepared, ranges
-    model, more = prepared.model.clone(), dict(ranges)
-    editor = Editor(model)
-    norms = [node for node in model.graph if is_op(node, "BatchNormalization")]
-    changed = sum(_as_convolution(node, editor, more) for node in norms)
-    if not changed:
-        return prepared, ranges
-    return rewritten(prepared, model, path, f"{changed} BatchNormalization written as depthwise convolutions"), more
-
-
-def _as_convolution(norm: ir.Node, editor: Editor, ranges: dict[str, Range]) -> bool:
-    """y = x * factor + shift for each channel, in place; whether that could be done."""
-    source, result = norm.inputs[0], norm.outputs[0]
-    shape, factors = sizes(source), norm_factors(norm)
-    rank = len(source.shape) if source is not None and source.shape is not None else 0
-    if source is None or rank < 2 or isinstance(factors, str):
-        return False
-    factor, added = factors
-    channels, flat = len(factor), rank != 4
-    if flat and shape is None:
-        return False
-    name = str(norm.name)
-    read = source
-    if shape is not None and flat:
-        image = editor.constant(f"{name}/image", np.array([shape[0], channels, 1, -1], np.int64))
-        read = editor.node("Reshape", [source, image], f"{name}/image_of", before=norm)
-        ranges[name_of(read)] = ranges[name_of(source)]
-    weight = editor.constant(f"{name}/weight", factor.reshape(-1, 1, 1, 1).astype(np.float32))
-    shift = editor.constant(f"{name}/shift", added.astype(np.float32))
-    made = editor.node(
-        "Conv", [read, weight, shift], name, before=norm, attributes={"group": channels, "kernel_shape": [1, 1]}
-    )
-    if flat:
-        ranges[name_of(made)] = ranges[name_of(result)]
-        back = editor.constant(f"{name}/shape", np.array(shape, np.int64))
-        made = editor.node("Reshape", [made, back], f"{name}/shape_of", before=norm)
-    replace_node(norm, made)
-    return True
 
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -451,7 +403,7 @@ class QnnBackend(Backend):
         require_fixed_sizes(prepared.model, prepared.source, self.title)
         check_names(prepared, (*scheme.exclude, *(name for name in scheme.wide if name != ALL_NODES)))
         place = Path(tempfile.mkdtemp(prefix="qnn-", dir=prepared.path.parent))
-        changed, ranges = rewrite(prepared, ranges, place / "rewritten.onnx")
+        changed, ranges = norms_as_convolutions(prepared, ranges, place / "rewritten.onnx")
         left = write_pairs(changed, ranges, scheme, destination)
         engine, absent = engine_for(self.name, self._options), ""
         try:

@@ -17,18 +17,17 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
-from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from edgeq.backends.systolic import program as steps
 from edgeq.backends.systolic.program import Layer, Network, Weighted, step_inputs, step_outputs
 from edgeq.backends.systolic.recognise import CONSTANT_OPERAND, MOVES, Windows, recognise
 from edgeq.errors import ModelError
-from edgeq.model.edit import Editor, insert_behind, part_of, to_bytes, to_proto
+from edgeq.model.edit import Editor, insert_behind, part_of, to_bytes
+from edgeq.model.fixed_shapes import fold_shapes, infer_shapes
 from edgeq.model.graph import (
     GraphIndex,
     attributes,
-    bodies,
     clamp_bounds,
     constant,
     constant_tensor,
@@ -63,15 +62,6 @@ def fixed_batch(model: ir.Model, path: Path) -> ir.Model:
     _make_constant_outputs(fixed)
     infer_shapes(fixed)
     return fixed
-
-
-def infer_shapes(model: ir.Model) -> None:
-    """Infer the shapes of all tensors of the main graph from those of its inputs, in place. Values of shape arithmetic
-    are propagated; what cannot be inferred has no shape afterwards."""
-    for node in model.graph:
-        for output in node.outputs:
-            output.shape = None
-    ShapeInferencePass(check_type=False, strict_mode=False)(model)
 
 
 def _make_constant_outputs(model: ir.Model) -> None:
@@ -254,7 +244,6 @@ def _with_batch(editor: Editor, node: ir.Node, read: ir.Value) -> ir.Value:
     return made
 
 
-_SMALL = 4096
 _ACTIVATIONS = ("Relu", "Clip")
 
 
@@ -309,38 +298,6 @@ def explicit_ceil(model: ir.Model) -> bool:
                 node.attributes.pop(name, None)
             infer_shapes(model)
     return False  # shapes are inferred behind each change: the next pooling may depend on it
-
-
-def fold_shapes(model: ir.Model) -> bool:
-    """Replace integers that follow from shapes alone by constants: with the batch fixed, every shape is known."""
-    editor = Editor(model)
-    folded = False
-    for node in list(model.graph):
-        values = _integers(model, node)
-        if values is None or values.size > _SMALL or values.dtype.kind not in "iub":
-            continue
-        node.outputs[0].replace_all_uses_with(editor.constant(name_of(node.outputs[0]), values))
-        model.graph.remove(node, safe=True)
-        folded = True
-    if folded:
-        RemoveUnusedNodesPass()(model)
-    return folded
-
-
-def _integers(model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
-    """Return what a node computes from shapes and small integer constants; None where it reads anything else."""
-    if node.domain or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
-        return None
-    if node.op_type == "Shape" and (shape := sizes(node.inputs[0])) is not None:
-        a = attributes(node)
-        return np.array(shape, np.int64)[a.get("start", 0) : a.get("end")]
-    tensors = [constant_tensor(value) for value in node.inputs if value is not None]
-    if not tensors or node.op_type.startswith("Random") or any(bodies(node)):
-        return None
-    if not all(t is not None and t.size <= _SMALL and t.dtype.numpy().kind in "iub" for t in tensors):
-        return None
-    part = part_of(model, [node], (), node.outputs)
-    return np.asarray(next(iter(ReferenceEvaluator(to_proto(part)).run(None, {}))))
 
 
 def activations_first(model: ir.Model, wanted: Callable[[ir.Node], bool]) -> bool:

@@ -14,13 +14,14 @@ from edgeq_device.errors import DeviceError
 from onnx import TensorProto
 
 from edgeq.backends.base import Artifact, backend_for
-from edgeq.backends.qnn.backend import Delegation, rewrite
+from edgeq.backends.qnn.backend import Delegation
 from edgeq.calibrate.collect import collect
 from edgeq.calibrate.ranges import derive_ranges
 from edgeq.data.samples import Samples, open_samples
 from edgeq.errors import ModelError, UsageError
 from edgeq.hardware.target import resolve
 from edgeq.model.prepare import PreparedModel, prepare_model
+from edgeq.quantize.norms import norms_as_convolutions
 from edgeq.run.engines import engine_for
 from edgeq.run.session import Engines, SessionSettings, open_session
 from edgeq.scheme import Scheme
@@ -168,7 +169,7 @@ def test_a_named_node_computes_on_16_bits(prepared: PreparedModel, tmp_path: Pat
 def test_a_batch_normalization_that_nothing_folds_is_a_convolution(prepared: PreparedModel, tmp_path: Path) -> None:
     assert "BatchNormalization" in {node.op_type for node in prepared.model.graph}
     ranges = derive_ranges(collect(prepared.model, samples_of(prepared), model_digest=prepared.digest), "minmax")
-    changed, _ = rewrite(prepared, ranges, tmp_path / "changed.onnx")
+    changed, _ = norms_as_convolutions(prepared, ranges, tmp_path / "changed.onnx")
     assert "BatchNormalization" not in {node.op_type for node in changed.model.graph}
     before, after = open_session(prepared.path), open_session(changed.path)
     for sample in samples_of(prepared):
