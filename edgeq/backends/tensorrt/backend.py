@@ -1,14 +1,15 @@
-"""Build a prepared model for TensorRT, with its stand-ins, and read off the finished graph what TensorRT makes of it.
+"""Build a prepared model for TensorRT, with models that replace it elsewhere, and check what TensorRT will make of the
+file.
 
-The checker looks at the file, not at what was meant to be written. For every pair it says which fusion it serves; for
-every node of the float model, whether it runs in int8, in 16 bits or in fp32. Its findings are broken rules of
-placement, so that a file without findings has none of the known traps.
+The checker reads the written file, not the plan for it. For every Q/DQ pair it names the fusions that the pair serves.
+For every node of the float model it names the type: int8, 16 bits or fp32. Its findings are broken rules of placement,
+so a file without findings has none of the known problems.
 
-`simulation` gives what the graph computes as a float32 graph that ONNX Runtime's CPU kernels run exactly. The graph
-itself cannot be run for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes in float32
-and drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, and its result
-is 200). So every tensor of a 16-bit type becomes a float32 tensor that is rounded to that type where it is made: by a
-pair of Cast nodes, which no optimisation level removes. Q/DQ pairs stay what they are: integers times their scale,
+`simulation` turns the graph into a float32 graph that computes the same on ONNX Runtime's CPU kernels. The graph itself
+cannot be used for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes in float32 and
+drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, but its result is
+200). So the simulation stores every 16-bit tensor in float32, and a pair of Cast nodes rounds it to its type where it
+is made. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are: integers times their scale,
 multiplied and summed in float32.
 """
 
@@ -62,8 +63,8 @@ _BIAS = 2
 
 @dataclass(frozen=True)
 class Pair:
-    """Describe a tensor between Q and DQ (a weight has its integers in the file and only DQ), and the fusions that
-    it serves.
+    """Describe a tensor between Q and DQ, and the fusions that the pair serves. A weight has only a DQ, because the
+    file contains its integers.
     """
 
     tensor: str
@@ -84,7 +85,7 @@ class NodeType:
 
 @dataclass(frozen=True)
 class Placement:
-    """Hold the checker's answer. `findings` are broken rules, one sentence each, empty in a good file."""
+    """Hold the checker's result. `findings` has one sentence for each broken rule, and is empty for a good file."""
 
     pairs: tuple[Pair, ...]
     nodes: tuple[NodeType, ...]
@@ -99,7 +100,9 @@ class Placement:
         return {name: found[name] for name in ("int8", "fp16", "bf16", "fp32") if name in found}
 
     def coverage(self) -> Coverage:
-        """Return what is in int8, and each other node with its reason, as `measure_coverage` has it for a CPU."""
+        """Return which nodes run in int8, and the reason for each other node, in the form of `measure_coverage` for a
+        CPU.
+        """
         runs = [
             NodeRun(n.name, n.name, n.op_type, "int8" if n.precision == "int8" else "float", n.macs) for n in self.nodes
         ]
@@ -114,10 +117,10 @@ class Placement:
 
 
 def check_placement(model: ir.Model, source: ir.Model, reasons: Mapping[str, str]) -> Placement:
-    """Read `model`, with explicit quantization.
+    """Check `model`, which has explicit quantization, and return the placement.
 
     Args:
-        source: the float model that it was made from, for MACs.
+        source: the float model from which it was made, for MACs.
         reasons: node → why it is not in int8 or not in 16 bits, for the report.
     """
     reader = _Reader(model, source, reasons)
@@ -141,8 +144,10 @@ class _Reader:
         return multiplies and len(node.inputs) > 1 and all(_is_restored(value) for value in node.inputs[:2])
 
     def _fusions(self) -> dict[ir.Node, ir.Node]:
-        """Return node → the int8 layer that it is fused into: a BatchNormalization, a residual Add, then an activation,
-        each the only reader."""
+        """Return node → the int8 layer into which it is fused.
+
+        A BatchNormalization, a residual Add and an activation fuse in this order, if each is the only reader.
+        """
         fused: dict[ir.Node, ir.Node] = {}
         for layer in sorted(self._layers, key=lambda node: self._order[node]):
             made = layer.outputs[0]
@@ -164,7 +169,7 @@ class _Reader:
     # Pairs.
 
     def pairs(self) -> tuple[Pair, ...]:
-        """Return the pairs in the order of the graph, each with what it serves; broken rules go to `findings`."""
+        """Return the pairs in the order of the graph, each with its fusions. Add broken rules to `findings`."""
         found: dict[tuple[str, bool], list[str]] = {}
         for node in self._model.graph:
             if node.op_type != _DQ:
@@ -181,7 +186,7 @@ class _Reader:
         return tuple(Pair(tensor, weight, tuple(serves)) for (tensor, weight), serves in found.items())
 
     def _readers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
-        """Return the nodes of the main graph that read a value, and at which input, in order."""
+        """Return the nodes of the main graph that read a value, each with the index of the input, in order."""
         uses = [use for use in value.uses() if use.node in self._order]
         return [(use.node, use.idx) for use in sorted(uses, key=lambda use: (self._order[use.node], use.idx))]
 
@@ -222,7 +227,7 @@ class _Reader:
     # Nodes.
 
     def node_types(self) -> tuple[NodeType, ...]:
-        """Return the nodes of the float model with float data; broken rules go to `findings`."""
+        """Return the nodes of the float model that have float data. Add broken rules to `findings`."""
         found = []
         for node in self._model.graph:
             if node.name not in self._own:
@@ -259,7 +264,7 @@ def _is_restored(value: ir.Value | None) -> bool:
 SETTINGS = SessionSettings(optimization="none")
 """As written: the optimiser would quantize weights that were left in float and fuse Q/DQ in its own way."""
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-# Their results are among the values that they read, so there is nothing to round.
+# The results of these operators are among their inputs, so there is nothing to round.
 _EXACT = DATA_MOVEMENT | {
     "Concat",
     "Relu",
@@ -275,7 +280,7 @@ _EXACT = DATA_MOVEMENT | {
 
 
 def simulation(model: ir.Model) -> ir.Model:
-    """Return a model with the signature and tensor names of `model`, which computes in float32 what that computes."""
+    """Return a float32 model that computes the same as `model`, with the same signature and tensor names."""
     simulated = model.clone()
     graph, editor = simulated.graph, Editor(simulated)
     types = element_types(model)
@@ -308,12 +313,14 @@ def simulation(model: ir.Model) -> ir.Model:
 
 
 def _takes_in_its_reader(node: ir.Node) -> bool:
-    """Return whether TensorRT folds the node behind into this one, so that nothing is rounded between the two."""
+    """Return whether TensorRT folds the next node into this one, so it rounds nothing between the two."""
     return is_op(node, "Conv", "ConvTranspose") and is_op(only_reader(node.outputs[0]), "BatchNormalization")
 
 
 def _at_border(cast: ir.Node) -> bool:
-    """Return whether it widens a 16-bit input of the model or makes a 16-bit output: those keep their types."""
+    """Return whether `cast` widens a 16-bit input of the model or makes a 16-bit output. Inputs and outputs keep their
+    types.
+    """
     source, made = cast.inputs[0], cast.outputs[0]
     of_input = source is not None and source.is_graph_input() and source.dtype in _HALVES
     return of_input or (made.is_graph_output() and made.dtype in _HALVES)
@@ -322,7 +329,7 @@ def _at_border(cast: ir.Node) -> bool:
 def _rounding(
     editor: Editor, source: ir.Value | None, name: str, kind: ir.DataType, before: ir.Node | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Insert a Cast to the 16-bit type and one back, of tensor `name`; return their outputs."""
+    """Insert a Cast of tensor `name` to the 16-bit type and a Cast back, and return their outputs."""
     down = editor.node(
         "Cast", [source], f"{name}_to_16_bits", output=f"{name}_16_bits", before=before, attributes={"to": kind}
     )
@@ -330,8 +337,8 @@ def _rounding(
     return down, editor.node("Cast", [down], f"{name}_from_16_bits", before=before, attributes=to)
 
 
-# The runner takes the highest rank that fits: TensorRT's own are the profiles', CUDA's lies under them and over every
-# CPU's, and float32 on the CPU is what is left.
+# The runner uses the variant with the highest rank that fits the device. TensorRT variants have the ranks of their
+# profiles. CUDA ranks lower than these and higher than every CPU. The float32 model on the CPU ranks last.
 _CUDA_RANK, _FLOAT_RANK = 100, 0
 _CUDA = "cuda"
 
@@ -341,8 +348,8 @@ class TensorrtBackend(Backend):
     """Build for TensorRT.
 
     Attributes:
-        target: what it builds for; None: no TensorRT version and no GPU is known.
-        observed: what calibration saw, by tensor, unclipped: what 16-bit types are held against.
+        target: the target to build for; None if no TensorRT version and no GPU is known.
+        observed: extrema that calibration saw, by tensor, unclipped; edgeq compares 16-bit types with them.
         cut: share of each tensor's power that its range cuts off.
     """
 
@@ -360,7 +367,7 @@ class TensorrtBackend(Backend):
         return dataclasses.replace(self, target=target, observed=observed, cut=cut)
 
     def check(self, scheme: Scheme) -> None:
-        """Refuse a scheme that no model could be built with. See `Backend.check`."""
+        """Refuse a scheme that cannot be built for any model. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         if scheme.mode != "static":
             raise UsageError(f"TensorRT has no {scheme.mode} int8: its scales are fixed in the engine", "Leave it out")
@@ -407,7 +414,7 @@ class TensorrtBackend(Backend):
         return is_table(place)
 
     def doctor(self, machine: Machine) -> Iterator[Check]:
-        """Look for GPUs, TensorRT and CUDA, and hold the options of artifacts against the provider's."""
+        """Look for GPUs, TensorRT and CUDA, and compare the options of artifacts with those of the provider."""
         gpus, problem = read_gpus()
         for gpu in gpus:
             capability = capability_text(gpu.compute_capability)
@@ -418,7 +425,7 @@ class TensorrtBackend(Backend):
             yield Check("GPU", "absent", problem)
         ort = onnxruntime()
         version, problem = read_tensorrt(ort)
-        # A machine with a GPU is expected to have one of the two that run on it.
+        # A machine with a GPU should have TensorRT or the CUDA provider.
         nothing = gpus and options.CUDA not in ort.get_available_providers()
         yield Check("TensorRT", "ok" if version else "failed" if nothing else "absent", version or problem)
         cuda = machine.runtimes.get("cuda", "")
@@ -521,7 +528,7 @@ class TensorrtBackend(Backend):
         )
 
     def _alternatives(self, prepared: PreparedModel, scheme: Scheme, place: Path) -> tuple[Alternative, ...]:
-        """Return the same model where there is no TensorRT: in 16 bits on CUDA, in float32 on a CPU."""
+        """Return the same model for devices without TensorRT: in 16 bits on CUDA, in float32 on a CPU."""
         float32 = Scheme(mode="static", format="QDQ")
         found = []
         if scheme.rest != "float32":
@@ -573,7 +580,7 @@ class TensorrtBackend(Backend):
 
 
 def _raised(prepared: PreparedModel, float_type: str) -> ir.Model:
-    """Return a copy of the prepared model with the opset and IR version that a file with that type needs."""
+    """Return a copy of the prepared model with the opset and IR version that a file with `float_type` needs."""
     requirements = options.facts().rest[float_type]
     raised = raise_opset(
         prepared.model.clone(),
@@ -593,7 +600,7 @@ def _save(model: ir.Model, path: Path, prepared: PreparedModel) -> None:
     try:
         check_valid(written, path)
         onnx.shape_inference.infer_shapes(proto_skeleton(written), check_type=True, strict_mode=True)
-    except Exception as error:  # C++ raises InferenceError and others
+    except Exception as error:  # onnx raises InferenceError and other exceptions from C++
         problem = f"{prepared.source}: the file for TensorRT is not valid: {one_line(error, most=200)}"
         raise EdgeqError(problem, "This is a bug in edgeq: report it") from error
 

@@ -49,7 +49,7 @@ def write_conv(work: Lowering, node: ir.Node) -> None:
 
 
 def write_conv_transpose(work: Lowering, node: ir.Node) -> None:
-    """Write TRANSPOSE_CONV, and a slice where the node's pads are not those of SAME or VALID."""
+    """Write TRANSPOSE_CONV, and a slice if the node's pads match neither SAME nor VALID."""
     source = image(work, node)
     weights, weight_scales = _weights(work, node.inputs[1], 1)
     shape = window(node, source, weights.shape[2:])
@@ -120,10 +120,10 @@ def _fully_connected(work: Lowering, node: ir.Node, *, transposed_weights: bool)
 
 
 def _weights(work: Lowering, value: ir.Value | None, axis: int) -> tuple[NDArray[Any], Scales | None]:
-    """Return the constant weights of a node: integers where it computes on integers.
+    """Return the constant weights of a node: integers if it computes on integers.
 
     Args:
-        axis: of the output channels, on which they may have scales.
+        axis: axis of the output channels, on which the weights may have scales.
     """
     if work.integer:
         values, scales = work.constant(value)
