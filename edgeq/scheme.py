@@ -19,12 +19,12 @@ IntegerType = Literal["int8", "uint8"]
 WEIGHT_BITS = (4, 8)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 SYMMETRIC_BLOCKS = {4: False, 8: True}
-"""Whether weights in blocks of so many bits have zero points in the middle: of 16 steps, the one or two that a block
-whose weights are not centred would leave unused are a tenth of its noise; of 256 they are nothing."""
+"""Bits per weight → whether blocks of such weights have their zero point in the middle. A block whose weights are not
+centred then leaves one or two steps unused. Of 16 steps, that adds a tenth to its noise; of 256 steps, nothing."""
 ALL_NODES = "*"
-"""In place of names of nodes: every one."""
+"""Stands for every node, in place of names."""
 WEIGHT_ONLY_TYPES = ("Gather", "Gemm", "MatMul")
-"""What weight-only quantization is of."""
+"""Operator types that weight-only quantization supports."""
 
 
 @dataclass(frozen=True)

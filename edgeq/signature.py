@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Dimension = int | str | None
-"""A size, the name of a symbolic size, or None where nothing is known."""
+"""A size, the name of a symbolic size, or None if nothing is known."""
 
 
 @dataclass(frozen=True)

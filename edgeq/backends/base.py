@@ -100,7 +100,7 @@ class Artifact:
         bound = self.plugin is not None and self.plugin != choice and bool(self.plugin.engine.int8.backend)
         if bound or self.simulation is not None or self.device.upper() not in choice.engine.devices:
             runner = self.plugin.name if bound and self.plugin is not None else self.provider
-            raise UsageError(f"{choice.name} does not run what is built for {runner}", "Leave --engine out")
+            raise UsageError(f"{choice.name} cannot run models built for {runner}", "Leave --engine out")
         return dataclasses.replace(self, engine=choice)
 
     @property
@@ -117,7 +117,7 @@ class Artifact:
 
 
 ESTIMATE = "estimate"
-"""Of an artifact's `details`: what the hardware's own tools estimate of it, a record; nothing of it was measured."""
+"""Key in an artifact's `details` for the estimate of the hardware's own tools, a record. No part of it was measured."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Alternative:
 
 
 DeviceSimulator = Callable[[Target], AbstractContextManager[Callable[[Path, SessionSettings], Session]]]
-"""Simulates the device of a target: opens models as sessions whose outputs are the device's."""
+"""Simulates the device of a target: opens models as sessions that give the outputs of the device."""
 
 Status = Literal["ok", "absent", "failed", "not run"]
 
@@ -249,7 +249,7 @@ class Backend:
             ModelError: the format cannot express the model; names the node.
         """
         del model, destination, options
-        raise UsageError(f"the {self.name} backend converts no models", "Choose another engine")
+        raise UsageError(f"the {self.name} backend cannot convert models", "Choose another engine")
 
     def estimated(self, artifact: Artifact) -> Artifact:
         """Return `artifact` with the estimate of the hardware's own tools in its notes and in its details, under

@@ -46,7 +46,7 @@ from edgeq.run.session import onnxruntime
 from edgeq.scheme import ALL_NODES, WEIGHT_ONLY_TYPES, Scheme
 
 LEAST_ELEMENTS = 1024
-"""Smaller tensors gain less than the two nodes that they would need."""
+"""Smaller tensors save less space than the two nodes that they would need."""
 
 
 def store_weights(model: ir.Model, op_types: Collection[str], exclude: Collection[str] = ()) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def _summed_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
     return (rank - 1,)
 
 
-_OTHER_FORMAT = "Choose --format QDQ; it writes Where wrongly in this format"
+_OTHER_FORMAT = "Choose --format QDQ: onnxruntime's quantizer writes Where wrongly in this format"
 
 
 class CpuBackend(Backend):
@@ -127,15 +127,15 @@ class CpuBackend(Backend):
         """Refuse a scheme that cannot be built for any model. See `Backend.check`."""
         refuse_wide(scheme, self.title)
         if scheme.format == "table":
-            raise UsageError("ONNX Runtime's CPU kernels take no calibration table", "Make --format QDQ")
+            raise UsageError("ONNX Runtime's CPU kernels cannot use a calibration table", "Use --format QDQ")
         if scheme.rest != "float32":
-            raise UsageError(f"the CPU kernels for {scheme.rest} are few and slow", "Leave --rest float32")
+            raise UsageError(f"the CPU kernels for {scheme.rest} are few and slow", "Use --rest float32")
         if scheme.mode == "float":
             raise UsageError("there is nothing to quantize in mode float", "Choose another mode")
         if scheme.mode == "dynamic":
             check_dynamic(scheme)
         elif scheme.mode == "static" and scheme.pair == "S8U8":
-            raise UsageError("int8 activations with uint8 weights have no kernels", "Make --weight-type int8")
+            raise UsageError("int8 activations with uint8 weights have no kernels", "Use --weight-type int8")
         if scheme.fit_pairs or scheme.fit_seen:
             check_fit(scheme)
         known = _quantizable(scheme)
@@ -225,8 +225,8 @@ def _why_nothing(prepared: PreparedModel, scheme: Scheme) -> str:
         types = scheme.quantized_types
         if node.verdict == "int8" and types is not None and node.op_type not in types:
             wanted = ", ".join(sorted(types))
-            static = "" if scheme.mode == "static" else ". Static quantization takes it"
-            return f"It holds {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
+            static = "" if scheme.mode == "static" else ". Static quantization supports it"
+            return f"It contains {node.op_type}, which is not among the operator types to quantize ({wanted}){static}"
         if node.verdict == "float":
             return f"Deploy the float model; {node.op_type} ({node.name}): {node.reason}"
     left = next((n for n in predict_int8(prepared.graph, rules, scheme) if n.verdict == "float"), None)

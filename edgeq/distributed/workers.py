@@ -186,7 +186,7 @@ class Workers:
         except ImportError as error:
             raise RuntimeUnavailableError(
                 f"a worker cannot import {error.name}",
-                "A task or function of your own must lie in a module that workers can import",
+                "A task or function of your own must be in a module that workers can import",
             ) from error
         crew = _Crew(self._client)
         most = _WAITING * max(1, len(crew.free))
@@ -272,7 +272,7 @@ class _Crew:
                 self._client.wait_for_workers(1, timeout=_RESTART_S)
         except TimeoutError as error:
             if not futures:
-                raise RuntimeUnavailableError("all workers ended", "Look at their memory") from error
+                raise RuntimeUnavailableError("all workers ended", "Check whether they ran out of memory") from error
 
 
 class _Pending:
@@ -348,7 +348,7 @@ def check_workers(given: str) -> None:
     if not _ADDRESS.fullmatch(given) and not (given.isdecimal() and 1 <= int(given) <= _MOST):
         raise UsageError(
             f"{given!r} is neither a number of workers, from 1 to {_MOST}, nor an address",
-            "Give a number of processes, or the address of a Dask scheduler as tcp://host:8786",
+            "Give a number of processes, or the address of a Dask scheduler, such as tcp://host:8786",
         )
 
 
@@ -411,7 +411,7 @@ def _connected(text: str, stack: ExitStack) -> Any:
     except RuntimeError as error:
         raise RuntimeUnavailableError(
             f"workers did not start: {' '.join(str(error).split())}",
-            'Look at what they print; a script must use workers under `if __name__ == "__main__":`: they import it',
+            'Look at their output. A script must use workers under `if __name__ == "__main__":`: workers import it',
         ) from error
     except (OSError, TimeoutError, ValueError) as error:
         raise RuntimeUnavailableError(

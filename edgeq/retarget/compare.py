@@ -29,8 +29,8 @@ from edgeq.run.engines import DEFAULT, as_engine
 from edgeq.run.session import OptimizationLevel, SessionSettings, open_session, start_engine
 
 USUAL = 0.1
-"""Integer operators scale and round in one step what Q/DQ do in two: an integer may come out one off, and later layers
-carry that on; in most networks no further than to this share of the largest output."""
+"""Integer operators scale and round in one step, Q/DQ in two. So an integer may differ by one, and later layers pass
+the difference on. In most networks it stays below this share of the largest output."""
 _TRIES = 2
 _REPORT = "Please report this model"
 
@@ -193,7 +193,7 @@ def check_target(model: ir.Model, target: Target, given: Path, before: Form) -> 
     if problems:
         source = given if backend.adopts_quantized and before.format == "QDQ" else "FLOAT.onnx"
         raise ModelError(
-            f"{given} has {' and '.join(problems)}, which {target.name} does not take: "
+            f"{given} has {' and '.join(problems)}, which {target.name} does not support: "
             + "; ".join(dict.fromkeys(reasons)),
             f"Other scales need samples: `edgeq quantize {source} -t {target.name} --data SAMPLES -o OUT.onnx`",
         )
@@ -229,7 +229,7 @@ class Out:
 
 
 Sides = tuple[list[In], Out]
-"""Of an operator."""
+"""The inputs and the output of an operator."""
 
 
 def _input(node: ir.Node, place: int) -> In | None:
@@ -261,11 +261,11 @@ def sides(node: ir.Node, count: int) -> Sides | str:
     if len(found) < len(inputs):
         return "an input is not quantized"
     if out is None:
-        return "its output is not quantized, or read by others before it is"
+        return "its output is not quantized, or other nodes read it before it is"
     if not constant_clamp(out):
         return "the bounds of its Clip are not constant"
     if found[0].params.dtype != out.params.dtype:
-        return f"it reads {type_name(found[0].params.dtype)} and gives {type_name(out.params.dtype)}"
+        return f"it reads {type_name(found[0].params.dtype)} and outputs {type_name(out.params.dtype)}"
     if found[0].params.per_channel:
         return "its input has a scale per channel"
     return found, out

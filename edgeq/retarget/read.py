@@ -145,7 +145,7 @@ def _problem(node: ir.Node) -> str:
     if params is None or not params.per_channel or params.block or shape is None:
         return ""
     if not -len(shape) <= params.axis < len(shape):
-        return f"has the axis {params.axis}, its tensor {len(shape)} dimensions"
+        return f"has the axis {params.axis}, but its tensor has {len(shape)} dimensions"
     size = shape[params.axis]
     if isinstance(size, int) and size != params.scale.size:
         return f"has {params.scale.size} scales along an axis of {size}"
@@ -163,11 +163,11 @@ def normalise(model: ir.Model) -> list[str]:
     editor = Editor(model)
     done = []
     for change, what in (
-        (_explicit_zero_point, "zero points written out that were left to the default"),
+        (_explicit_zero_point, "zero points written explicitly that were the default"),
         (_write_plainly, ""),
-        (_store_weight, "weights stored as integers, which were quantized at load"),
-        (_turn_weight, "weights stored transposed, which were transposed when run"),
-        (_carry_on, "outputs quantized that already are multiples of their scale, such as those of a Relu"),
+        (_store_weight, "weights stored as integers that were quantized at load"),
+        (_turn_weight, "weights stored transposed that were transposed at run time"),
+        (_carry_on, "outputs quantized that are already multiples of their scale, such as those of a Relu"),
     ):
         count = sum(change(node, editor) for node in list(model.graph))
         if count and what:

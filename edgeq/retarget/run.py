@@ -213,7 +213,9 @@ def _clamp(node: ir.Node, inputs: list[In], out: Out, editor: Editor) -> str:
         return "its scale or a bound changes"
     integers = clamped(source.value, alone, editor)
     if integers is source.value and out.quantize.outputs[0].is_graph_output():
-        return "it gives an output of the model"  # an output cannot be the same tensor as an input or another output
+        return (
+            "its output is an output of the model"  # an output cannot be the same tensor as an input or another output
+        )
     replace_value(out.quantize.outputs[0], integers)
     editor.graph.remove([out.quantize, node], safe=True)
     return ""
@@ -415,7 +417,7 @@ def retarget(
             raise ModelError(
                 f"{model} has no 8-bit activations with constant scales"
                 + (", only dynamic quantization" if before.format == "dynamic" else ""),
-                "It runs as it is; for another runtime type `edgeq quantize FLOAT.onnx --dynamic -o OUT.onnx`, or with "
+                "It runs as it is. For another runtime use `edgeq quantize FLOAT.onnx --dynamic -o OUT.onnx`, or with "
                 "--data SAMPLES instead of --dynamic",
             )
         kept = _rewrite(graph, before, changes, format, activation_type, weight_type, wanted)
@@ -439,8 +441,8 @@ def retarget(
             kept.append("not compared on noise: the model does not run on made-up inputs")
         elif comparison.largest > USUAL:
             kept.append(
-                f"outputs on noise differ by {comparison.largest:.0%} of the largest: this model makes much of single "
-                "steps; compare both on data of yours (`edgeq compare`)"
+                f"outputs on noise differ by {comparison.largest:.0%} of the largest, because single 8-bit steps "
+                "matter in this model; compare both on your own data (`edgeq compare`)"
             )
     return Retargeted(output, before, after, tuple(changes), (*kept, *why), comparison, session_options)
 
@@ -501,12 +503,12 @@ def _rewrite(
         chosen = weight_type or "int8"
         count = shift_weights(graph, INTEGERS[chosen])
         if count:
-            changes.append(f"{count} weights → {chosen}, by 128 in integers and zero points")
+            changes.append(f"{count} weights → {chosen}, with integers and zero points shifted by 128")
     if activation_type is not None:
         count, stuck = shift_activations(graph, INTEGERS[activation_type])
         kept += stuck
         if count:
-            changes.append(f"{count} activations → {activation_type}, by 128 in integers and zero points")
+            changes.append(f"{count} activations → {activation_type}, with integers and zero points shifted by 128")
     if format == "QOperator" or keeps_integer_operators:
         count, stuck = to_qoperator(graph, wanted)
         kept += stuck
@@ -528,6 +530,6 @@ def _check_request(format: str | None, activation_type: str | None, weight_type:
         if value is not None and value not in known:
             raise UsageError(f"the {name} is {value!r}", f"It can be {' or '.join(known)}")
     if all(value is None for _, value, _ in choices):
-        raise UsageError("nothing is to be changed", "Name a target, a format or a type")
+        raise UsageError("there is nothing to change", "Name a target, a format or a type")
     if activation_type == "int8" and weight_type == "uint8":
-        raise UsageError("int8 activations with uint8 weights have no kernels", "Make the weight type int8")
+        raise UsageError("int8 activations with uint8 weights have no kernels", "Set the weight type to int8")

@@ -142,7 +142,7 @@ def shift_activations(model: ir.Model, dtype: ir.DataType) -> tuple[int, list[st
             names = ", ".join(sorted(str(v.name) for v in group.values)[:4])
             kept.append(
                 f"{names} stays {'/'.join(sorted(map(type_name, group.dtypes)))}: {group.blocked or 'its types differ'}"
-                + (f"; {changed} QuantizeLinear/DequantizeLinear pairs at its edge change over" if changed else "")
+                + (f"; {changed} QuantizeLinear/DequantizeLinear pairs at its edge convert" if changed else "")
             )
             continue
         for value in group.values:
@@ -228,7 +228,7 @@ def _visit(
         reach(node.inputs if node.op_type == "Concat" else node.inputs[:1])
         reach(node.outputs if node.op_type == "Split" else node.outputs[:1])
     else:
-        group.blocked = group.blocked or f"{node.op_type} {node.name} works on it"
+        group.blocked = group.blocked or f"{node.op_type} {node.name} computes with it"
 
 
 def _shift_value(value: ir.Value, dtype: ir.DataType, editor: Editor) -> None:

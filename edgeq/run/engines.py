@@ -21,7 +21,7 @@ from edgeq.util.records import parse, toml_table
 from edgeq.util.registry import BACKENDS, Registry, data_folders, shipped
 
 DEFAULT = "onnxruntime"
-"""The engine that runs wherever edgeq does."""
+"""The engine that is available wherever edgeq runs."""
 _CPU, _THREADS = "CPU", "{threads}"
 
 

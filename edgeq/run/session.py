@@ -111,7 +111,7 @@ def open_session(
         options.add_external_initializers(list(weights), values)
     source = model if isinstance(model, bytes) else os.fspath(model)
     if isinstance(source, str) and not _is_utf8(source):
-        raise RuntimeUnavailableError(f"onnxruntime takes no path that is not UTF-8: {source!r}", "Rename it")
+        raise RuntimeUnavailableError(f"onnxruntime cannot open a path that is not UTF-8: {source!r}", "Rename it")
     try:
         if settings.engine is None:
             return ort.InferenceSession(source, options, providers=list(settings.providers))
@@ -222,7 +222,7 @@ def _is_utf8(path: str) -> bool:
 Array = NDArray[Any]
 
 REQUEST_S = 3600.0
-"""A program that has not answered by then is ended. An emulated inference of a large model takes minutes."""
+"""Seconds after which a program that has not answered is ended. An emulated inference can take minutes."""
 _EXIT_S = 60.0
 
 
@@ -360,9 +360,9 @@ class EngineFiles:
 
 
 ANSWER_S = 600.0
-"""An engine that has not answered by then hangs: compiling a large model takes a minute or two."""
+"""Seconds after which an engine that has not answered counts as hung. Compiling a large model takes a minute or two."""
 _KEPT_BYTES = 2**26
-"""Of a model file; what is compiled from larger ones would fill the disk."""
+"""Size of the largest model file whose compiled form is kept. Those of larger files would fill the disk."""
 
 
 @contextmanager

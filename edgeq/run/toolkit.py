@@ -26,7 +26,7 @@ from edgeq.util.outputs import is_full
 from edgeq.util.registry import user_folder
 
 SECONDS = "EDGEQ_TOOLKIT_SECONDS"
-"""The variable that sets another time limit for a job."""
+"""Environment variable that sets another time limit for a job, in seconds."""
 _PROBE_S = 60.0
 _LAST = 300
 _POLL_S = 0.002
@@ -168,7 +168,7 @@ def find_base(toolkit: Toolkit) -> Path:
             return Path(found)
     wanted = " or ".join(toolkit.pythons)
     raise RuntimeUnavailableError(
-        f"{toolkit.needs} exists for Python {wanted}; this is {own}", f"Install Python {toolkit.pythons[-1]}"
+        f"{toolkit.needs} needs Python {wanted}; this is {own}", f"Install Python {toolkit.pythons[-1]}"
     )
 
 
@@ -184,11 +184,11 @@ def install(toolkit: Toolkit, *, progress: Progress = SILENT) -> Path:
     if folder.exists():
         if python.is_file() and _version(python, toolkit) == toolkit.version:
             return python
-        raise OutputError(f"{folder} holds something else", "Remove it")
+        raise OutputError(f"{folder} contains something else", "Remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder.parent).free < toolkit.megabytes << 20:
         raise OutputError(
-            f"{folder.parent} has no {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
+            f"{folder.parent} has less than {toolkit.megabytes} MB free", "Free some space, or set XDG_CACHE_HOME"
         )
     pip = [str(python), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
     steps = (

@@ -30,12 +30,12 @@ from edgeq.util import placement
 from edgeq.util.placement import NEW, alone_in
 
 MARKER = ".edgeq"
-"""The file in a folder that says which kind of folder it is, written before anything else."""
+"""The file in a folder that names the kind of folder. It is written before anything else."""
 SCHEMA = 1
 _MOST_BYTES = 1 << 24
 
 Judge = Callable[[str], bool]
-"""Whether edgeq wrote the file at a relative POSIX path; a directory without content has a slash at its end."""
+"""Return whether edgeq wrote the file at a relative POSIX path. The path of an empty directory ends with a slash."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Ownership:
         if not folder.is_dir():
             raise OutputError(f"{shown(folder)} is a file, not a directory", "Choose another output")
         if folder.samefile(Path.cwd()) or folder.resolve() in Path.cwd().parents:
-            raise OutputError(f"{shown(folder)} holds the working directory", "Choose another output")
+            raise OutputError(f"{shown(folder)} contains the working directory", "Choose another output")
         try:
             self._check_content(folder)
         except OSError as error:
@@ -81,12 +81,13 @@ class Ownership:
         judge = self.judge(folder)
         if judge is None:
             raise OutputError(
-                f"{shown(folder)} holds files and is not a {self.title}", "Choose another output, or remove it yourself"
+                f"{shown(folder)} contains files and is not a {self.title}",
+                "Choose another output, or remove it yourself",
             )
         foreign = next((name for name, plain in content(folder, self.opaque) if not plain or not judge(name)), None)
         if foreign is not None:
             raise OutputError(
-                f"{shown(folder)} holds {shown(foreign)}, which edgeq did not write",
+                f"{shown(folder)} contains {shown(foreign)}, which edgeq did not write",
                 "Move it, or choose another output",
             )
 
@@ -216,9 +217,9 @@ Kind = Literal["file", "directory"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOUNTS = Path("/proc/self/mountinfo")
 _LAST = ("manifest.json", ".edgeq")
-"""The files of a folder that are moved last when it is filled in place: they show that the rest is there."""
+"""Files that are moved last when a folder is filled in place, because they show that all others are there."""
 _ROOM = 1 << 20
-"""Bytes. What does not fit was larger than what is left."""
+"""Bytes. With less free space, the file system counts as full."""
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EFBIG)
 
 
@@ -273,7 +274,7 @@ def check_apart(path: Path, inputs: Iterable[Path]) -> None:
         found = source.resolve()
         same = found == place or _same(path, source)
         if same or place in found.parents:
-            what = "is" if same else "holds"
+            what = "is" if same else "contains"
             raise OutputError(f"{path} {what} the input {source}", "Choose another output: inputs are never replaced")
 
 
@@ -281,7 +282,7 @@ def check_outside(path: Path, folders: Iterable[Path]) -> None:
     """Refuse an output inside an input folder. Inputs that are not folders are ignored."""
     for folder in folders:
         if folder.is_dir() and folder.resolve() in path.resolve().parents:
-            raise OutputError(f"{path} lies in {folder}, which is read", "Choose another output")
+            raise OutputError(f"{path} is inside the input folder {folder}", "Choose another output")
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -316,7 +317,7 @@ def nearest_parent(path: Path) -> Path:
 
 def _only_empty(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()):
-        raise OutputError(f"{folder} holds files", "Choose another output, or remove it yourself")
+        raise OutputError(f"{folder} contains files", "Choose another output, or remove it yourself")
 
 
 @contextmanager
@@ -356,10 +357,10 @@ def _check_sibling(path: Path, place: Path, *, force: bool, ours: Callable[[Path
     """Refuse `place`, next to `path`, if something there does not belong to `path`."""
     if place.is_dir():
         raise OutputError(
-            f"{place} is a directory, where data of {path.name} goes", "Move it, or choose another output"
+            f"{place} is a directory, but data of {path.name} must go there", "Move it, or choose another output"
         )
     if place.is_symlink() or (place.is_file() and not (placement.names(path, place.name) or ours(place))):
-        raise OutputError(f"{place} is there, and is none of {path.name}", "Move it, or choose another output")
+        raise OutputError(f"{place} exists and does not belong to {path.name}", "Move it, or choose another output")
     _check_free(place, force=force, kind="file")
 
 

@@ -35,7 +35,7 @@ NEW, OLD, RECORD = "new", "old", "placing.json"
 STEM = 100
 
 Identity = tuple[int, int]
-"""The number of a file in its file system and the time it was written. A rename changes neither."""
+"""The inode number of a file and the time when it was written. A rename changes neither."""
 
 
 def stages(path: Path) -> Sequence[Path]:
@@ -72,7 +72,7 @@ def check_own(stage: Path) -> None:
             continue
         _check_mine(stage, place, found)
         if not stat.S_ISDIR(found.st_mode):
-            raise _foreign(stage, f"{place.name} is a link or no folder")
+            raise _foreign(stage, f"{place.name} is a link or not a folder")
     if os.name == "posix" and stage.lstat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise _foreign(stage, "others can write into it")
 
@@ -133,7 +133,7 @@ def _check_names(stage: Path, drafts: Sequence[str], output: str) -> None:
         )
         found = [place.lstat().st_mode for place in (stage / NEW / name, stage / OLD / name) if os.path.lexists(place)]
         if not (after or named) or not all(map(stat.S_ISREG, found)):
-            raise _foreign(stage, f"{RECORD} names {name!r}, which is none of {output}")
+            raise _foreign(stage, f"{RECORD} names {name!r}, which does not belong to {output}")
 
 
 def _check_mine(stage: Path, place: Path, found: os.stat_result) -> None:
@@ -143,8 +143,8 @@ def _check_mine(stage: Path, place: Path, found: os.stat_result) -> None:
 
 def _foreign(stage: Path, why: str) -> OutputError:
     return OutputError(
-        f"{stage} is named like what an interrupted run leaves, and is not taken over: {why}",
-        "Remove it if it is not yours; else move what is in its folder old back, and remove it then",
+        f"{stage} is named like the folder of an interrupted run, but edgeq did not leave it: {why}",
+        "Remove it if it is not yours. Otherwise move the files in its folder old back first",
     )
 
 
@@ -274,8 +274,8 @@ def settle(path: Path, *, filled: bool = False) -> None:
                 _undo(stage, path.parent, drafts)
             except FileExistsError as error:
                 raise OutputError(
-                    f"{error.filename} is in the way of what an interrupted run has to put back from {stage / OLD}",
-                    "Move it, or move back what is in that folder and remove it",
+                    f"{error.filename} is in the way: an interrupted run must put a file back there from {stage / OLD}",
+                    "Move it, or move the files in that folder back yourself and remove the folder",
                 ) from error
         shutil.rmtree(stage, ignore_errors=True)
 

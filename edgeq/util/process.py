@@ -123,7 +123,7 @@ def _lacking(error: OSError | RuntimeError) -> EdgeqError | None:
 
         work = work_folder()
         if work is None:
-            return OutputError("there is no folder for work files that can be written", "Set TMPDIR to one")
+            return OutputError("no folder for work files can be written", "Set TMPDIR to one")
         named = error.filename is not None and os.path.realpath(error.filename).startswith(os.path.realpath(work))
         if error.errno in _FULL and (named or (error.filename is None and is_full(work))):
             return OutputError(f"no space left in {work} for work files", "Free some space, or set TMPDIR")

@@ -19,7 +19,7 @@ from edgeq.errors import EdgeqError
 from edgeq.util.display import Progress, in_python
 
 _BEFORE = {"validation": "val"}
-"""Earlier names of arguments, which are taken as long as the function has the name of today."""
+"""Former name → current name of arguments. A function that has the current one also accepts the former one."""
 
 
 @functools.cache

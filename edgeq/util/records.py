@@ -185,7 +185,7 @@ else:
 Metadata = Mapping[str, Any]
 
 NOT_WRITTEN: Metadata = MappingProxyType({"record": "left out"})
-"""Metadata of a field that is not part of the record."""
+"""Metadata of a field that the record leaves out."""
 
 
 def written(

@@ -93,7 +93,7 @@ def device_errors() -> Iterator[None]:
 T = TypeVar("T")
 
 DATA_GROUP = "edgeq.data"
-"""Entry points that name a package with folders `targets/`, `profiles/` or `targets/backends/` of TOML files."""
+"""Group of entry points that name packages with TOML files in `targets/`, `profiles/` or `targets/backends/`."""
 
 
 @dataclass(frozen=True)

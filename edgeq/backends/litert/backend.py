@@ -137,7 +137,7 @@ class LitertBackend(Backend):
         name = self.target.device.get("engine", _DEFAULT_ENGINE) if self.target is not None else _DEFAULT_ENGINE
         found = load_engines().get(name)
         if found is None or found.int8.backend != self.name:
-            raise UsageError(f"{name} runs no {_SUFFIX} files", "Correct [device] engine of the target's file")
+            raise UsageError(f"{name} cannot run {_SUFFIX} files", "Correct [device] engine of the target's file")
         return dataclasses.replace(found, options={**found.options, _INTERFACE: _INTEGERS})
 
     def estimated(self, artifact: Artifact) -> Artifact:
@@ -198,7 +198,7 @@ def _float_nodes(prepared: PreparedModel, ranges: Mapping[str, Range], scheme: S
     for node in prepared.model.graph:
         found = ranges.get(name_of(node.outputs[0]))
         if is_op(node, "Softmax") and found is not None and spreads_thin(found):
-            left[str(node.name)] = "it is over so many elements that steps of 1/256 would leave it few levels"
+            left[str(node.name)] = "it is over so many elements that few steps of 1/256 would be left for each"
     return left
 
 
@@ -219,7 +219,7 @@ def _coverage(source: ir.Model, network: Network, left: Mapping[str, str]) -> Co
     ]
     return coverage_of(
         runs,
-        lambda run: left.get(run.name, "what it reads or makes is not quantized"),
+        lambda run: left.get(run.name, "its inputs or outputs are not quantized"),
         basis="modelled",
         how="the operators of the .tflite file",
     )

@@ -18,8 +18,8 @@ from edgeq.run.session import EngineFiles
 _COMPILED = PurePosixPath("ethos-u/model_vela.tflite")
 _TWIN = (
     "`../ethos-u/model_vela.tflite` is the same model, compiled by vela: register `resolver.AddEthosU()` and the "
-    "operators that stay on the CPU, and use its bytes in place of `model.cc`. Its answers are those of the uncompiled "
-    "file as far as vela keeps them: nothing here runs it."
+    "operators that stay on the CPU, and use its bytes in place of `model.cc`. edgeq cannot run it: only vela ensures "
+    "that its answers are those of the uncompiled file."
 )
 
 

@@ -164,7 +164,9 @@ def _run(command: list[str], folder: Path, seconds: float) -> str:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         last = lines[-1].strip()[:300] if lines else ""
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-        raise EngineError(f"vela failed ({how}): {last}", "Run it by hand on the uncompiled file to see all it says")
+        raise EngineError(
+            f"vela failed ({how}): {last}", "Run it by hand on the uncompiled file to see its full output"
+        )
     text: str = done.stdout[:_MOST_TEXT].decode("utf-8", "replace")
     return text
 

@@ -155,7 +155,7 @@ class Lowering:
         else:
             handler = self._handlers.get(node.op_type) if is_op(node, node.op_type) else None
             if handler is None:
-                raise CannotWriteError("it has no form in the file")
+                raise CannotWriteError("a .tflite file cannot express it")
             self.integer = self._computes_on_integers(node)
             try:
                 handler(self, node)
@@ -231,7 +231,7 @@ class Lowering:
         found = self._held.get(name_of(value))
         if found is None:
             if value is None or not self.is_constant(value):
-                raise CannotWriteError(f"it reads {name_of(value)!r}, which nothing made")
+                raise CannotWriteError(f"it reads {name_of(value)!r}, which no node makes")
             values, params = self.constant(value)
             return Stored(self.fixed(name_of(value), values, params), plain(values.ndim), values.shape)
         return found

@@ -24,7 +24,7 @@ from edgeq.run.session import Engines, SessionSettings
 
 FOLDER = "micro"
 ARENA = "arena_bytes"
-"""Option of the engine: the arena's size, which is not enlarged then."""
+"""Option of the engine that sets the arena's size. The engine then does not enlarge the arena."""
 _TEXTS = Path(__file__).parent / "micro_files"
 _STEP, _MOST_STEPS = 1024, 1 << 18
 _MOST_CASES = 8
@@ -120,7 +120,9 @@ def arena_bytes(file: Path, engine: Engine) -> int:
         while not opens(enough):
             enough *= 2
             if enough > _MOST_STEPS:
-                raise EngineError(f"TFLite Micro prepares {file.name} in no arena of 256 MiB", "Use a smaller model")
+                raise EngineError(
+                    f"TFLite Micro cannot prepare {file.name} in an arena of 256 MiB", "Use a smaller model"
+                )
         short = enough // 2
         while enough - short > 1:
             middle = (enough + short) // 2
@@ -187,7 +189,7 @@ def _model_header(arena: int) -> str:
 def _operators(kinds: Sequence[str]) -> str:
     lines = "".join(f"  if (resolver.{method(kind)}() != kTfLiteOk) return kTfLiteError;\n" for kind in kinds)
     return (
-        "// The operators of the model: none is missing, and none is there in vain.\n#pragma once\n\n"
+        "// Exactly the operators that the model needs.\n#pragma once\n\n"
         '#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
         "namespace tflite {\nnamespace micro {}\n}  // namespace tflite\n\n"
         "namespace edgeq_names {\nusing namespace tflite;\nusing namespace tflite::micro;\n"

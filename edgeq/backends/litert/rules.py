@@ -24,7 +24,9 @@ def check(network: Network) -> None:
     """
     problem = next(problems(network), None)
     if problem is not None:
-        raise ModelError(f"the .tflite file would be wrong: {problem}", "Report this: edgeq wrote it so")
+        raise ModelError(
+            f"the .tflite file would be wrong: {problem}", "This is a bug in edgeq: report it with the model"
+        )
 
 
 def check_kernels(network: Network, engine: str) -> None:
@@ -35,7 +37,7 @@ def check_kernels(network: Network, engine: str) -> None:
     """
     for operator in network.operators:
         if engine in dialect()[operator.kind].lacking:
-            problem = f"node {operator.node!r} becomes {operator.kind}, of which {engine} has no kernel"
+            problem = f"node {operator.node!r} becomes {operator.kind}, for which {engine} has no kernel"
             raise ModelError(problem, "Export the model without it, or choose a target with LiteRT")
 
 
@@ -46,11 +48,11 @@ def problems(network: Network) -> Iterator[str]:
         where = f"{operator.kind} of node {operator.node!r}"
         row = dialect().get(operator.kind)
         if row is None:
-            yield f"{where}: no row of the dialect has it"
+            yield f"{where}: the dialect has no row for it"
             continue
         for tensor in operator.inputs:
             if tensor is not None and tensor.values is None and tensor not in made:
-                yield f"{where}: it reads {tensor.name!r}, which nothing made before"
+                yield f"{where}: it reads {tensor.name!r}, which no earlier operator makes"
         made.update(operator.outputs)
         if _integers(operator) and row.int8 == 0:
             yield f"{where}: no runtime has an int8 kernel"
@@ -114,7 +116,7 @@ def _output(scale: float, zero: int) -> Callable[[Operator], Iterator[str]]:
     def check_output(operator: Operator) -> Iterator[str]:
         """Yield a fault if the output has another scale or zero point than the kernels produce."""
         if not Scales.of(scale, zero).equals(operator.outputs[0].scales):
-            yield f"its output has not the scale {scale:g} and zero point {zero}"
+            yield f"its output does not have the scale {scale:g} and zero point {zero}"
 
     return check_output
 

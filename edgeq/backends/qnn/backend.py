@@ -68,7 +68,7 @@ def write_pairs(
     left = {node.name: node.reason for node in predicted if node.verdict == "float"}
     types = sorted({node.op_type for node in predicted if node.verdict == "int8"})
     if not types:
-        raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", next(iter(left.values()), ""))
+        raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", next(iter(left.values()), ""))
     overrides = {name_of(v): [{"quant_type": QuantType.QUInt16}] for v in _wide(prepared.model, scheme)}
     overrides |= {name: [{"quant_type": QuantType.QUInt8}] for name in _unsigned(prepared.model)}
     one_scale = [{"quant_type": quant_type(scheme.weight_type), "symmetric": scheme.weight_symmetric}]
@@ -295,7 +295,7 @@ class Delegation:
         return [f"{n.name} ({n.op_type}: {self._why(str(n.name))})" for n in nodes]
 
     def _why(self, name: str) -> str:
-        return self.reasons.get(name, "the provider does not take it")
+        return self.reasons.get(name, "the provider does not support it")
 
 
 def forecast(source: ir.Model, reasons: Mapping[str, str], absent: str) -> Coverage:
@@ -356,7 +356,7 @@ def _at_node(error: EngineError, engine: Engine, engines: Engines, model: Path) 
         return EngineError(f"{engine.name} failed once: {error.problem}", "Try again")
     where = f"at node {node.name!r} ({node.op_type})"
     # The engine also accepts a node in float, and may then fail at it as well.
-    fix = "Keep it in float with --exclude or, where that does not help, export the model without it"
+    fix = "Keep it in float with --exclude. If that does not help, export the model without it"
     return EngineError(f"{engine.name} fails {where}: {error.problem}", fix)
 
 
@@ -400,7 +400,7 @@ class QnnBackend(Backend):
         """Refuse a scheme that the NPU cannot run. See `Backend.check`."""
         require_fields(scheme, _FIELDS, self.name, _NEEDS)
         if scheme.per_channel and scheme.weight_type != "int8":
-            raise UsageError("weights with a scale per channel are int8 there", "Add --no-per-channel")
+            raise UsageError("weights with a scale per channel must be int8 on the NPU", "Add --no-per-channel")
 
     def build(
         self,

@@ -114,7 +114,7 @@ class RknnBackend(Backend):
         chosen = {str(n.name) for n in prepared.model.graph} - left.keys() - (set(scheme.exclude) - floats)
         if not chosen - floats:
             reason = next(iter(left.values()), "")
-            raise ModelError(f"{prepared.source}: no node of it runs in integers on the NPU", reason)
+            raise ModelError(f"{prepared.source}: no node can run in integers on the NPU", reason)
         if floats and not self._chip.float16:
             raise ModelError(f"{self._chip.title} has no float16 for {min(floats)!r}", "Leave --exclude out")
         save_model(write_dialect(prepared, ranges, scheme, chosen, floats), destination)
@@ -153,7 +153,7 @@ class RknnBackend(Backend):
         )
         more = {} if chip.python else write_for_c(signature, few, wanted, stem, folder)
         if more:
-            notes += (f"{chip.title} is driven from C: edgeq's runner does not run there, docs/rknn.md",)
+            notes += (f"{chip.title} is programmed in C, because edgeq's runner does not run there (docs/rknn.md)",)
         found = coverage(prepared.model, compiled, artifact.scheme, f"the compiler's table, {maker}")
         return dataclasses.replace(
             artifact,
@@ -216,7 +216,7 @@ class RknnBackend(Backend):
     @property
     def _chip(self) -> Chip:
         if self.target is None:
-            raise HardwareError(f"the {self.name} backend builds for a chip", "Name a target, as -t rk3588")
+            raise HardwareError(f"the {self.name} backend needs to know the chip", "Name a target, such as -t rk3588")
         return chip_named(platform_of(self.target))
 
 
@@ -232,7 +232,7 @@ def _in_float(prepared: PreparedModel, scheme: Scheme) -> dict[str, str]:
     types = scheme.op_types
     left = {node.name: node.reason for node in predicted if node.verdict == "float"}
     others = (node for node in predicted if types is not None and node.op_type not in types)
-    return {**{node.name: f"{node.op_type} is none of the types to quantize" for node in others}, **left}
+    return {**{node.name: f"{node.op_type} is not one of the types to quantize" for node in others}, **left}
 
 
 def placement(layers: Sequence[Layer]) -> tuple[str, ...]:

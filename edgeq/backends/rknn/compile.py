@@ -33,7 +33,7 @@ from edgeq.run.toolkit import Job, Ran
 from edgeq.signature import Signature, TensorSpec
 
 UNFUSED = SessionSettings(optimization="none")
-"""ONNX Runtime's kernels as the file names them, which the simulator equals bit for bit."""
+"""Runs ONNX Runtime's kernels for the operators in the file, unfused. The simulator equals them bit for bit."""
 PLATFORM = "target_platform"
 _JOB, _SAMPLES, _ANSWERS = "job.json", "samples", "answers"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -211,7 +211,7 @@ def platform_of(target: Target) -> str:
     options = target.device.get("engine_options", {})
     if set(options) != {PLATFORM}:
         problem = f"{target.name}: engine_options does not name a chip"
-        raise HardwareError(problem, f'Write {{ {PLATFORM} = "rk3588" }}, and that alone')
+        raise HardwareError(problem, f'Write only {{ {PLATFORM} = "rk3588" }}')
     return chip_named(options[PLATFORM]).name
 
 
@@ -248,9 +248,9 @@ def check_ran(ran: Ran, output: Path, layers: Sequence[Layer], model: Path) -> N
         what = (
             unknown["node"][:_LONGEST] if unknown["op"] is None else f"{unknown['op']} ({unknown['node'][:_LONGEST]})"
         )
-        problem = f"{model.name}: {toolkit().needs} has no form of {what}"
+        problem = f"{model.name}: {toolkit().needs} does not support {what}"
         raise ModelError(problem, "Export the model without that operator")
-    fix = "Keep nodes in float with --exclude, or export the model without what it names"
+    fix = "Keep nodes in float with --exclude, or export the model without the operator that it names"
     if ran.code != 0:
         raise EngineError(f"{toolkit().needs} {ran.ending}{_reason(lines)}", fix)
     if not output.is_file() or not layers:
@@ -304,7 +304,7 @@ def compare_answers(
     found = np.concatenate([_flat(array) for arrays in compiled.answers for array in arrays])
     right = np.concatenate([_flat(array) for arrays in wanted for array in arrays.values()])
     if found.size != right.size:
-        raise CheckFailedError(f"{model.name}: the simulator answers in another shape", "Report this model")
+        raise CheckFailedError(f"{model.name}: the simulator's answers have another shape", "Report this model")
     count = f"{len(wanted)} sample{'s' * (len(wanted) != 1)}"
     share = float(np.mean(found == right))
     if share == 1:
@@ -318,7 +318,7 @@ def compare_answers(
         least = min(dialect().float16.least_db, _level(floats, right))
     if level < least or (not half and share < limits.least_share):
         raise CheckFailedError(
-            f"{model.name}: the simulator answers otherwise than ONNX Runtime's unfused kernels "
+            f"{model.name}: the simulator's answers differ from those of ONNX Runtime's unfused kernels "
             f"({1 - share:.2%} of values differ, {level:.1f} dB SQNR)",
             "Report this model, and deploy the variant for the CPU",
         )

@@ -165,5 +165,5 @@ def chip_named(name: str) -> Chip:
     table = read_toml(shipped("targets") / "rknn" / "chips.toml", _Chips, HardwareError, "Install edgeq again").chip
     known = {chip.name: chip for chip in table}
     if name not in known:
-        raise HardwareError(f"the compiler knows no chip {name!r}", suggest(name, known))
+        raise HardwareError(f"the compiler does not know the chip {name!r}", suggest(name, known))
     return known[name]

@@ -266,7 +266,7 @@ def lower_opset(model: ir.Model, source: Path) -> None:
     for node in model.graph:
         if node.domain in ("", "ai.onnx") and (node.op_type in changed or not onnx.defs.has(node.op_type, newest, "")):
             raise ModelError(
-                f"{source}: {node.name!r} is the {node.op_type} of opset {now}, and Rockchip's compiler reads {newest}",
+                f"{source}: {node.name!r} is the {node.op_type} of opset {now}; Rockchip's compiler ends at {newest}",
                 f"Export the model with opset {newest}",
             )
     model.opset_imports[""] = newest

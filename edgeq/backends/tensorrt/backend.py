@@ -112,7 +112,7 @@ class Placement:
             lambda run: reasons[run.name],
             basis="forecast",
             how="the placement checker, by TensorRT's rules for explicit quantization",
-            reason="what TensorRT runs in int8 is seen where it builds the engine",
+            reason="what TensorRT runs in int8 is only known when it builds the engine",
         )
 
 
@@ -199,7 +199,7 @@ class _Reader:
         if node.op_type == explicit.ADD and node in self._fused:
             return f"{explicit.ADD} {node.name}: skip branch, fused into {self._fused[node].name}"
         if node.op_type == explicit.ADD:
-            self.findings.append(f"Add {node.name} reads the pair on {tensor!r} and fuses into no int8 layer")
+            self.findings.append(f"Add {node.name} reads the pair on {tensor!r} but does not fuse into an int8 layer")
         else:
             self.findings.append(f"{node.op_type} {node.name} reads the pair on {tensor!r}, which serves no fusion")
         return f"{node.op_type} {node.name}: nothing"
@@ -214,7 +214,7 @@ class _Reader:
         if zero.dtype != np.int8:
             self.findings.append(f"{node.name}: its integers are not int8")
         if not weight and scale.ndim:
-            self.findings.append(f"{node.name}: an activation has a scale a channel")
+            self.findings.append(f"{node.name}: an activation has a scale per channel")
         if not np.all(scale.astype(np.float64) > 0):
             self.findings.append(f"{node.name}: its scale is not above 0")
         integers = constant(node.inputs[0])
@@ -222,7 +222,7 @@ class _Reader:
             axis = node.attributes.get_int("axis", 1)
             for reader, _ in self._readers(node.outputs[0]):
                 if explicit.weight_axis(reader, integers.ndim) != axis:
-                    self.findings.append(f"{node.name}: its scales lie along axis {axis}, not along the outputs")
+                    self.findings.append(f"{node.name}: its scales are along axis {axis}, not along the outputs")
 
     # Nodes.
 
@@ -262,7 +262,7 @@ def _is_restored(value: ir.Value | None) -> bool:
 
 
 SETTINGS = SessionSettings(optimization="none")
-"""As written: the optimiser would quantize weights that were left in float and fuse Q/DQ in its own way."""
+"""Run the graph as written. The optimiser would quantize weights that stay in float, and fuse Q/DQ differently."""
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # The results of these operators are among their inputs, so there is nothing to round.
 _EXACT = DATA_MOVEMENT | {
@@ -372,11 +372,11 @@ class TensorrtBackend(Backend):
         if scheme.mode != "static":
             raise UsageError(f"TensorRT has no {scheme.mode} int8: its scales are fixed in the engine", "Leave it out")
         if scheme.format == "QOperator":
-            raise UsageError("TensorRT has no QLinear operators", "Make --format QDQ")
+            raise UsageError("TensorRT has no QLinear operators", "Use --format QDQ")
         if scheme.activation_type != "int8" or scheme.weight_type != "int8":
-            raise UsageError("TensorRT's integers are signed", "Make --activation-type and --weight-type int8")
+            raise UsageError("TensorRT's integers are signed", "Set --activation-type and --weight-type to int8")
         if not (scheme.activation_symmetric and scheme.weight_symmetric):
-            raise UsageError("TensorRT takes no zero point other than 0", "Leave --activation-symmetric")
+            raise UsageError("TensorRT supports no zero point other than 0", "Keep --activation-symmetric")
         if scheme.reduce_range:
             raise UsageError("tensor cores sum in 32 bits: 7-bit weights would only lose accuracy", "Leave it out")
         self._check_float_type(scheme)
@@ -385,12 +385,12 @@ class TensorrtBackend(Backend):
             if scheme.exclude or scheme.op_types is not None:
                 raise UsageError(
                     "with a table TensorRT itself chooses what runs in int8",
-                    "Make --format QDQ, or leave out --exclude and --op-type",
+                    "Use --format QDQ, or leave out --exclude and --op-type",
                 )
         known = sorted({*explicit.weighted_operators(int8_rules(self.name)), "Add"})
         foreign = next((op for op in scheme.op_types or () if op not in known), None)
         if foreign is not None:
-            raise UsageError(f"TensorRT quantizes no {foreign} by itself", f"It can be {', '.join(known)}")
+            raise UsageError(f"TensorRT does not quantize {foreign} by itself", f"It can be {', '.join(known)}")
 
     def build(
         self,
@@ -435,7 +435,7 @@ class TensorrtBackend(Backend):
             try:
                 options.check_options(options.TENSORRT, chosen)
                 _, source = options.known_options(options.TENSORRT)
-                yield Check(f"provider options ({name})", "ok", f"all known by {source}")
+                yield Check(f"provider options ({name})", "ok", f"all listed in {source}")
             except EdgeqError as error:
                 yield Check(f"provider options ({name})", "failed", str(error))
 
@@ -513,7 +513,7 @@ class TensorrtBackend(Backend):
             scheme=scheme,
             provider=options.TENSORRT,
             provider_options=provider_options,
-            notes=(*notes, "what runs in int8 is TensorRT's choice: the proof here is of the float model"),
+            notes=(*notes, "TensorRT chooses what runs in int8: the proof here is of the float model"),
             device="gpu",
             requires={
                 **self._gpu,
@@ -561,8 +561,8 @@ class TensorrtBackend(Backend):
         have = self._gpu.get("min_compute_capability", "")
         if needed and have and parse_version(have) < parse_version(needed):
             raise HardwareError(
-                f"{self._where} has compute capability {have}, and {scheme.rest} needs {needed}",
-                "Make --rest float16",
+                f"{self._where} has compute capability {have}, but {scheme.rest} needs {needed}",
+                "Use --rest float16",
             )
 
     @property

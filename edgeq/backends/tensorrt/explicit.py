@@ -309,7 +309,7 @@ def insert_pairs(
 
 
 NATIVE = "calibration.tensorrt"
-"""TensorRT's own form of the table, for trtexec and for builders that are not ONNX Runtime's."""
+"""The table in TensorRT's own form, for trtexec and for builders other than ONNX Runtime."""
 FILES = (FLATBUFFERS, JSON, CACHE, NATIVE)
 
 
@@ -323,8 +323,8 @@ def check_version(tensorrt: str, where: str) -> None:
     known = facts()
     if not tensorrt:
         raise HardwareError(
-            f"{where} does not say which TensorRT it has: {known.table['reason']}",
-            "Name a target with `runtime.tensorrt`, or leave --format QDQ",
+            f"{where} does not name its TensorRT version: {known.table['reason']}",
+            "Name a target with `runtime.tensorrt`, or use --format QDQ",
         )
     if parse_version(tensorrt) >= parse_version(known.table["below_tensorrt"]):
         raise HardwareError(f"{where} has TensorRT {tensorrt}: {known.table['reason']}", known.table["fix"])
@@ -339,15 +339,15 @@ def write_implicit(model: ir.Model, ranges: Mapping[str, Range], folder: Path, t
     """
     if is_quantized(model):
         raise ModelError(
-            "the model holds QuantizeLinear or DequantizeLinear, and TensorRT takes those or a table, not both",
-            "Leave --format QDQ, or give the float32 model",
+            "the model has QuantizeLinear or DequantizeLinear; TensorRT accepts these or a table, not both",
+            "Use --format QDQ, or give the float32 model",
         )
     tensors = quantizable_tensors(model)
     missing = [name for name in tensors if name not in ranges]
     if missing:
         raise CalibrationError(
-            f"tensor {missing[0]!r} has no range ({len(missing)} such in all), and TensorRT needs one for each",
-            "Calibrate this model again, without a choice of tensors",
+            f"tensor {missing[0]!r} has no range (missing: {len(missing)}), and TensorRT needs one for each tensor",
+            "Calibrate this model again, for all its tensors",
         )
     problem = write_shapes(model)
     wanted = {name: ranges[name] for name in tensors}
@@ -371,7 +371,7 @@ _TYPED_BY_ATTRIBUTE = frozenset({"dtype", "to", "output_dtype"})
 
 
 Slots = tuple[tuple[bool, ...], tuple[bool, ...]]
-"""The inputs and outputs of a node that may be in 16 bits, by place."""
+"""For each input and each output of a node, whether it may be in 16 bits."""
 
 
 def cast_float_nodes(model: ir.Model, half: str, observed: Mapping[str, Range]) -> dict[str, str]:
@@ -433,15 +433,15 @@ class _Caster:
     def _why_not(self, node: ir.Node) -> str:
         reads, makes = self._slots[node]
         if _has_body(node):
-            return "stays in fp32: its body is left as it is"
+            return "stays in fp32: edgeq does not change its body"
         if self._other_than_tensors(node):
-            return "stays in fp32: what it reads or makes is not a tensor, and keeps the type of its elements"
+            return "stays in fp32: an input or output is not a tensor, and keeps the type of its elements"
         if node.domain not in MAIN_DOMAINS:
             return f"stays in fp32: {node.domain}.{node.op_type} is not a standard operator"
         if node.op_type in facts().float32_operators:
             return facts().float32_operators[node.op_type]
         if not any(reads) and not any(makes):
-            return f"stays in fp32: {node.op_type} takes nothing else here"
+            return f"stays in fp32: {node.op_type} supports no other type here"
         places = [*zip(node.inputs, reads, strict=True), *zip(node.outputs, makes, strict=True)]
         for value in (value for value, allowed in places if allowed and value is not None and self._is_float(value)):
             name = name_of(value)
@@ -463,7 +463,7 @@ class _Caster:
             return ""  # the tensor is a dequantized weight, whose values are not larger than the weight
         span = self._observed.get(source)
         if span is None:
-            return f"stays in fp32: calibration saw nothing of tensor {source!r}"
+            return f"stays in fp32: calibration saw no values of tensor {source!r}"
         if span.bound > self._limit:
             return f"stays in fp32: tensor {source!r} reaches {span.bound:.4g}, over {self._limit:.4g} for {self._half}"
         return ""
@@ -473,7 +473,7 @@ class _Caster:
         finite = values[np.isfinite(values)]  # attention masks are full of infinities, which 16-bit types have as well
         largest = float(np.max(finite, initial=0.0))
         if largest > 2 * self._limit:
-            return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, over what {self._half} holds"
+            return f"stays in fp32: constant {value.name!r} reaches {largest:.4g}, more than the range of {self._half}"
         if values.size == 1 and largest > 0 and not np.any(values.astype(self._type.numpy())):
             return f"stays in fp32: constant {value.name!r} is {largest:.4g}, which is 0 in {self._half}"
         return ""

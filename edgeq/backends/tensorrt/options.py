@@ -111,7 +111,7 @@ def check_options(provider: str, options: Mapping[str, str]) -> None:
     for name in options:
         if name not in known:
             hint = closest(name, known, f"Known by {source}")
-            raise UsageError(f"{provider} takes no option {name!r}", hint)
+            raise UsageError(f"{provider} has no option {name!r}", hint)
 
 
 def explicit_options(float_type: str) -> dict[str, str]:

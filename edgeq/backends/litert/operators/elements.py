@@ -81,7 +81,7 @@ def write_unary(kind: str, **options: Any) -> Callable[[Lowering, ir.Node], None
 
 
 _FIXED = {"LOGISTIC": Scales.of(1 / 256, -128), "TANH": Scales.of(1 / 128, 0)}
-"""What the file's kernels make, whatever its scales say."""
+"""Output scales that the file's kernels always use, whatever scales the file contains."""
 
 
 def write_leaky(work: Lowering, node: ir.Node) -> None:
@@ -189,7 +189,7 @@ def write_layer_norm(work: Lowering, node: ir.Node) -> None:
     if work.integer:
         raise CannotWriteError("it has no int8 kernel")
     if any(value.uses() for value in node.outputs[1:]):
-        raise CannotWriteError("its mean or its deviation is read")
+        raise CannotWriteError("its second or third output is read")
     source = work.read(node.inputs[0])
     rank, name = len(source.shape), name_of(node.outputs[0])
     source = work.arranged(source, plain(rank))
@@ -219,7 +219,7 @@ def write_batch_norm(work: Lowering, node: ir.Node) -> None:
     """Write a BatchNormalization in float, as a MUL and an ADD."""
     source = work.read(node.inputs[0])
     if work.integer:
-        raise CannotWriteError("it stands between integers")
+        raise CannotWriteError("it has no integer form")
     gamma, beta, mean, variance = (work.floats(value).astype(np.float64) for value in node.inputs[1:5])
     factor = gamma / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
     shape = [1] * len(source.shape)
@@ -246,7 +246,7 @@ def write_cast(work: Lowering, node: ir.Node) -> None:
         options = {"inDataType": "INT32", "outDataType": "FLOAT32"}
         work.write(node, "CAST", (source.tensor,), source.order, options)
         return
-    raise CannotWriteError(f"it makes {made} of {source.tensor.type}")
+    raise CannotWriteError(f"it converts {source.tensor.type} to {made}")
 
 
 def write_mean(work: Lowering, node: ir.Node) -> None:

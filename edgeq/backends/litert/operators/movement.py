@@ -28,7 +28,7 @@ from edgeq.model.graph import Geometry, is_constant, is_op, name_of, node_input
 def write_pool(work: Lowering, node: ir.Node) -> None:
     """Write MAX_POOL_2D or AVERAGE_POOL_2D."""
     if len(node.outputs) > 1 and node.outputs[1].uses():
-        raise CannotWriteError("its second output, the places of the largest numbers, is read")
+        raise CannotWriteError("its second output, the indices of the maxima, is read")
     source = image(work, node)
     shape = window(node, source, node.attributes.get_ints("kernel_shape", ()))
     kernel = shape.kernel
@@ -41,7 +41,7 @@ def write_pool(work: Lowering, node: ir.Node) -> None:
         pads = [(0, 0), *(same_pads(source.shape[2 + a], kernel[a], shape.strides[a]) for a in range(2)), (0, 0)]
         padded, padding = pad(work, source.tensor, pads, 0.0), VALID
     elif not largest and padded is not source.tensor and not (counts_pads and _within(shape, source, padded)):
-        raise CannotWriteError("its padding is not that of SAME, and does not count in its averages")
+        raise CannotWriteError("its padding differs from SAME and does not count in its averages")
     options = {"padding": padding, **strides(shape), "filterHeight": kernel[0], "filterWidth": kernel[1]}
     kind = "MAX_POOL_2D" if largest else "AVERAGE_POOL_2D"
     write_image(work, node, kind, (padded,), options, like=padded)
@@ -104,7 +104,7 @@ def write_concat(work: Lowering, node: ir.Node) -> None:
     found = [work.read(value) for value in node.inputs]
     scales = work.parameters(node) if work.integer else None
     if scales is None and work.integer:
-        raise CannotWriteError("what it joins has no scale in common")
+        raise CannotWriteError("its inputs have no common scale")
     moving = [f for f in found if f.order != plain(len(f.shape))]
     order = (moving or found)[0].order
     axis = node.attributes.get_int("axis", 0) % len(order)
@@ -137,7 +137,7 @@ def write_slice(work: Lowering, node: ir.Node) -> None:
     for start, stop, axis, step in zip(starts, stops, axes, steps, strict=True):
         place = int(axis) % len(source.shape)
         if step < 0:
-            raise CannotWriteError("it goes backwards")
+            raise CannotWriteError("it has a negative step")
         first, last, stride = slice(int(start), int(stop), int(step)).indices(source.shape[place])
         spans[place] = (first, last, stride)
     _cut(work, node, source, spans)
@@ -200,7 +200,7 @@ def write_pad_node(work: Lowering, node: ir.Node) -> None:
         axis: (int(given[i]), int(given[i + count])) for i, axis in enumerate(axes)
     }
     if any(min(pair) < 0 for pair in pads.values()):
-        raise CannotWriteError("it takes elements away")
+        raise CannotWriteError("it has negative pads")
     table = [pads[axis] for axis in source.order]
     if mode == "reflect":
         padding = work.fixed("paddings", np.array(table, np.int32))
@@ -231,13 +231,13 @@ def write_resize(work: Lowering, node: ir.Node) -> None:
         by_floor = how == "asymmetric" and rounding == "floor"
         by_half = how in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round_prefer")
         if not (by_floor or (by_half and whole)):
-            raise CannotWriteError(f"the nearest element by {how} and {rounding} is another one there")
+            raise CannotWriteError(f"with {how} and {rounding} the file would choose other nearest elements")
         options = {"alignCorners": False, "halfPixelCenters": False}
         work.write(node, "RESIZE_NEAREST_NEIGHBOR", (source.tensor, size), NHWC, options, like=source.tensor)
         return
     known = {"half_pixel": (False, True), "align_corners": (True, False), "asymmetric": (False, False)}
     if mode != "linear" or how.replace("pytorch_", "") not in known:
-        raise CannotWriteError(f"it resizes by {mode} and {how}")
+        raise CannotWriteError(f"the file cannot resize with {mode} and {how}")
     corners, half = known[how.replace("pytorch_", "")]
     options = {"alignCorners": corners, "halfPixelCenters": half}
     work.write(node, "RESIZE_BILINEAR", (source.tensor, size), NHWC, options, like=source.tensor)
