@@ -28,7 +28,7 @@ from edgeq.errors import DataError, RuntimeUnavailableError, UsageError
 
 # multiprocessing starts Python with -c. Without PYTHONSAFEPATH, Python would look in the working directory for
 # multiprocessing's own modules. Dask's default environment also makes glibc return the memory of every image to the
-# system at once, with 12 times the page faults and a fifth of the time.
+# system at once. This causes 12 times the page faults and takes a fifth of the time.
 _ENVIRONMENT = dict.fromkeys(("PYTHONSAFEPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 # This is multiprocessing's own default on Linux since Python 3.14. Slow modules are imported once for all workers,
 # while this process does other work. On other systems, system libraries do not survive a fork.

@@ -228,7 +228,7 @@ _EXIT_S = 60.0
 
 @dataclass(frozen=True)
 class Command:
-    """Describe how to start a Python with other kernels.
+    """Describe how to start a Python that runs other kernels, such as those of another CPU.
 
     Attributes:
         interpreter: the command line up to the script.

@@ -101,9 +101,9 @@ def read_record(stage: Path, output: str | None) -> dict[str, Identity | None]:
         leads_away = name in ("", ".", "..") or "\0" in name or Path(name).name != name
         numbers = value is None or (isinstance(value, list) and [type(part) for part in value] == [int, int])
         if leads_away or not numbers:
-            raise _foreign(stage, f"{RECORD} is not as edgeq writes it")
+            raise _foreign(stage, f"{RECORD} does not have edgeq's format")
     if not plain:
-        raise _foreign(stage, f"{RECORD} is not as edgeq writes it")
+        raise _foreign(stage, f"{RECORD} does not have edgeq's format")
     drafts = {name: (value[0], value[1]) if value is not None else None for name, value in plain.items()}
     if output is not None:
         _check_names(stage, list(drafts), output)
@@ -199,7 +199,7 @@ def identity(path: Path) -> Identity | None:
         found = path.lstat()
     except FileNotFoundError:
         return None
-    # A directory's time changes with its content, so only its number counts.
+    # A directory's time changes with its content, so only its inode number counts.
     return found.st_ino, 0 if stat.S_ISDIR(found.st_mode) else found.st_mtime_ns
 
 

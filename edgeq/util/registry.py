@@ -45,7 +45,7 @@ def shipped(name: str) -> Path:
 
 
 def user_folder(kind: Literal["config", "cache", "state"]) -> Path | None:
-    """Return edgeq's folder of this kind in the user's home, or None if the user has no home.
+    """Return the user's folder of this kind for edgeq, or None if the user has no home.
 
     In containers, a user may have no home: HOME, the XDG variables and the entry in the list of users are all missing.
     """

@@ -122,7 +122,7 @@ class LitertBackend(Backend):
             model=destination,
             scheme=scheme,
             provider="CPUExecutionProvider",
-            notes=(f"answers are those of {engine.title} on this machine",),
+            notes=(f"the answers come from {engine.title} on this machine",),
             coverage=_coverage(prepared.model, network, left),
             engine=EngineChoice(engine),
         )

@@ -1,7 +1,8 @@
 """Give a file the inputs and outputs of the model from which it was made, with axes in the model's order.
 
 A deployed file has integer inputs and outputs, with axes in the order of its operators. A file that replaces the model
-in an engine, for comparison with other engines, has float ones: it quantizes and reorders its inputs itself.
+in an engine, to be timed against other engines, has the model's own inputs and outputs. It quantizes and reorders its
+inputs itself.
 """
 
 from __future__ import annotations

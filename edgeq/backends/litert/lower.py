@@ -155,7 +155,7 @@ class Lowering:
         else:
             handler = self._handlers.get(node.op_type) if is_op(node, node.op_type) else None
             if handler is None:
-                raise CannotWriteError("a .tflite file cannot express it")
+                raise CannotWriteError("the format has no such operator")
             self.integer = self._computes_on_integers(node)
             try:
                 handler(self, node)

@@ -447,7 +447,7 @@ class QnnBackend(Backend):
         found = delegated(changed.model, destination, engine, left, how, prepared.path.parent)
         return dataclasses.replace(
             artifact,
-            notes=(*artifact.notes, *found.notes(), f"answers are those of {how}: nothing was run on a chip"),
+            notes=(*artifact.notes, *found.notes(), f"the answers come from {how}; nothing was run on a chip"),
             coverage=found.coverage(),
         )
 

@@ -216,7 +216,9 @@ class RknnBackend(Backend):
     @property
     def _chip(self) -> Chip:
         if self.target is None:
-            raise HardwareError(f"the {self.name} backend needs to know the chip", "Name a target, such as -t rk3588")
+            raise HardwareError(
+                f"the {self.name} backend needs a target with a chip", "Name a target, such as -t rk3588"
+            )
         return chip_named(platform_of(self.target))
 
 

@@ -324,7 +324,7 @@ def compare_answers(
         )
     why = "float16 layers round" if half else "sums of floats round in another order"
     return (
-        f"its simulator follows ONNX Runtime's unfused kernels to {level:.1f} dB on {count}, "
+        f"its simulator agrees with ONNX Runtime's unfused kernels to {level:.1f} dB on {count}, "
         f"{share:.2%} of values equal: {why}"
     )
 

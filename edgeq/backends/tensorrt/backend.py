@@ -7,10 +7,10 @@ so a file without findings has none of the known problems.
 
 `simulation` turns the graph into a float32 graph that computes the same on ONNX Runtime's CPU kernels. The graph itself
 cannot be used for that: ONNX Runtime's CPU provider has hardly any 16-bit kernels, computes such nodes in float32 and
-drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, but its result is
-200). So the simulation stores every 16-bit tensor in float32, and a pair of Cast nodes rounds it to its type where it
-is made. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are: integers times their scale,
-multiplied and summed in float32.
+drops the roundings between them (seen in 1.31.1: 200 times 1000 times 0.001 is infinite in float16, but the provider
+gives 200). So the simulation stores every 16-bit tensor in float32, and a pair of Cast nodes rounds it to its type
+where it is made. No optimisation level removes these Cast nodes. Q/DQ pairs stay as they are: integers times their
+scale, multiplied and summed in float32.
 """
 
 from __future__ import annotations
@@ -458,7 +458,9 @@ class TensorrtBackend(Backend):
         doubt: tuple[str, ...] = ()
         if not plan.edges and not scheme.exclude:
             name, reason = next(iter(plan.reasons.items()), ("", ""))
-            doubt = (f"no layer is expected to be faster in int8 ({name}: {reason}); those that can be are quantized",)
+            doubt = (
+                f"no layer is expected to be faster in int8 ({name}: {reason}); all layers that can be are quantized",
+            )
             plan = place_pairs(gains=False)
         if not plan.edges:
             first = next(iter(plan.reasons.items()), ("the model", "it has no Conv, ConvTranspose, Gemm or MatMul"))

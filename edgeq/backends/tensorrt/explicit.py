@@ -563,7 +563,7 @@ class _Caster:
 
     def _restore(self, node: ir.Node, kind: ir.DataType, before: ir.Node) -> ir.Value:
         """Return the output of the DequantizeLinear in type `kind`, placed before its first reader in that type. The
-        type of its scale decides.
+        output gets the type of the scale.
         """
         original = node.outputs[0]
         if (original, kind) not in self._copies:
