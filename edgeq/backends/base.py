@@ -196,8 +196,8 @@ class Backend:
         """Write the quantized model to `destination` (a path in an existing folder) and describe it.
 
         Args:
-            samples: calibration samples, for backends that correct the shift of quantization. A caller without samples
-                must pass None explicitly, because a build without them gives another model.
+            samples: calibration samples, for backends that correct the shift of quantization. Pass them if there are
+                any, because a build without them gives another model.
 
         Raises:
             CalibrationError: a range that the scheme needs is missing.

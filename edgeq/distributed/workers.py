@@ -40,7 +40,7 @@ _SHARED = ("distributed", "onnx_ir", "onnxruntime", "PIL.Image")
 def starting(modules: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield Dask's options for worker processes, and set the environment for their start during the `with` block.
 
-    Also start, if the system has it, the process from which they are forked.
+    On Linux, also start the process from which they are forked.
 
     Args:
         modules: modules to import there once for all workers.

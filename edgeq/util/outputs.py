@@ -422,7 +422,7 @@ def _fill(path: Path, draft: Path) -> None:
 
 
 def _exchanged(draft: Path, path: Path, check: Callable[[Path], None]) -> bool:
-    """Exchange `draft` and `path` if the system can, and return whether it did. `draft` is then the old content of
+    """Exchange `draft` and `path` if the system can, and return whether it did. Then `draft` contains what was at
     `path`.
     """
     new = placement.identity(draft)

@@ -136,9 +136,7 @@ def _found(steps: list[str], data: Any, got: str | None) -> tuple[Place, Any]:
 
 
 def _type_at(info: inspect.Type, place: Place) -> tuple[list[str], str]:
-    """Return the values that the type at `place` allows, if it lists them, and its description. Without a description
-    return "" for it.
-    """
+    """Return the values that the type at `place` allows, if it lists them, and its description, or "" without one."""
     description = ""
     for step in (*place, None):
         description = ""

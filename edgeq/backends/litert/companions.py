@@ -51,8 +51,9 @@ def with_sources(
 
 
 def with_estimate(artifact: Artifact, engine: Engine, options: Mapping[str, str], folder: Path) -> Artifact:
-    """Return `artifact` with vela's estimate, or with a note on why there is no estimate. vela's compiled file is then
-    in `folder`. Without `options` (no Ethos-U) return `artifact` unchanged.
+    """Return `artifact` with vela's estimate, and write vela's compiled file to `folder`.
+
+    If vela is missing or fails, return `artifact` with a note. Without `options` (no Ethos-U), return it unchanged.
 
     Args:
         engine, options: the same as in `with_sources`.

@@ -1,7 +1,7 @@
 """Compile a .tflite file for Arm's Ethos-U with vela, in a process, and read vela's estimates.
 
 The compiled file runs only on the NPU: no interpreter on this machine supports its operator. The uncompiled file
-travels with it, and edgeq proves the answers with that file.
+travels with it, and edgeq checks the answers of that file.
 """
 
 from __future__ import annotations

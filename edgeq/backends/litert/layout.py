@@ -1,4 +1,4 @@
-"""Reorder axes: choose the order in which a file stores them, and carry it through a Reshape.
+"""Reorder axes: choose the order in which a file stores them, and carry this order through a Reshape.
 
 The file may store the axes of a tensor of the ONNX model in another order: axis i in the file is axis order[i] in the
 model. So a Transpose costs nothing, and a convolution's NCHW is stored as NHWC, (0, 2, 3, 1).
@@ -63,7 +63,8 @@ def reshaped(before: Sequence[int], order: Order, after: Sequence[int]) -> tuple
     """Return the order in which a tensor must be stored so that a Reshape moves no element, and the order of its
     result.
 
-    The first is the possible order nearest to `order`. The second is channels-last or the model's order if possible.
+    The needed order is as close to `order` as possible. The order of the result is channels-last or the model's order
+    if possible.
 
     Args:
         before, after: shapes in the model; no size is 0.

@@ -119,8 +119,8 @@ def _unsigned(model: ir.Model) -> set[str]:
 def _grouped_transposed(model: ir.Model) -> set[str]:
     """Return the weights of transposed convolutions with groups.
 
-    Their shape is [C_in, C_out / groups, ...]. One scale per index of the output axis is therefore not one scale per
-    output, which their bias needs.
+    Their shape is [C_in, C_out / groups, ...]. So one scale for each index of the output axis does not give each output
+    its own scale, which the bias needs.
     """
     layers = [node for node in model.graph if is_op(node, "ConvTranspose")]
     return {name_of(node.inputs[1]) for node in layers if node.attributes.get_int("group", 1) > 1}

@@ -52,7 +52,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Attribute:
-    """Describe an attribute that must be written with the value `write`. If `write` is None, omit the attribute if it
+    """Describe an attribute that is written with the value `write`. If `write` is None, the attribute is left out if it
     is 0.
     """
 

@@ -98,8 +98,8 @@ def _off_zero(found: Range, scheme: Scheme) -> Range:
 
 
 def weight_bounds(model: ir.Model, scheme: Scheme) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield weights with a channel whose minimum and maximum have about the same magnitude, with the magnitude of
-    integer 127.
+    """Yield each weight that has a channel whose minimum and maximum have about the same magnitude. With it, yield the
+    magnitudes that the integer 127 represents.
 
     In such a channel the largest integer is 126, so a shift by 1 makes no integer larger than 127.
     """

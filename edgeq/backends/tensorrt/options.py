@@ -90,7 +90,7 @@ def known_options(provider: str) -> tuple[frozenset[str], str]:
     """Return the option names that `provider` supports, and their source: the installed library, or else the record.
 
     The library contains each option's name as text. A recorded name that the library lacks is not supported. A name
-    that begins like the provider's own options is supported even if it is not recorded yet.
+    with the provider's prefix is supported even if it is not recorded yet.
     """
     recorded = facts().options.get(provider, frozenset())
     library = _library(provider)

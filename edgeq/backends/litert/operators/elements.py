@@ -140,8 +140,8 @@ def write_clamp(work: Lowering, node: ir.Node) -> None:
 def write_hard_sigmoid(work: Lowering, node: ir.Node) -> None:
     """Write clamp(alpha x + beta, 0, 1).
 
-    On integers, this is an ADD followed by a MUL. The ADD computes x + beta / alpha with 1 / alpha of the result's
-    scale, and the range of the integers clamps it. The MUL by alpha changes no integer.
+    On integers, this is an ADD followed by a MUL. The ADD computes x + beta / alpha, with the result's scale divided by
+    alpha, and the range of the integers clamps it. The MUL by alpha changes no integer.
     """
     alpha, beta = node.attributes.get_float("alpha", 0.2), node.attributes.get_float("beta", 0.5)
     source, scales = work.read(node.inputs[0]), work.parameters(node)
